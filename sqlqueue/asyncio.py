@@ -1,0 +1,196 @@
+"""The session of an asyncio application: ``async_sessionmaker(engine, class_=AsyncQueueSession)``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import Any, overload
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+
+from . import operations
+from .mixins import QueueMixin
+from .operations.claiming import Lease, OrderBy
+from .operations.enqueueing import OnConflict
+from .operations.sets import ErrorGroup, QueueStats
+from .operations.settling import Tasks
+from .session import QueueSession
+from .spec import T, Where
+
+
+class AsyncQueueSession(AsyncSession):
+    """A :class:`sqlalchemy.ext.asyncio.AsyncSession` with the operations of :mod:`sqlqueue` as methods.
+
+    Each runs the function of the same name, where it is documented, on the session within.
+    """
+
+    sync_session_class: type[Session] = QueueSession
+
+    async def claim(
+        self,
+        entity: type[T],
+        *where: Where,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> T | None:
+        """See :func:`sqlqueue.claim`."""
+        return await self.run_sync(
+            operations.claim, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    async def claim_many(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.claim_many`."""
+        return await self.run_sync(
+            operations.claim_many,
+            entity,
+            *where,
+            limit=limit,
+            lease=lease,
+            order_by=order_by,
+            options=options,
+            claimed_by=claimed_by,
+        )
+
+    async def consume(
+        self,
+        entity: type[T],
+        *where: Where,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> T | None:
+        """See :func:`sqlqueue.consume`."""
+        return await self.run_sync(
+            operations.consume, entity, *where, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    async def consume_many(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.consume_many`."""
+        return await self.run_sync(
+            operations.consume_many,
+            entity,
+            *where,
+            limit=limit,
+            order_by=order_by,
+            options=options,
+            claimed_by=claimed_by,
+        )
+
+    @asynccontextmanager
+    async def claiming(
+        self,
+        entity: type[T],
+        *where: Where,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> AsyncGenerator[T | None]:
+        """See :func:`sqlqueue.claiming`."""
+        block = operations.claiming(
+            self.sync_session, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+        task = await self.run_sync(lambda _: block.__enter__())
+        try:
+            yield task
+        except BaseException as error:
+            if not await self.run_sync(_leave, block, error):
+                raise
+        else:
+            await self.run_sync(lambda _: block.__exit__(None, None, None))
+
+    async def complete(self, tasks: Tasks, result: object = None) -> None:
+        """See :func:`sqlqueue.complete`."""
+        await self.run_sync(operations.complete, tasks, result)
+
+    async def fail(self, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
+        """See :func:`sqlqueue.fail`."""
+        await self.run_sync(operations.fail, tasks, error, retry_in)
+
+    async def discard(self, tasks: Tasks, error: BaseException | str) -> None:
+        """See :func:`sqlqueue.discard`."""
+        await self.run_sync(operations.discard, tasks, error)
+
+    @overload
+    async def cancel(self, tasks: Tasks, /) -> None: ...
+    @overload
+    async def cancel(self, entity: type[QueueMixin], /, *where: Where) -> int: ...
+    async def cancel(self, tasks: Any, /, *where: Where) -> int | None:
+        """See :func:`sqlqueue.cancel`."""
+        return await self.run_sync(operations.cancel, tasks, *where)
+
+    async def release(self, tasks: Tasks) -> None:
+        """See :func:`sqlqueue.release`."""
+        await self.run_sync(operations.release, tasks)
+
+    async def snooze(self, tasks: Tasks, delay: timedelta) -> None:
+        """See :func:`sqlqueue.snooze`."""
+        await self.run_sync(operations.snooze, tasks, delay)
+
+    async def heartbeat(self, tasks: Tasks, lease: timedelta | None = None) -> None:
+        """See :func:`sqlqueue.heartbeat`."""
+        await self.run_sync(operations.heartbeat, tasks, lease)
+
+    @overload
+    async def enqueue(
+        self, tasks: QueueMixin | Iterable[QueueMixin], /, *, on_conflict: OnConflict = "raise"
+    ) -> None: ...
+    @overload
+    async def enqueue(
+        self,
+        entity: type[QueueMixin],
+        rows: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        on_conflict: OnConflict = "raise",
+        copy: bool = False,
+    ) -> None: ...
+    async def enqueue(self, *tasks: Any, **arguments: Any) -> None:
+        """See :func:`sqlqueue.enqueue`."""
+        await self.run_sync(operations.enqueue, *tasks, **arguments)
+
+    async def retry(self, entity: type[QueueMixin], *where: Where) -> int:
+        """See :func:`sqlqueue.retry`."""
+        return await self.run_sync(operations.retry, entity, *where)
+
+    async def rescue(self, entity: type[QueueMixin]) -> int:
+        """See :func:`sqlqueue.rescue`."""
+        return await self.run_sync(operations.rescue, entity)
+
+    async def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+        """See :func:`sqlqueue.prune`."""
+        return await self.run_sync(operations.prune, entity, older_than)
+
+    async def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
+        """See :func:`sqlqueue.stats`."""
+        return await self.run_sync(operations.stats, entity, *where)
+
+    async def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
+        """See :func:`sqlqueue.errors`."""
+        return await self.run_sync(operations.errors, entity, *where)
+
+
+def _leave(session: Session, block: AbstractContextManager[object], error: BaseException) -> bool | None:
+    return block.__exit__(type(error), error, error.__traceback__)

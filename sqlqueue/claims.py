@@ -1,0 +1,238 @@
+"""The claim that an instance carries, and what becomes of it when transactions end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, Table, event
+from sqlalchemy.orm import InstanceState, Session, SessionTransaction
+from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.util import identity_key
+
+from .exc import ArgumentError, IllegalTransitionError, UnsettledClaimError
+from .spec import Identity, spec_of
+
+if TYPE_CHECKING:
+    from .mixins import QueueMixin
+
+_HOLD = "sqlqueue.claim"
+_LEDGER = "sqlqueue.ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One attempt at one task: what a worker holds.
+
+    It can be pickled and settled from another session, thread or process; ``(identity, attempt)`` fences it.  Hand it
+    on once the claim is committed: after a rollback the same attempt is given to somebody else.
+    """
+
+    entity: type[QueueMixin]
+    identity: Identity
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What an instance remembers of its claim."""
+
+    claim: Claim
+    locked_by: str | None = None
+    """The claimer's name if the claim has written nothing yet (``lease=None``)."""
+    settled: str | None = None
+    """How it was settled, if it was."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """That what ``state`` remembers changed within ``transaction``, and what it was before."""
+
+    transaction: SessionTransaction | None
+    state: InstanceState[Any]
+    before: Hold | None
+
+    @property
+    def hold(self) -> Hold | None:
+        return self.state.info.get(_HOLD)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a session's present transaction has done to claims.
+
+    A claim whose transaction is rolled back was never made: its attempt is given out again, to somebody else.  So the
+    instance must forget it, and a claim that was settled in vain must come back.
+    """
+
+    begun: set[Engine] = field(default_factory=set)
+    """The engines on which the transaction has begun."""
+    guarded: set[Connection] = field(default_factory=set)
+    """The connections whose commit asks for claims that only lock."""
+    entries: list[_Entry] = field(default_factory=list)
+
+    def remember(self, session: Session, state: InstanceState[Any], hold: Hold) -> None:
+        self.entries.append(_Entry(_innermost(session), state, state.info.get(_HOLD)))
+        state.info[_HOLD] = hold
+
+    def states(self) -> dict[Claim, InstanceState[Any]]:
+        """The instances by the claims that they carry, of this transaction."""
+        return {entry.hold.claim: entry.state for entry in self.entries if entry.hold}
+
+    def locked(self, table: Table) -> list[Identity]:
+        """The rows of ``table`` that are held by their locks alone."""
+        return [claim.identity for claim in self.unsettled if spec_of(claim.entity).table is table]
+
+    @property
+    def unsettled(self) -> list[Claim]:
+        """Claims that only lock, and would vanish with a commit."""
+        holds = {entry.hold for entry in self.entries}
+        return [hold.claim for hold in holds if hold is not None and hold.locked_by and not hold.settled]
+
+    def committed(self, ended: SessionTransaction | None) -> None:
+        """What ``ended`` did is its parent's now, or lasting."""
+        if ended is None or not ended.nested:
+            self.entries.clear()
+        for entry in self.entries:
+            if entry.transaction is ended:
+                entry.transaction = ended.parent  # type: ignore[union-attr]
+
+    def ended(self, transaction: SessionTransaction) -> None:
+        """Undo what ``transaction`` has not committed."""
+        kept: list[_Entry] = []
+        undone: list[_Entry] = []
+        for entry in self.entries:
+            (undone if transaction in _lineage(entry.transaction) else kept).append(entry)
+        for entry in reversed(undone):
+            entry.state.info[_HOLD] = entry.before
+        self.entries = kept
+        if transaction.parent is None:
+            self.begun.clear()
+            self.guarded.clear()
+
+
+def hold_of(task: object) -> Hold:
+    """What ``task`` holds; :class:`.IllegalTransitionError` if it holds nothing."""
+    spec_of(type(task))
+    return _unsettled(instance_state(task).info.get(_HOLD), task)
+
+
+def _unsettled(hold: Hold | None, task: object) -> Hold:
+    if hold is not None and hold.settled is None:
+        return hold
+    reason = "was not claimed, or its claim was rolled back" if hold is None else f"is settled already: {hold.settled}"
+    raise IllegalTransitionError(f"{task!r} {reason}. Only what a claim returned can be settled, and once", task=task)
+
+
+def is_unsettled(task: object) -> bool:
+    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    return hold is not None and hold.settled is None
+
+
+def guard(session: Session, connection: Connection) -> None:
+    """Let no commit of ``connection`` drop a claim that only locks, whichever way it comes about.
+
+    ``before_commit`` says so first where it can.  It cannot where the outermost transaction is committed within an
+    open savepoint, whose release it looks like.
+    """
+    ledger = ledger_of(session)
+    if connection not in ledger.guarded:
+        ledger.guarded.add(connection)
+        event.listen(connection, "commit", lambda _: _refuse_unsettled(session))
+
+
+def _refuse_unsettled(session: Session) -> None:
+    unsettled = ledger_of(session).unsettled
+    if unsettled:
+        raise UnsettledClaimError(unsettled)
+
+
+def claim_of(task: object) -> Claim:
+    """The claim that ``task`` carries.
+
+    It is the one that was made, whatever a refresh or an expiry has shown of the row since.
+    Raises :class:`.IllegalTransitionError` if the instance was never claimed, or its claim is settled.
+    """
+    return hold_of(task).claim
+
+
+def ledger_of(session: Session) -> Ledger:
+    ledger: Ledger = session.info.setdefault(_LEDGER, Ledger())
+    return ledger
+
+
+def _innermost(session: Session) -> SessionTransaction | None:
+    return session.get_nested_transaction() or session.get_transaction()
+
+
+def _lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransaction]:
+    while transaction is not None:
+        yield transaction
+        transaction = transaction.parent
+
+
+@event.listens_for(Session, "after_begin")
+def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    ledger_of(session).begun.add(connection.engine)
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    ledger: Ledger | None = session.info.get(_LEDGER)
+    if ledger is not None and ledger.entries and not session.in_nested_transaction():
+        _refuse_unsettled(session)
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    ledger: Ledger | None = session.info.get(_LEDGER)
+    if ledger is not None and ledger.entries:
+        ledger.committed(_innermost(session))
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    ledger: Ledger | None = session.info.get(_LEDGER)
+    if ledger is not None and (transaction.nested or transaction.parent is None):  # and not that of a mere flush
+        ledger.ended(transaction)
+
+
+def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
+    """What one task or claim holds, or each of an iterable of them; and the instance, where there is one."""
+    items: list[Any] = [tasks] if _is_one(tasks) else list(_iterable(tasks))
+    states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
+    holds = [_hold(session, item, states) for item in items]
+    models = {spec_of(hold.claim.entity).table: hold.claim.entity.__name__ for hold, _ in holds}
+    if len(models) > 1:
+        raise ArgumentError(f"these are claims of {' and '.join(sorted(models.values()))}: settle each model's alone")
+    if len({(hold.claim.identity, hold.claim.attempt) for hold, _ in holds}) < len(holds):
+        raise ArgumentError("the same claim is given twice")
+    return holds
+
+
+def _hold(
+    session: Session, item: Any, states: Mapping[Claim, InstanceState[Any]]
+) -> tuple[Hold, InstanceState[Any] | None]:
+    if not isinstance(item, Claim):
+        return hold_of(item), instance_state(item)
+    state = states.get(item) or _present(session, item)
+    return (Hold(item), None) if state is None else (_unsettled(state.info.get(_HOLD), item), state)
+
+
+def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
+    """The session's instance of a claim that was committed before."""
+    task = session.identity_map.get(identity_key(claim.entity, claim.identity))
+    state = None if task is None else instance_state(task)
+    hold: Hold | None = None if state is None else state.info.get(_HOLD)
+    return state if hold is not None and hold.claim == claim else None
+
+
+def _is_one(tasks: object) -> bool:
+    return isinstance(tasks, Claim) or hasattr(type(tasks), "__queue_spec__")
+
+
+def _iterable(tasks: object) -> Iterable[object]:
+    if isinstance(tasks, Iterable):
+        return tasks
+    raise ArgumentError(f"{tasks!r} is neither a claimed task nor a Claim, nor an iterable of them")

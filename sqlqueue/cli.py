@@ -1,0 +1,48 @@
+"""The command line, which needs the extra ``cli``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> None:
+    """The program ``sqlqueue``."""
+    if any(find_spec(name) is None for name in ("rich", "typer")):
+        sys.exit("The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]'")
+    application()()
+
+
+def application() -> typer.Typer:
+    """The commands.  What they are made with is imported here, and not by who imports this module."""
+    import typer  # noqa: PLC0415
+
+    from .demo.command import demo  # noqa: PLC0415
+
+    commands = typer.Typer(
+        add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"sqlqueue {version('sqlalchemy-queue')} (SQLAlchemy {version('sqlalchemy')})")
+            raise typer.Exit
+
+    option = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Show the versions.")
+
+    @commands.callback()
+    def sqlqueue(version: bool = option) -> None:
+        """Durable queues made of SQLAlchemy models, in the database that the application already has.
+
+        The library is what an application imports; these commands are for people. See for yourself:
+
+            sqlqueue demo .
+        """
+
+    commands.command()(demo)
+    return commands

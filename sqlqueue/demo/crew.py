@@ -1,0 +1,129 @@
+"""The worker processes, one of which is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+
+from .database import connect, sessions
+from .errors import DemoError
+from .models import File
+from .worker import Worker
+
+# a forked child would share its parent's connections to the database
+_CONTEXT = get_context("spawn")
+_PATIENCE = 60
+
+
+class Crew:
+    """Worker processes.  None outlives the ``with`` block."""
+
+    def __init__(self, count: int, url: URL, folder: Path) -> None:
+        with _no_interrupts():
+            self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            member.kill()
+
+    def start(self) -> str | None:
+        """Let them work.  The first one stops once it holds files, to be killed; its name, if there are others."""
+        for member in self._members:
+            member.receive()
+        victim = self._members[0] if len(self._members) > 1 else None
+        if victim is not None:
+            victim.send("claim and wait")
+            victim.receive()
+        for member in self._members:
+            if member is not victim:
+                member.send("work")
+        return None if victim is None else victim.name
+
+    def kill(self, name: str) -> int | None:
+        """As ``kill -9``: nothing in that process gets to clean up.  What its number was."""
+        (victim,) = (member for member in self._members if member.name == name)
+        return victim.kill()
+
+    @property
+    def works(self) -> bool:
+        return any(member.lives for member in self._members)
+
+    @property
+    def crashed(self) -> Sequence[str]:
+        """Those who ended by an error of their own, which they have printed."""
+        return [member.name for member in self._members if member.has_crashed]
+
+
+class _Member:
+    def __init__(self, name: str, url: URL, folder: Path) -> None:
+        self.name = name
+        self._killed = False
+        self._channel, far_end = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_main, args=(far_end, name, url, folder), name=name, daemon=True)
+        self._process.start()
+        far_end.close()  # so that the end of the process is the end of the pipe
+
+    @property
+    def lives(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def has_crashed(self) -> bool:
+        return not self._killed and self._process.exitcode not in (None, 0)
+
+    def send(self, message: str) -> None:
+        self._channel.send(message)
+
+    def receive(self) -> None:
+        """Wait until the process has come to its next stop."""
+        if not self._channel.poll(_PATIENCE):
+            raise DemoError(f"{self.name} does not answer")
+        try:
+            self._channel.recv()
+        except EOFError as error:
+            raise DemoError(f"{self.name} has ended by an error of its own") from error
+
+    def kill(self) -> int | None:
+        self._killed = True
+        self._process.kill()
+        self._process.join()
+        return self._process.pid
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C is the parent's alone to handle: processes started here do not hear of it."""
+    before: Any = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:
+    """A worker process from its beginning to its end."""
+
+    def claimed(files: Sequence[File]) -> None:
+        parent = parent_process()
+        if parent is None or not parent.is_alive():
+            raise SystemExit  # nobody waits for the rest
+        if task == "claim and wait":
+            channel.send("claimed")
+            channel.recv()
+
+    engine = connect(url)
+    engine.connect().close()
+    channel.send("ready")
+    with sessions(engine)() as session:
+        task = channel.recv()
+        Worker(session, folder, name, claimed).run()

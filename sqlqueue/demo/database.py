@@ -1,0 +1,85 @@
+"""Where the demo keeps its tables: a SQLite file of its own, or the database of a URL."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, inspect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession
+
+from .errors import DemoError
+from .models import Base
+
+
+def connect(url: str | URL) -> Engine:
+    """An engine set up as a queue wants it."""
+    if make_url(url).get_backend_name() == "sqlite":
+        engine = create_engine(url, connect_args={"timeout": 30})  # a claim waits so long for another writer
+        event.listen(engine, "connect", _prepare_sqlite)
+        return engine
+    # the level in which no claim is in another's way; on MySQL and MariaDB it is not the default
+    return create_engine(url, isolation_level="READ COMMITTED")
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")  # who reads neither waits for the writer nor keeps it waiting
+    connection.execute("PRAGMA synchronous = NORMAL")  # enough in WAL mode against all but a loss of power
+
+
+def sessions(engine: Engine) -> sessionmaker[QueueSession]:
+    # what a worker has claimed it goes on reading after the commit
+    return sessionmaker(engine, class_=QueueSession, expire_on_commit=False)
+
+
+@contextmanager
+def tables(url: str | None, *, keep: bool, drop: bool) -> Iterator[Engine]:
+    """An engine with the demo's tables in it, which are gone afterwards unless they are to be kept."""
+    with ExitStack() as stack:
+        engine = _reached(url or _temporary(stack, keep=keep))
+        stack.callback(engine.dispose)
+        _create(engine, drop=drop)
+        if url and not keep:
+            stack.callback(Base.metadata.drop_all, engine)
+        yield engine
+
+
+def _temporary(stack: ExitStack, *, keep: bool) -> str:
+    directory = tempfile.mkdtemp(prefix="sqlqueue-demo-")
+    if not keep:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    return f"sqlite:///{directory}/demo.db"
+
+
+def _reached(url: str) -> Engine:
+    try:
+        engine = connect(url)
+        if engine.dialect.is_async:
+            raise DemoError(f"{engine.driver} is a driver for asyncio; the demo wants an ordinary one")
+        if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
+            raise DemoError("processes cannot share a database in memory: give a file, as in sqlite:///demo.db")
+        engine.connect().close()
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise DemoError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise DemoError(f"no driver for this URL: {error}. {_ADVICE}") from error
+    except DBAPIError as error:
+        raise DemoError(f"no connection: {error.orig}") from error
+    return engine
+
+
+_ADVICE = "For one, pip install 'sqlalchemy-queue[postgresql]' and give postgresql+psycopg://..."
+
+
+def _create(engine: Engine, *, drop: bool) -> None:
+    present = [name for name in Base.metadata.tables if inspect(engine).has_table(name)]
+    if present and not drop:
+        raise DemoError(f"{' and '.join(present)} exist already: another demo runs, or was kept. --drop replaces it.")
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)

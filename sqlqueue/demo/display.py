@@ -1,0 +1,72 @@
+"""What the demo shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from sqlqueue import QueueStats, Status
+
+from .tally import Tally
+
+_WAITING = (Status.RUNNING, Status.RETRYABLE)
+_SHOWN_ERRORS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """``output`` for results, ``complaints`` for what goes wrong."""
+
+    output: Console
+    complaints: Console
+
+    def say(self, text: str) -> None:
+        self.output.print(escape(text), soft_wrap=True)
+
+    def complain(self, text: str) -> None:
+        self.complaints.print(escape(text), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, files: int) -> Iterator[Callable[[QueueStats], None]]:
+        """A bar, where there is a terminal to draw it on."""
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files {task.fields[waiting]}"))
+        hidden = not self.output.is_terminal
+        with Progress(*columns, console=self.output, transient=True, disable=hidden) as progress:
+            bar = progress.add_task("", total=files, waiting="")
+
+            def show(stats: QueueStats) -> None:
+                waiting = ", ".join(f"{stats[status]} {status}" for status in _WAITING if stats[status])
+                progress.update(bar, completed=stats.total - stats.unfinished, waiting=waiting)
+
+            yield show
+
+    def report(self, tally: Tally, seconds: float) -> None:
+        table = Table(show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column(style="dim")
+        for name, number, remark in _rows(tally, seconds):
+            table.add_row(name, number, remark)
+        self.output.print(table)
+        for group in tally.errors[:_SHOWN_ERRORS]:
+            self.say(f"{group.count} failed: {group.message}")
+
+
+def _rows(tally: Tally, seconds: float) -> Iterator[tuple[str, str, str]]:
+    yield "files", f"{tally.files:,}", "enqueued in one transaction"
+    yield "done", f"{tally.done:,}", "completed, with result and receipt"
+    yield "taken over", f"{tally.taken_over:,}", "of these, after the lease of another worker had ended"
+    yield "failed", f"{tally.failed:,}", "tried again, then given up"
+    yield "lost", _alarm(tally.lost), "files that are neither done nor failed"
+    yield "done twice", _alarm(tally.twice), "receipts beyond a file's first"
+    yield "rate", f"{tally.done / seconds:,.0f}/s", f"{seconds:.1f} s, the wait for the lease included"
+
+
+def _alarm(number: int) -> str:
+    return f"[{'bold red' if number else 'green'}]{number:,}[/]"

@@ -1,0 +1,62 @@
+"""What is below a folder, and what is in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+
+_SKIPPED = frozenset({".git", ".hg", ".svn"})
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A regular file."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    sha256: str
+    lines: int
+    words: int
+
+
+def scan(folder: Path) -> Iterator[Found]:
+    """The regular files below ``folder``.  Links are not followed, so that there are no loops."""
+    for directory, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in _SKIPPED)
+        for name in sorted(files):
+            path = os.path.join(directory, name)
+            size = _size(path)
+            if size is not None:
+                yield Found(os.path.relpath(path, folder), size)
+
+
+def _size(path: str) -> int | None:
+    """``None`` for what is no regular file, is gone already, or has a name that is no text."""
+    try:
+        path.encode()
+        status = os.lstat(path)
+    except (OSError, UnicodeEncodeError):
+        return None
+    return status.st_size if S_ISREG(status.st_mode) else None
+
+
+def read(path: Path, after_chunk: Callable[[], None]) -> Contents:
+    """Read a file of any size; ``after_chunk`` is called every now and then."""
+    digest, lines, words, within_word = hashlib.sha256(), 0, 0, False
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            lines += chunk.count(b"\n")
+            words += len(chunk.split()) - (within_word and not chunk[:1].isspace())
+            within_word = not chunk[-1:].isspace()
+            after_chunk()
+    return Contents(digest.hexdigest(), lines, words)

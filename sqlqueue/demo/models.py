@@ -1,0 +1,46 @@
+"""The tables: the files, which are the queue, and a receipt for each time that one was done."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import BigInteger, ForeignKey, Integer, String, UnicodeText
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class File(QueueMixin, Base):
+    """A file below the folder: an ordinary model, whose rows are the tasks."""
+
+    __tablename__ = "sqlqueue_demo_file"
+    __queue__ = QueueOptions(
+        lease=timedelta(seconds=2),
+        max_attempts=4,
+        retry=ExponentialBackoff(timedelta(milliseconds=100), factor=2),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    path: Mapped[str] = mapped_column(UnicodeText)
+    """Below the folder."""
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str | None] = mapped_column(String(64))
+    lines: Mapped[int | None] = mapped_column(BigInteger)
+    words: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Receipt(Base):
+    """Written in the transaction that completes a file, and in no other.
+
+    Its key leaves room for a file's second receipt: doing a file twice is to be seen here, not to be prevented.
+    """
+
+    __tablename__ = "sqlqueue_demo_receipt"
+
+    file_id: Mapped[int] = mapped_column(ForeignKey(File.id), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
+    worker: Mapped[str] = mapped_column(String(40))

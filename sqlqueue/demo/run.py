@@ -1,0 +1,69 @@
+"""One run: enqueue the files, let the workers at them, kill one, count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession, QueueStats, Status
+
+from .crew import Crew
+from .database import sessions
+from .display import Display
+from .folder import Found
+from .models import File
+from .tally import Tally, count
+
+_TICK = 0.1
+_LEASE = File.__queue__.lease.total_seconds()
+
+
+def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, display: Display) -> Tally:
+    Session = sessions(engine)
+    with Session.begin() as session:
+        session.enqueue(File, [{"path": file.path, "size": file.size} for file in found])
+    with Crew(workers, engine.url, folder) as crew, display.progress(len(found)) as show:
+        victim = crew.start()
+        started = time.monotonic()
+        for stats in _watched(crew, Session):
+            show(stats)
+            if victim and _is_time(stats, time.monotonic() - started):
+                display.say(_killed(crew, victim, Session))
+                victim = None
+        seconds = time.monotonic() - started
+        for name in crew.crashed:
+            display.complain(f"{name} has ended by an error of its own")
+    with Session() as session:
+        tally = count(session, len(found))
+    display.report(tally, seconds)
+    return tally
+
+
+def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
+    """How far they are, until all of them have left."""
+    last, moved = None, time.monotonic()
+    while crew.works:
+        time.sleep(_TICK)
+        with Session.begin() as session:
+            stats = session.stats(File)
+            if stats != last:
+                last, moved = stats, time.monotonic()
+            elif time.monotonic() > moved + _LEASE:
+                session.rescue(File)  # what outlived none of its attempts is not claimed again, and not final yet
+        yield stats
+
+
+def _is_time(stats: QueueStats, seconds: float) -> bool:
+    """On the way, that is: others have done something or can do no more; and while the victim's lease lasts."""
+    return stats[Status.COMPLETED] > 0 or stats[Status.AVAILABLE] == 0 or seconds > _LEASE / 2
+
+
+def _killed(crew: Crew, name: str, Session: sessionmaker[QueueSession]) -> str:
+    pid = crew.kill(name)
+    with Session() as session:
+        held = session.stats(File, File.claimed_by == name)[Status.RUNNING]
+    return f"Killed {name} (process {pid}) while it held {held} files."

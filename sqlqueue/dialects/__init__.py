@@ -1,0 +1,84 @@
+"""The engines.  A new one is a file here and a line below, or an entry point ``sqlqueue.dialects`` elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from sqlalchemy import DateTime, String
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.default import StrCompileDialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.types import TypeEngine
+
+from ..clock import utc, utcnow
+from ..exc import UnsupportedDialectError
+from ..spec import Criterion
+from .base import Adapter
+from .cockroachdb import CockroachDB
+from .mariadb import MariaDB
+from .mssql import SQLServer
+from .mysql import MySQL
+from .oracle import Oracle
+from .postgresql import PostgreSQL
+from .sqlite import SQLite
+
+ENTRY_POINTS = "sqlqueue.dialects"
+"""The group of entry points: each names a class derived from :class:`.Adapter`."""
+
+BUILT_IN: tuple[type[Adapter], ...] = (PostgreSQL, MySQL, MariaDB, SQLServer, Oracle, SQLite, CockroachDB)
+
+
+@cache
+def adapters() -> dict[str, Adapter]:
+    """All adapters by the name of their dialect.  One from outside takes the place of a built-in one."""
+    found = {cls.name: cls() for cls in BUILT_IN}
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        cls: type[Adapter] = entry_point.load()
+        found[cls.name] = cls()
+    return found
+
+
+def adapter_for(dialect: Dialect) -> Adapter:
+    """The adapter of an engine's dialect; :class:`.UnsupportedDialectError` if there is none."""
+    adapter = adapters().get(dialect.name)
+    if adapter is None:
+        raise UnsupportedDialectError(
+            f"there is no adapter for the dialect {dialect.name!r}; there are {', '.join(sorted(adapters()))}."
+            f" A package can bring one as an entry point {ENTRY_POINTS!r}.",
+            dialect=dialect.name,
+            needed=f"an entry point {ENTRY_POINTS!r}",
+        )
+    return adapter.specialize(dialect, adapters())
+
+
+@compiles(utcnow)
+def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
+    if compiler.dialect.name == StrCompileDialect.name:  # str(statement), for people
+        return f"utcnow{compiler.process(element.clause_expr, **kw)}"
+    compiled: str = compiler.process(adapter_for(compiler.dialect).now(element.seconds), **kw)
+    return compiled
+
+
+def timestamp_type() -> TypeEngine[Any]:
+    """Moments in UTC, with microseconds and as aware datetimes, on every engine."""
+    kind: TypeEngine[Any] = utc(DateTime, timezone=True)
+    for adapter in adapters().values():
+        if adapter.timestamp is not None:
+            kind = kind.with_variant(adapter.timestamp, adapter.name)
+    return kind
+
+
+def error_type() -> TypeEngine[Any]:
+    """The texts of errors, of up to 2,000 UTF-16 code units, with all of Unicode on every engine."""
+    kind: TypeEngine[Any] = String(2000)
+    for adapter in adapters().values():
+        if adapter.error_text is not None:
+            kind = kind.with_variant(adapter.error_text, adapter.name)
+    return kind
+
+
+def index_options(predicate: Criterion) -> dict[str, Any]:
+    """The options of one ``Index`` for all engines."""
+    return {name: value for each in adapters().values() for name, value in each.index_options(predicate).items()}

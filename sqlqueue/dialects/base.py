@@ -1,0 +1,288 @@
+"""What is standard about an engine.  An adapter says only what differs."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Delete,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    Update,
+    select,
+    tuple_,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.types import TypeEngine
+from sqlalchemy.util import immutabledict
+
+from ..exc import ArgumentError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
+from ..spec import Criterion, Identity, QueueSpec
+from ..statements import Assignment, Pick, remove, write
+
+R = TypeVar("R")
+ByKey: TypeAlias = Any
+"""A Select, an Update or a Delete; the same kind comes back that was given."""
+Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
+"""From the values that an insert proposed, by column name, to what an existing row is given."""
+READ_COMMITTED = "READ COMMITTED"
+AUTOCOMMIT = "AUTOCOMMIT"
+
+
+class Adapter:
+    """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
+
+    name: ClassVar[str]
+    """The name of SQLAlchemy's dialect."""
+    product: ClassVar[str]
+    """The engine's own name, for people."""
+    minimum: ClassVar[tuple[int, ...]]
+    """The oldest version that can carry a queue."""
+    needed: ClassVar[str]
+    """What the minimum is about."""
+
+    timestamp: ClassVar[TypeEngine[Any] | None] = None
+    """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
+    error_text: ClassVar[TypeEngine[Any] | None] = None
+    """The type of errors, where ``String`` does not hold all of Unicode."""
+    partial_index: ClassVar[str | None] = None
+    """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
+    batch: ClassVar[int] = 5_000
+    """How many keys one statement names at the most."""
+    returning: ClassVar[bool] = True
+    """Whether UPDATE and DELETE can return what they changed."""
+    orders_freely: ClassVar[bool] = True
+    """Whether rows are locked after the sort, so that an order without an index is only slow."""
+    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
+    """Isolation levels in which a claim can neither fail nor be in anybody's way."""
+    refused_levels: ClassVar[Collection[str]] = ()
+    """Isolation levels in which the engine would refuse a claim, or make it wrong."""
+
+    def __init__(self) -> None:
+        self._verified: weakref.WeakSet[Dialect] = weakref.WeakSet()
+        self._warned: weakref.WeakSet[Dialect] = weakref.WeakSet()
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
+        """The adapter of the engine that really answers, where several speak one dialect (known once connected)."""
+        return self
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        """The database's clock in UTC, ``seconds`` later if given."""
+        raise NotImplementedError
+
+    def verify(self, connection: Connection) -> None:
+        """:class:`.UnsupportedDialectError` unless this server can carry a queue.  Asks once for each engine."""
+        if connection.dialect not in self._verified:
+            self.judge(connection.dialect.server_version_info or (), self.banner(connection))
+            self._verified.add(connection.dialect)
+
+    def banner(self, connection: Connection) -> str:
+        """What the server calls itself, where its version alone does not tell."""
+        return ""
+
+    def judge(self, version: tuple[Any, ...], banner: str) -> None:
+        """:class:`.UnsupportedDialectError` if such a server cannot carry a queue."""
+        numbers = tuple(part for part in version if isinstance(part, int))
+        if numbers < self.minimum:
+            needed = f"{self.product} {'.'.join(map(str, self.minimum))} or newer"
+            self.refuse(".".join(map(str, version)), needed, self.needed)
+
+    def refuse(self, version: str, needed: str, reason: str) -> None:
+        raise UnsupportedDialectError(
+            f"{self.product} {version} cannot carry a queue: it lacks {reason}. {needed} is needed.",
+            dialect=self.name,
+            version=version,
+            needed=needed,
+        )
+
+    # -- the transaction ----------------------------------------------------------------------------------------------
+
+    def connect(self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool) -> Connection:
+        """The session's connection for this queue, fit to claim if it ``claims``.
+
+        ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
+        """
+        if claims and fresh and self.level(session.get_bind(**spec.bind_arguments).engine) != READ_COMMITTED:
+            options = immutabledict({"isolation_level": READ_COMMITTED})
+            outermost = session.get_transaction()
+            if outermost is None or not session.in_nested_transaction():
+                return session.connection(spec.bind_arguments, execution_options=options)
+            # SQLAlchemy 2.0 cannot do that from within a savepoint
+            outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
+        connection = session.connection(spec.bind_arguments)
+        if claims:
+            self.check_level(connection)
+        return connection
+
+    def level(self, source: Engine | Connection) -> str | None:
+        """The isolation level of transactions here, as far as it is known without asking the server."""
+        return (
+            source.get_execution_options().get("isolation_level")
+            or getattr(source.dialect, "_on_connect_isolation_level", None)
+            # known from the first connection on
+            or getattr(source.dialect, "default_isolation_level", None)
+        )
+
+    def check_level(self, connection: Connection) -> None:
+        level = AUTOCOMMIT if _autocommits(connection) else self.level(connection)
+        if level is None or level in self.harmless_levels:
+            return
+        advice = f"claim first in a transaction, or create_engine(..., isolation_level={READ_COMMITTED!r})"
+        if level == AUTOCOMMIT or level in self.refused_levels:
+            raise UnsupportedIsolationError(
+                f"a claim on {self.product} cannot run at {level}, in which this transaction has begun: {advice}",
+                dialect=self.name,
+                level=level,
+            )
+        if connection.dialect not in self._warned:
+            self._warned.add(connection.dialect)
+            text = f"a claim in a {level} transaction can fail or block others on {self.product}: {advice}"
+            warnings.warn(text, SQLQueueWarning, stacklevel=2)
+
+    # -- the claim ----------------------------------------------------------------------------------------------------
+
+    def take(
+        self,
+        session: Session,
+        pick: Pick,
+        assignments: Sequence[Assignment],
+        *,
+        delete: bool = False,
+        options: Sequence[ExecutableOption] = (),
+    ) -> list[Any]:
+        """Lock the rows of ``pick``, write ``assignments`` to them or ``delete`` them; the instances, in order."""
+        identities = self.lock(session, pick)
+        for keys in self.batches(identities if assignments else ()):
+            mine = self.key_in(pick.spec, keys)
+            self.execute(session, pick.spec, self.by_key(pick.spec, write(pick.spec, mine, assignments)))
+        tasks = self.load(session, pick.spec, identities, options, latest=not assignments)
+        if delete:
+            self.delete(session, pick.spec, identities)
+        return tasks
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
+        return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True)
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        rows = self.execute(session, pick.spec, self.picking(pick, *pick.spec.primary_key))
+        return [tuple(row) for row in rows]
+
+    def load(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        identities: Sequence[Identity],
+        options: Sequence[ExecutableOption] = (),
+        *,
+        latest: bool = False,
+    ) -> list[Any]:
+        """The instances of ``identities``, in that order.  ``latest``: nothing was written, only locked."""
+        found: dict[Identity, Any] = {}
+        for keys in self.batches(identities):
+            statement = self.loading(spec, keys, latest=latest and not options).options(*options)
+            rows = session.scalars(
+                statement, execution_options={"populate_existing": True}, bind_arguments=spec.bind_arguments
+            )
+            found.update((spec.identity_of(task), task) for task in rows.unique())
+        hidden = [identity for identity in identities if identity not in found]
+        if hidden:
+            raise ArgumentError(
+                f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
+                " session hide it, or it is newer than what this transaction may see. Roll back."
+            )
+        return [found[identity] for identity in identities]
+
+    def loading(self, spec: QueueSpec, keys: Sequence[Identity], *, latest: bool) -> Select[Any]:
+        return select(spec.entity).where(self.key_in(spec, keys))
+
+    def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
+        for keys in self.batches(identities):
+            self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        """The rows with these primary keys."""
+        if len(spec.primary_key) == 1:
+            return spec.primary_key[0].in_([key for (key,) in keys])
+        return tuple_(*spec.primary_key).in_(keys)
+
+    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
+        """``statement``, which names rows by primary key, such that no others are read and waited for."""
+        return statement
+
+    def batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
+        for start in range(0, len(items), self.batch):
+            yield items[start : start + self.batch]
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    def change(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, identities: Sequence[Identity]
+    ) -> set[Identity]:
+        """Execute ``statement``, which is about ``identities``; those whose rows it changed."""
+        returning = self.by_key(spec, statement).returning(*spec.primary_key)
+        return {tuple(row) for row in self.execute(session, spec, returning)}
+
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        """Execute ``statement``, which is about any number of rows; how many it changed."""
+        return self.count(session, spec, statement)
+
+    def count(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        """Execute ``statement``; how many rows it changed."""
+        return self.execute(session, spec, statement).rowcount
+
+    def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
+        return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
+
+    def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
+        result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
+        return cast("CursorResult[Any]", result)
+
+    # -- enqueueing ---------------------------------------------------------------------------------------------------
+
+    def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
+        """An INSERT that leaves a row with the same primary key as it is, or gives it what ``replace`` says.
+
+        ``None`` where the engine has none: the caller then tries an UPDATE first.
+        """
+        return None
+
+    def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Load rows by the engine's own bulk protocol, in this transaction."""
+        raise ArgumentError(f"{self.product} has no COPY: leave copy=True out, the rows are inserted in bulk")
+
+    def is_duplicate(self, error: IntegrityError) -> bool:
+        """Whether a unique key was violated, by code."""
+        raise NotImplementedError
+
+    def code(self, error: DBAPIError) -> Any:
+        """The driver's own code of an error; never its text."""
+        original: Any = error.orig
+        return original.args[0] if original.args else None
+
+    # -- the indexes --------------------------------------------------------------------------------------------------
+
+    def index_options(self, predicate: Criterion) -> dict[str, Any]:
+        return {} if self.partial_index is None else {self.partial_index: predicate}
+
+
+def _autocommits(connection: Connection) -> bool:
+    """Whether the driver commits each statement, whoever told it to."""
+    detect = getattr(connection.dialect, "detect_autocommit_setting", None)  # SQLAlchemy 2.0.43
+    try:
+        return detect is not None and bool(detect(connection.connection.dbapi_connection))
+    except NotImplementedError:
+        return False

@@ -1,0 +1,106 @@
+"""SQL Server 2016 and newer.  Never run on a real server by this project: see the README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy import ColumnElement, Select, func, literal_column, or_, text, update
+from sqlalchemy.dialects import mssql
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.sql.util import ClauseAdapter
+
+from ..clock import utc
+from ..spec import Criterion, Identity, QueueSpec
+from ..statements import Assignment, Pick
+from .base import Adapter, ByKey
+
+_QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+
+
+class SQLServer(Adapter):
+    """The claim is one statement: an UPDATE of a common table expression whose rows are locked as they are found.
+
+    READPAST skips what others hold, UPDLOCK keeps it, ROWLOCK keeps it to rows, and FORCESEEK keeps a small table
+    from being scanned and sorted, which would lock all of it.
+    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    """
+
+    name = "mssql"
+    product = "SQL Server"
+    minimum: ClassVar[tuple[int, ...]] = (13,)
+    needed = "filtered indexes and DATETIME2 arithmetic as this library uses them"
+    timestamp = utc(mssql.DATETIME2, precision=6)
+    error_text = mssql.NVARCHAR(2000)
+    partial_index: ClassVar[str | None] = "mssql_where"
+    orders_freely = False
+    # 2,100 parameters at the most
+    batch = 900
+    # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
+    refused_levels = ("SNAPSHOT", "SERIALIZABLE")
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        now = func.sysutcdatetime()
+        if seconds is None:
+            return now
+        # DATEADD takes an int: whole seconds first, then what is left of one
+        whole = func.floor(seconds)
+        micros = (seconds - whole) * literal_column("1000000")
+        return func.dateadd(text("microsecond"), micros, func.dateadd(text("second"), whole, now))
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        seek = "" if pick.index is None else f", FORCESEEK, INDEX({_QUOTE(pick.index)})"
+        hint = f"WITH (ROWLOCK, UPDLOCK, READPAST{seek})"
+        return pick.select(*columns).limit(pick.limit).with_hint(pick.spec.table, hint)
+
+    def take(
+        self,
+        session: Session,
+        pick: Pick,
+        assignments: Sequence[Assignment],
+        *,
+        delete: bool = False,
+        options: Sequence[ExecutableOption] = (),
+    ) -> list[Any]:
+        spec = pick.spec
+        # OUTPUT is refused where the table has a trigger; Table(implicit_returning=False) says so, and means two steps
+        if not assignments or delete or not spec.table.implicit_returning:
+            return super().take(session, pick, assignments, delete=delete, options=options)
+        rows = self.execute(session, spec, self.claiming(pick, assignments)).all()
+        count = len(pick.order)
+        for n, term in reversed(list(enumerate(pick.order))):
+            rows = sorted(rows, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
+        return self.load(session, spec, [tuple(row[count:]) for row in rows], options)
+
+    def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
+        """The one statement.  It returns the order by which each row was found, then its primary key."""
+        spec = pick.spec
+        columns = {column.name: column for column in (*spec.primary_key, *spec.columns.values())}
+        columns |= {term.column.name: term.column for term in pick.order}
+        picked = self.picking(pick, *columns.values()).cte("picked")
+        adapter = ClauseAdapter(picked)
+        values = {picked.c[column.name]: adapter.traverse(value) for column, value in assignments}
+        before = picked.alias("deleted").c
+        order = [before[term.column.name] for term in pick.order]
+        return update(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(spec.primary_key) == 1:
+            return super().key_in(spec, keys)
+        return or_(*(spec.key(key) for key in keys))
+
+    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
+        # a scan would wait for what others have locked on its way
+        return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
+
+    def is_duplicate(self, error: IntegrityError) -> bool:
+        # the driver gives the number of an error only within its text, as in "... (2627) (SQLExecDirectW)"
+        numbers = re.findall(r"\((\d+)\)", str(error.orig))
+        return "2627" in numbers or "2601" in numbers
+
+
+def _null_first(value: Any) -> tuple[bool, Any]:
+    return value is not None, value

@@ -1,0 +1,170 @@
+"""Oracle Database 12.2 and newer.  Never run on a real server by this project: see the README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    ColumnClause,
+    ColumnElement,
+    Executable,
+    Integer,
+    Select,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    outparam,
+    select,
+    text,
+)
+from sqlalchemy.dialects import oracle
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.sql.elements import ClauseElement
+
+from ..clock import utc
+from ..spec import QueueSpec
+from ..statements import Assignment, Pick
+from .base import Adapter
+
+_BLOCK = """\
+DECLARE
+  CURSOR free IS {select};
+  TYPE rowids IS TABLE OF UROWID;
+  picked rowids;
+  taken rowids;
+  room PLS_INTEGER := {limit};
+  listed {text};
+BEGIN
+  OPEN free;
+  WHILE room > 0 LOOP
+    FETCH free BULK COLLECT INTO picked LIMIT room;
+    EXIT WHEN picked.COUNT = 0;
+    {write}
+    FOR i IN 1 .. taken.COUNT LOOP
+      listed := listed || taken(i) || ',';
+    END LOOP;
+    room := room - taken.COUNT;
+  END LOOP;
+  CLOSE free;
+  {rowids} := listed;
+END;"""
+
+_KEEP = "taken := picked;"
+
+_UPDATE = """\
+FORALL i IN 1 .. picked.COUNT
+      UPDATE {table} SET {assignments}
+      WHERE ROWID = picked(i) AND {guard}
+      RETURNING ROWID BULK COLLECT INTO taken;"""
+
+_SHORT = 200
+"""So many rowids fit a VARCHAR2 of 4,000, which is what the driver makes room for; more come as a CLOB."""
+
+
+class Oracle(Adapter):
+    """The claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, fetched as often as rows are wanted.
+
+    Such a cursor locks each row when it is fetched.  Left to a driver, which fetches on its own, it would lock more
+    than the claim returns (through SQLAlchemy's asyncio dialect, all of it); and a row limit cannot be combined with
+    FOR UPDATE (ORA-02014).  The UPDATE repeats the condition, and only what it changed is taken.
+    """
+
+    name = "oracle"
+    product = "Oracle Database"
+    minimum: ClassVar[tuple[int, ...]] = (12, 2)
+    needed = "FETCH FIRST and long names"
+    timestamp = utc(oracle.TIMESTAMP)
+    error_text = oracle.NVARCHAR2(2000)
+    # ORA-01795: at most 1,000 expressions in a list
+    batch = 1_000
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        now = func.sys_extract_utc(text("SYSTIMESTAMP"))
+        return now if seconds is None else now + func.numtodsinterval(seconds, text("'SECOND'"))
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        return pick.select(*columns).with_for_update(skip_locked=True)
+
+    def take(
+        self,
+        session: Session,
+        pick: Pick,
+        assignments: Sequence[Assignment],
+        *,
+        delete: bool = False,
+        options: Sequence[ExecutableOption] = (),
+    ) -> list[Any]:
+        result = self.execute(
+            session, pick.spec, ClaimBlock(self.picking(pick, _rowid(pick.spec.table)), pick, assignments)
+        )
+        rowids = (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
+        tasks: list[Any] = []
+        for some in self.batches(rowids):
+            tasks += self._load_rows(session, pick.spec, some, options)
+        if delete:
+            self.delete(session, pick.spec, [pick.spec.identity_of(task) for task in tasks])
+        return tasks
+
+    def _load_rows(
+        self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
+    ) -> list[Any]:
+        """The instances of these rows, in that order.  A rowid stands for a key of any types and columns."""
+        rowid = _rowid(spec.table)
+        rows = session.execute(
+            select(spec.entity, rowid).where(rowid.in_(rowids)).options(*options),
+            execution_options={"populate_existing": True},
+            bind_arguments=spec.bind_arguments,
+        )
+        found = {row[1]: row[0] for row in rows.unique()}
+        return [found[each] for each in rowids]
+
+    def is_duplicate(self, error: IntegrityError) -> bool:
+        return getattr(self.code(error), "code", None) == 1
+
+
+def _rowid(table: Table) -> ColumnClause[str]:
+    column = literal_column("ROWID", oracle.ROWID())
+    column.table = table
+    return column
+
+
+class ClaimBlock(Executable, ClauseElement):
+    """The PL/SQL block; its one out parameter, ``rowids``, ends each with a comma."""
+
+    inherit_cache = False
+
+    def __init__(self, locking: Select[Any], pick: Pick, assignments: Sequence[Assignment]) -> None:
+        self.locking = locking
+        self.pick = pick
+        self.assignments = assignments
+
+
+@compiles(ClaimBlock, "oracle")
+def _compile_block(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
+    pick = block.pick
+    long = pick.limit > _SHORT
+    return _BLOCK.format(
+        select=compiler.process(block.locking, **kw),
+        limit=compiler.process(bindparam("wanted", pick.limit, type_=Integer(), unique=False), **kw),
+        text="CLOB" if long else "VARCHAR2(32767)",
+        write=_write(block, compiler, **kw) if block.assignments else _KEEP,
+        rowids=compiler.process(outparam("rowids", Text() if long else String(4000)), **kw),
+    )
+
+
+def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
+    quote, table = compiler.preparer.quote, block.pick.spec.table
+    assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in block.assignments)
+    return _UPDATE.format(
+        table=compiler.preparer.format_table(table),
+        assignments=", ".join(assignments),
+        guard=compiler.process(and_(*block.pick.state), **kw),
+    )

@@ -1,0 +1,67 @@
+"""The mixins, which make a model a queue."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import event
+from sqlalchemy.orm import Mapped
+
+from . import definition
+from .options import QueueOptions
+from .spec import QUEUE_ROLES, QueueSpec
+
+
+class QueueMixin:
+    """Makes a model a queue.  Its rows are the tasks.
+
+    Each class that maps a table gets the columns below and two indexes; :class:`.QueueOptions` in ``__queue__`` says
+    the rest.  What cannot work is a :class:`.ConfigurationError` when the class is made.
+    """
+
+    __queue__: ClassVar[QueueOptions] = QueueOptions()
+    __queue_roles__: ClassVar[tuple[str, ...]] = QUEUE_ROLES
+    __queue_spec__: ClassVar[QueueSpec]
+
+    if TYPE_CHECKING:
+        status: Mapped[str]
+        """A :class:`.Status`."""
+        priority: Mapped[int]
+        """Smaller first."""
+        available_at: Mapped[datetime]
+        """From when the row may be claimed (again); when final, since when."""
+        attempt: Mapped[int]
+        """How often the row has been claimed.  Only ever grows."""
+        max_attempts: Mapped[int]
+        """No claim once ``attempt`` has come to this."""
+        claimed_by: Mapped[str | None]
+        claimed_at: Mapped[datetime | None]
+        finished_at: Mapped[datetime | None]
+        error: Mapped[str | None]
+        """The text of the last failure."""
+        created_at: Mapped[datetime]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if definition.declares_columns(cls):
+            definition.declare(cls)
+        super().__init_subclass__(**kwargs)
+        mapper = cls.__dict__.get("__mapper__")
+        if mapper is not None and "__queue_spec__" not in cls.__dict__:
+            definition.make_spec(mapper, cls)
+
+
+class TopicMixin(QueueMixin):
+    """A queue divided by ``topic``; a claim with ``Task.topic == "..."`` has an index of its own.
+
+    A row with nothing given is of the topic ``"default"``.
+    """
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "topic")
+
+    if TYPE_CHECKING:
+        topic: Mapped[str]
+
+
+event.listen(QueueMixin, "after_mapper_constructed", definition.make_spec, propagate=True)
+event.listen(QueueMixin, "before_insert", definition.schedule, propagate=True)

@@ -1,0 +1,29 @@
+"""The operations: functions of a session, which everything else calls."""
+
+from .claiming import claim, claim_many, claiming, consume, consume_many
+from .enqueueing import enqueue
+from .sets import ErrorGroup, QueueStats, errors, prune, rescue, retry, stats
+from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
+
+__all__ = [
+    "ErrorGroup",
+    "QueueStats",
+    "cancel",
+    "claim",
+    "claim_many",
+    "claiming",
+    "complete",
+    "consume",
+    "consume_many",
+    "discard",
+    "enqueue",
+    "errors",
+    "fail",
+    "heartbeat",
+    "prune",
+    "release",
+    "rescue",
+    "retry",
+    "snooze",
+    "stats",
+]

@@ -1,0 +1,48 @@
+"""From any session to a connection that can carry the operation, and the adapter of its engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, TypeAlias, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+
+from ..claims import ledger_of
+from ..dialects import adapter_for
+from ..dialects.base import Adapter
+from ..exc import ArgumentError
+from ..spec import QueueSpec
+
+AnySession: TypeAlias = Session | scoped_session[Any]
+
+
+def session_of(session: AnySession) -> Session:
+    """The session behind a registry such as Flask-SQLAlchemy's ``db.session``."""
+    if isinstance(session, scoped_session):
+        return cast(Session, session())
+    if isinstance(session, Session):
+        return session
+    advice = (
+        ", it is an asyncio one: await session.run_sync(sqlqueue.claim, Task)" if hasattr(session, "run_sync") else ""
+    )
+    raise ArgumentError(f"{session!r} is no sqlalchemy.orm.Session{advice}")
+
+
+def open_(session: Session, spec: QueueSpec, *, claims: bool = False) -> Adapter:
+    """Begin on the engine of ``spec``, flush what the session has pending, and say who speaks to that engine."""
+    bind = session.get_bind(**spec.bind_arguments)
+    # an application's own Connection is not ours to set up
+    fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
+    adapter = adapter_for(bind.dialect)
+    connection = adapter.connect(session, spec, fresh=fresh, claims=claims)
+    adapter = adapter_for(connection.dialect)
+    adapter.verify(connection)
+    session.flush()
+    return adapter
+
+
+def default_claimer() -> str:
+    """``host:pid``, unless the caller names itself."""
+    return f"{socket.gethostname()}:{os.getpid()}"

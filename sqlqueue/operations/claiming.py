@@ -1,0 +1,217 @@
+"""Claims."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from sqlalchemy import ColumnElement
+from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.sql.base import ExecutableOption
+
+from ..checks import count, duration
+from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of
+from ..definition import LONGEST_NAME
+from ..dialects.base import Adapter
+from ..exc import ArgumentError, ClaimLostError, UnsettledClaimError
+from ..spec import QueueSpec, T, Where, spec_of
+from ..statements import Assignment, Pick, picks
+from ..transitions import consuming, taking
+from ._connection import AnySession, default_claimer, open_, session_of
+from .settling import complete, fail
+
+Lease: TypeAlias = timedelta | Literal["default"] | None
+OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
+OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
+logger = logging.getLogger("sqlqueue")
+
+
+def claim(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    lease: Lease = "default",
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> T | None:
+    """:func:`claim_many` of one: the first task that is free, or ``None``."""
+    tasks = claim_many(
+        session, entity, *where, limit=1, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+    )
+    return tasks[0] if tasks else None
+
+
+def claim_many(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    limit: int,
+    lease: Lease = "default",
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> Sequence[T]:
+    """Claim up to ``limit`` tasks that nobody else has, in this session's transaction.
+
+    Returned are persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key
+    (or the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or left by a
+    claimer whose lease has ended) by ``available_at``.  Fewer than ``limit`` means that no more are free.
+
+    Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another one
+    (on SQLite it waits for the one writer, as long as the driver's timeout says).
+
+    With a ``lease``, the model's by default, the rows become ``running`` at once: nobody else gets them until the
+    lease has ended by the database's clock, also once the transaction is committed.  A rollback, or a crash before
+    the commit, leaves no trace.  With ``lease=None`` nothing is written: the claims have to be settled before the
+    commit, which otherwise raises :class:`.UnsettledClaimError`.
+
+    ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to be stored,
+    ``host:pid`` if not given.
+
+    Raises :class:`.ArgumentError` for arguments that make no sense, :class:`.UnsupportedIsolationError` and
+    :class:`.UnsupportedDialectError` where a claim could not be right; all before anything is sent.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    _check(limit, lease)
+    claimer = _claimer(claimed_by)
+    duration = spec.options.lease if lease == "default" else lease
+    assignments = [] if duration is None else taking(spec, claimer, duration)
+    tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments)
+    ledger = ledger_of(session)
+    if duration is None and tasks:
+        guard(session, session.connection(spec.bind_arguments))
+    for task in tasks:
+        state = instance_state(task)
+        attempt = getattr(task, spec.attributes["attempt"]) + (duration is None)
+        held = Claim(type(task), spec.identity_of(task), attempt)
+        ledger.remember(session, state, Hold(held, claimer if duration is None else None))
+    return tasks
+
+
+def consume(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> T | None:
+    """:func:`consume_many` of one: the first task that is free, or ``None``."""
+    tasks = consume_many(session, entity, *where, limit=1, order_by=order_by, options=options, claimed_by=claimed_by)
+    return tasks[0] if tasks else None
+
+
+def consume_many(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    limit: int,
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> Sequence[T]:
+    """Claim and complete up to ``limit`` tasks at once: each is done at most once, and there is nothing to settle.
+
+    The rows are ``completed``, or deleted if the model's ``on_complete`` says so (the instances are then detached).
+    Which rows, in which order, and what is raised: as :func:`claim_many`.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    _check(limit, "default")
+    deletes = spec.options.on_complete == "delete"
+    assignments = [] if deletes else consuming(spec, _claimer(claimed_by))
+    tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments, delete=deletes)
+    for task in tasks if deletes else ():
+        session.expunge(task)
+    return tasks
+
+
+@contextmanager
+def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: Any) -> Generator[T | None]:
+    """``with claiming(session, Task) as task:`` claim one, work on it in a savepoint, settle it.
+
+    Leaving the block completes the task, unless it has been settled inside.  An exception rolls the block's writes
+    back to the savepoint, is recorded by :func:`fail` and logged, and goes no further.  :class:`.ClaimLostError`, and
+    what is no :class:`Exception`, are raised.  ``None`` if nothing is free.
+    """
+    session = session_of(session)
+    task = claim(session, entity, *where, **arguments)
+    if task is None:
+        yield None
+        return
+    held = claim_of(task)
+    savepoint = session.begin_nested()
+    try:
+        yield task
+        savepoint.commit()
+    except BaseException as error:
+        if session.get_nested_transaction() is savepoint:
+            savepoint.rollback()  # where the engine has ended the whole transaction, as for a deadlock, this raises
+        if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
+            raise
+        logger.exception("%s failed", held)
+        fail(session, held, error)
+    else:
+        if is_unsettled(task):
+            complete(session, held)
+
+
+class _Wanted(NamedTuple):
+    """What a call asks for."""
+
+    where: Sequence[Where]
+    order_by: OrderBy
+    limit: int
+    options: Sequence[ExecutableOption]
+
+
+def _take(
+    session: Session, spec: QueueSpec, wanted: _Wanted, assignments: Sequence[Assignment], *, delete: bool = False
+) -> list[Any]:
+    """Ready rows, and due ones if those run short."""
+    order: tuple[Any, ...] = tuple(wanted.order_by) if isinstance(wanted.order_by, Sequence) else (wanted.order_by,)
+    if isinstance(wanted.order_by, str) or not all(
+        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
+    ):
+        raise ArgumentError(f"order_by={wanted.order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
+    if not isinstance(wanted.options, Sequence):
+        raise ArgumentError(f"options={wanted.options!r}: give a sequence of loader options")
+    steps = picks(spec, wanted.where, order)
+    adapter = open_(session, spec, claims=True)
+    held = ledger_of(session).locked(spec.table)
+    tasks: list[Any] = []
+    for step in steps:
+        if len(tasks) < wanted.limit:
+            pick = step(wanted.limit - len(tasks))
+            if held:
+                pick = pick.without(adapter.key_in(spec, held))
+            _check_order(adapter, pick, order)
+            tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
+    return tasks
+
+
+def _check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
+    if order and pick.index is not None and not adapter.orders_freely:
+        raise ArgumentError(
+            f"{adapter.product} locks what it sorts, so it claims in the order of an index alone: declare the order in"
+            f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which makes that index"
+        )
+
+
+def _check(limit: int, lease: Lease) -> None:
+    count("limit", limit)
+    if lease is not None and lease != "default":
+        duration("lease", lease)
+
+
+def _claimer(claimed_by: str | None) -> str:
+    name = default_claimer() if claimed_by is None else claimed_by
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise ArgumentError(f"claimed_by={claimed_by!r}: give a name of 1 to {LONGEST_NAME} characters")
+    return name

@@ -1,0 +1,144 @@
+"""What is not bound to a claim: whole sets of tasks, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from ..checks import duration
+from ..clock import utcnow
+from ..exc import ArgumentError
+from ..mixins import QueueMixin
+from ..spec import Criterion, QueueSpec, Where, spec_of
+from ..statements import is_exhausted, is_final, only, remove, state, write
+from ..states import FINAL, Status
+from ..transitions import Held, finishing, redriving
+from ._connection import AnySession, open_, session_of
+
+CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
+
+
+def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
+    """Redrive: tasks that are ``retryable`` or ``discarded`` and satisfy ``where`` are ``available`` now.
+
+    Each gets the model's full number of attempts again.  In the session's transaction; returns how many.
+    """
+    spec = spec_of(entity)
+    failed = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
+    return _change(session_of(session), spec, only(spec, failed, *where), redriving(spec))
+
+
+def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where]) -> int:
+    """All tasks that satisfy ``where`` and are not final are ``cancelled``."""
+    criterion = only(spec, ~is_final(spec), *where)
+    return _change(session, spec, criterion, finishing(Held(spec=spec), Status.CANCELLED))
+
+
+def rescue(session: AnySession, entity: type[QueueMixin]) -> int:
+    """Discard tasks whose claimers crashed in every attempt, with an error that says so; returns how many.
+
+    A crashed task with attempts left needs no rescue: it can be claimed as soon as its lease ends.
+    """
+    spec = spec_of(entity)
+    values = [*finishing(Held(spec=spec), Status.DISCARDED), (spec["error"], CRASHED)]
+    return _change(session_of(session), spec, only(spec, is_exhausted(spec)), values)
+
+
+def prune(session: AnySession, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+    """Delete final tasks that became so longer than ``older_than`` ago, the model's ``retention`` if not given.
+
+    Dead letters included.  In the session's transaction; returns how many.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    age = spec.options.retention if older_than is None else older_than
+    if age is None:
+        raise ArgumentError(
+            f"{entity.__name__} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)"
+        )
+    duration("older_than", age, zero=True)
+    adapter = open_(session, spec)
+    old = only(spec, is_final(spec), spec["finished_at"] <= utcnow(-age))
+    if any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants):
+        return _delete_instances(session, spec, old)
+    return adapter.sweep(session, spec, remove(spec, old))
+
+
+def _delete_instances(session: Session, spec: QueueSpec, criterion: Criterion) -> int:
+    """The rows of an inheriting class are in several tables; the mapper knows the order in which they go."""
+    tasks = session.scalars(select(spec.entity).where(criterion)).all()
+    for task in tasks:
+        session.delete(task)
+    session.flush()
+    return len(tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """How many tasks there are in each state."""
+
+    counts: Mapping[Status, int]
+
+    def __getitem__(self, status: str) -> int:
+        return self.counts[Status(status)]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def unfinished(self) -> int:
+        return sum(count for status, count in self.counts.items() if status not in FINAL)
+
+
+def stats(session: AnySession, entity: type[QueueMixin], *where: Where) -> QueueStats:
+    """The number of tasks in each state, those without any included."""
+    spec = spec_of(entity)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    counted = select(spec["status"], func.count()).where(only(spec, spec["status"].is_not(None), *where))
+    rows: Any = adapter.execute(session, spec, counted.group_by(spec["status"]))
+    found = {Status(name): number for name, number in rows}
+    return QueueStats(MappingProxyType(dict.fromkeys(Status, 0) | found))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Failures with the same text: how many tasks, and when the first and the last of them was claimed."""
+
+    message: str
+    count: int
+    first_seen: datetime | None
+    last_seen: datetime | None
+
+
+def errors(session: AnySession, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
+    """The failures of tasks that are not completed, grouped by their text, the most frequent first."""
+    spec = spec_of(entity)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    count = func.count()
+    claimed = spec["claimed_at"]
+    grouped = (
+        select(spec["error"], count, func.min(claimed), func.max(claimed))
+        .where(only(spec, spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED), *where))
+        .group_by(spec["error"])
+        .order_by(count.desc(), spec["error"])
+    )
+    return [ErrorGroup(*tuple(row)) for row in adapter.execute(session, spec, grouped)]
+
+
+def _change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
+    """Update all rows that satisfy ``criterion``; instances of this session show it when they are next looked at."""
+    adapter = open_(session, spec)
+    count = adapter.sweep(session, spec, write(spec, criterion, assignments))
+    for task in session:
+        if isinstance(task, spec.entity):
+            session.expire(task, list(spec.attributes.values()))
+    return count

@@ -1,0 +1,163 @@
+"""The session of an application that has queues: ``sessionmaker(engine, class_=QueueSession)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, overload
+
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+
+from . import operations
+from .mixins import QueueMixin
+from .operations.claiming import Lease, OrderBy
+from .operations.enqueueing import OnConflict
+from .operations.sets import ErrorGroup, QueueStats
+from .operations.settling import Tasks
+from .spec import T, Where
+
+
+class QueueSession(Session):
+    """A :class:`sqlalchemy.orm.Session` with the operations of :mod:`sqlqueue` as methods.
+
+    Each is the function of the same name, where it is documented.
+    """
+
+    def claim(
+        self,
+        entity: type[T],
+        *where: Where,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> T | None:
+        """See :func:`sqlqueue.claim`."""
+        return operations.claim(
+            self, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    def claim_many(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.claim_many`."""
+        return operations.claim_many(
+            self, entity, *where, limit=limit, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    def consume(
+        self,
+        entity: type[T],
+        *where: Where,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> T | None:
+        """See :func:`sqlqueue.consume`."""
+        return operations.consume(self, entity, *where, order_by=order_by, options=options, claimed_by=claimed_by)
+
+    def consume_many(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.consume_many`."""
+        return operations.consume_many(
+            self, entity, *where, limit=limit, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    def claiming(
+        self,
+        entity: type[T],
+        *where: Where,
+        lease: Lease = "default",
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+        claimed_by: str | None = None,
+    ) -> AbstractContextManager[T | None]:
+        """See :func:`sqlqueue.claiming`."""
+        return operations.claiming(
+            self, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
+        )
+
+    def complete(self, tasks: Tasks, result: object = None) -> None:
+        """See :func:`sqlqueue.complete`."""
+        operations.complete(self, tasks, result)
+
+    def fail(self, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
+        """See :func:`sqlqueue.fail`."""
+        operations.fail(self, tasks, error, retry_in)
+
+    def discard(self, tasks: Tasks, error: BaseException | str) -> None:
+        """See :func:`sqlqueue.discard`."""
+        operations.discard(self, tasks, error)
+
+    @overload
+    def cancel(self, tasks: Tasks, /) -> None: ...
+    @overload
+    def cancel(self, entity: type[QueueMixin], /, *where: Where) -> int: ...
+    def cancel(self, tasks: Any, /, *where: Where) -> int | None:
+        """See :func:`sqlqueue.cancel`."""
+        cancelled: int | None = operations.cancel(self, tasks, *where)
+        return cancelled
+
+    def release(self, tasks: Tasks) -> None:
+        """See :func:`sqlqueue.release`."""
+        operations.release(self, tasks)
+
+    def snooze(self, tasks: Tasks, delay: timedelta) -> None:
+        """See :func:`sqlqueue.snooze`."""
+        operations.snooze(self, tasks, delay)
+
+    def heartbeat(self, tasks: Tasks, lease: timedelta | None = None) -> None:
+        """See :func:`sqlqueue.heartbeat`."""
+        operations.heartbeat(self, tasks, lease)
+
+    @overload
+    def enqueue(self, tasks: QueueMixin | Iterable[QueueMixin], /, *, on_conflict: OnConflict = "raise") -> None: ...
+    @overload
+    def enqueue(
+        self,
+        entity: type[QueueMixin],
+        rows: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        on_conflict: OnConflict = "raise",
+        copy: bool = False,
+    ) -> None: ...
+    def enqueue(self, *tasks: Any, **arguments: Any) -> None:
+        """See :func:`sqlqueue.enqueue`."""
+        operations.enqueue(self, *tasks, **arguments)
+
+    def retry(self, entity: type[QueueMixin], *where: Where) -> int:
+        """See :func:`sqlqueue.retry`."""
+        return operations.retry(self, entity, *where)
+
+    def rescue(self, entity: type[QueueMixin]) -> int:
+        """See :func:`sqlqueue.rescue`."""
+        return operations.rescue(self, entity)
+
+    def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+        """See :func:`sqlqueue.prune`."""
+        return operations.prune(self, entity, older_than)
+
+    def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
+        """See :func:`sqlqueue.stats`."""
+        return operations.stats(self, entity, *where)
+
+    def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
+        """See :func:`sqlqueue.errors`."""
+        return operations.errors(self, entity, *where)

@@ -1,0 +1,169 @@
+"""From a spec to Core statements.  Nothing here is executed, and nothing knows an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Delete,
+    Select,
+    Update,
+    and_,
+    delete,
+    exists,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BindParameter
+
+from .clock import utcnow
+from .exc import ArgumentError
+from .spec import Criterion, Ordering, QueueSpec, Where, conjuncts
+from .states import DUE, FINAL, Status
+
+Assignment: TypeAlias = tuple[Column[Any], Any]
+
+
+def state(status: Status) -> ColumnElement[str]:
+    """A status as a literal: a bound one would keep partial indexes from matching."""
+    return literal_column(f"'{status.value}'")
+
+
+def is_ready(spec: QueueSpec) -> Criterion:
+    return spec["status"] == state(Status.AVAILABLE)
+
+
+def is_due(spec: QueueSpec) -> Criterion:
+    """The states that come due; the moment is for the caller to add."""
+    return spec["status"].in_([state(status) for status in DUE])
+
+
+def is_final(spec: QueueSpec) -> Criterion:
+    return spec["status"].in_([state(status) for status in FINAL])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pick:
+    """Which rows a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
+
+    spec: QueueSpec
+    state: tuple[Criterion, ...]
+    where: tuple[Criterion, ...]
+    order: tuple[Ordering, ...]
+    limit: int
+    index: str | None
+    """The index that serves them in that order; ``None`` if they are named by primary key."""
+    exact: bool
+    """Whether every criterion is served by that index."""
+
+    def without(self, keys: Criterion) -> Pick:
+        """The same, but for rows that the claimer holds already: SKIP LOCKED does not skip its own locks."""
+        return replace(self, where=(*self.where, ~keys))
+
+    def select(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        return select(*columns).where(*self.state, *self.where).order_by(*(term.expression for term in self.order))
+
+
+def picks(
+    spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
+) -> tuple[Callable[[int], Pick], ...]:
+    """The two steps of a claim, ready rows and due rows.  Together in one statement they would need a sort."""
+    terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
+    if spec.inherited is not None:
+        terms = [*terms, spec.inherited]
+    partition = [column for column in spec.partitions if _fixes(terms, column)]
+    by_key = all(_fixes(terms, column) for column in spec.primary_key)
+    order = tuple(_ordering(term) for term in order_by)
+
+    def step(kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...]) -> Callable[[int], Pick]:
+        index = None if by_key else spec.index_name(kind, partition)
+        exact = by_key or len(terms) == len(partition)
+        shape = partial(
+            Pick, spec=spec, state=state, where=tuple(terms), order=order or standard, index=index, exact=exact
+        )
+        return lambda limit: shape(limit=limit)
+
+    due = (
+        spec["finished_at"].is_(None),
+        spec["available_at"] <= utcnow(),
+        is_due(spec),
+        spec["attempt"] < spec["max_attempts"],
+    )
+    return step("claim", (is_ready(spec),), spec.ready_order), step("due", due, spec.due_order)
+
+
+def _ordering(term: ColumnElement[Any]) -> Ordering:
+    modifier = getattr(term, "modifier", None)
+    if modifier not in (None, operators.desc_op, operators.asc_op) or hasattr(
+        getattr(term, "element", None), "modifier"
+    ):
+        raise ArgumentError(f"order_by={term}: a claim goes by columns, ascending or descending; no other modifier")
+    if modifier in (operators.desc_op, operators.asc_op):
+        return Ordering(term.element, modifier is operators.desc_op)
+    return Ordering(term)
+
+
+def _fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
+    """Whether one of ``terms`` is an equality with a value for ``column``."""
+    return any(
+        getattr(term, "operator", None) is operators.eq
+        and column.shares_lineage(term.left)
+        and isinstance(term.right, BindParameter)
+        for term in terms
+    )
+
+
+def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
+    """What was ``given``, on the queue's table alone; columns that an inheriting class adds are looked up by key."""
+    criterion = given.__clause_element__() if isinstance(given, QueryableAttribute) else given
+    if not isinstance(criterion, ColumnElement):
+        example = f"{spec.entity.__name__}.id == 7"
+        raise ArgumentError(f"{given!r} is no criterion: give SQL expressions, as in {example}")
+    froms = set(criterion._from_objects) - {spec.table}
+    if not froms:
+        return criterion
+    inherited = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables}
+    if not froms <= inherited:
+        raise ArgumentError(
+            f"the criterion {criterion} reads other tables than {spec.table.name}: use .has(), .any() or exists()"
+        )
+    joins = [_same_key(spec, table) for table in sorted(froms, key=str)]
+    return exists().select_from(*froms).where(*joins, criterion).correlate(spec.table)
+
+
+def _same_key(spec: QueueSpec, table: Any) -> Criterion:
+    return and_(*(a == b for a, b in zip(spec.primary_key, table.primary_key, strict=True)))
+
+
+def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
+    return update(spec.table).where(criterion).ordered_values(*assignments)
+
+
+def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
+    return delete(spec.table).where(criterion)
+
+
+def is_exhausted(spec: QueueSpec) -> Criterion:
+    """Its last claimer's lease has ended, and no attempt is left."""
+    return and_(
+        spec["finished_at"].is_(None),
+        spec["available_at"] <= utcnow(),
+        spec["status"] == state(Status.RUNNING),
+        is_due(spec),
+        spec["attempt"] >= spec["max_attempts"],
+    )
+
+
+def only(spec: QueueSpec, *criteria: Where) -> Criterion:
+    """All of ``criteria``, for the rows of this class alone."""
+    inherited = spec.inherited
+    own = [_own_criteria(spec, criterion) for criterion in criteria]
+    return and_(*own, *([] if inherited is None else [inherited]))
