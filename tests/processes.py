@@ -1,0 +1,82 @@
+"""Child processes of a test: claimers that run side by side, wait for a signal, or are killed in mid-transaction."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+# A forked child would share its parent's database sockets and event loop.
+CONTEXT = get_context("spawn")
+
+
+class Gate:
+    """The child's end: `gate.wait()` says that it has arrived, and blocks until the test lets it pass."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def wait(self) -> None:
+        self._connection.send(("arrived", None))
+        self._connection.recv()
+
+
+class Child:
+    """A process that runs `target(gate, *args)`; the target is importable and its arguments can be pickled."""
+
+    def __init__(self, target: Callable[..., Any], *args: Any) -> None:
+        self._connection, far_end = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_main, args=(far_end, target, args), daemon=True)
+        self._process.start()
+        far_end.close()  # so that the death of the child ends the pipe
+
+    def wait_until_arrived(self, timeout: float = 60) -> None:
+        self._receive("arrived", timeout)
+
+    def let_pass(self) -> None:
+        self._connection.send(None)
+
+    def result(self, timeout: float = 60) -> Any:
+        """What the target returned, once the process has ended."""
+        value = self._receive("returned", timeout)
+        self._process.join(timeout)
+        return value
+
+    def kill(self) -> None:
+        """As `kill -9`: nothing in the child gets to clean up."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
+    def _receive(self, expected: str, timeout: float) -> Any:
+        if not self._connection.poll(timeout):
+            raise TimeoutError(f"the child process has not {expected} within {timeout} s")
+        kind, value = self._connection.recv()
+        if kind != expected:
+            raise RuntimeError(f"the child process has {kind}, not {expected}: {value}")
+        return value
+
+
+class Processes:
+    """The children of one test: what still runs at its end is killed."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def spawn(self, target: Callable[..., Any], *args: Any) -> Child:
+        child = Child(target, *args)
+        self._children.append(child)
+        return child
+
+    def end_test(self) -> None:
+        for child in self._children:
+            child.kill()
+
+
+def _main(connection: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        connection.send(("returned", target(Gate(connection), *args)))
+    except BaseException:
+        connection.send(("failed", traceback.format_exc()))

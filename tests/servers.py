@@ -1,0 +1,196 @@
+"""Starts the servers that the tests need, once per run, and says why one is not to be had."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import URL, NullPool, create_engine, make_url
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+
+from tests.engines import CHOSEN, REQUIRED, Container, EngineCase
+
+_STARTING = Lock()  # the library makes its clean-up container with the first one, and knows no threads
+
+
+class Unavailable(Exception):
+    """No server of this engine can be had here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: URL
+    version: str
+    origin: str
+
+
+class Servers:
+    """Every engine's server, started on first use and stopped together."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._found: dict[EngineCase, Server | Unavailable] = {}
+
+    def start(self, cases: Iterable[EngineCase]) -> None:
+        """Side by side: the slowest engine decides how long it takes."""
+        pending = [case for case in cases if case not in self._found]
+        for case in pending:
+            if reason := _missing_driver(case):
+                self._found[case] = reason
+        startable = [case for case in pending if case not in self._found]
+        with ThreadPoolExecutor() as pool:
+            self._found |= zip(startable, pool.map(self._find, startable), strict=True)
+
+    def get(self, case: EngineCase) -> Server:
+        self.start([case])
+        found = self._found[case]
+        if isinstance(found, Unavailable):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def _find(self, case: EngineCase) -> Server | Unavailable:
+        try:
+            return _find(case, self._stack)
+        except Unavailable as reason:
+            return reason
+
+
+def _missing_driver(case: EngineCase) -> Unavailable | None:
+    for driver in (case.sync_driver, case.async_driver):
+        try:
+            URL.create(driver).get_dialect().import_dbapi()
+        except (ImportError, NoSuchModuleError) as error:
+            return Unavailable(f"no driver {driver}: {_first_line(error)}")
+    return None
+
+
+def _find(case: EngineCase, stack: ExitStack) -> Server:
+    if given := os.environ.get(case.url_variable):
+        return _answering(make_url(given), case.url_variable)
+    reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
+    if case.container:
+        try:
+            return _contained(case, case.container, stack)
+        except Unavailable as refusal:
+            reason = refusal
+    if case.embedded is None:
+        raise reason
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-", ignore_cleanup_errors=True)))
+    try:
+        return _answering(make_url(case.embedded(directory)), "embedded")
+    except ImportError as error:
+        raise Unavailable(f"{reason}, and {error.name} is not installed") from error
+
+
+def _first_line(error: object) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _contained(case: EngineCase, container: Container, stack: ExitStack) -> Server:
+    image = os.environ.get(case.image_variable, container.image)
+    _check_odbc_driver(container)
+    _fetch(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
+    running = _run(image, container)
+    stack.callback(running.stop)
+    host, port = running.get_container_host_ip(), int(running.get_exposed_port(container.port))
+    url = container.url(case.sync_driver, host, port)
+    if container.prepare:
+        entrance = url._replace(database=None)
+        _answering(entrance, image, running, container.patience.total_seconds())
+        _execute(entrance, container.prepare)
+    return _answering(url, image, running, container.patience.total_seconds())
+
+
+def _check_odbc_driver(container: Container) -> None:
+    if driver := container.query.get("driver"):
+        import pyodbc
+
+        if driver not in pyodbc.drivers():
+            raise Unavailable(f"{driver} is not installed")
+
+
+def _fetch(image: str, *, wanted: bool) -> None:
+    client = _docker()
+    try:
+        client.images.get(image)
+        return
+    except OSError:  # what the client raises is an OSError, and so is a timeout
+        if not wanted:
+            raise Unavailable(f"{image} is not here, and is pulled only for SQLQUEUE_REQUIRE") from None
+    try:
+        client.images.get_registry_data(image)  # fails at once where a pull could hang
+        client.images.pull(image)
+    except OSError as error:
+        raise Unavailable(f"{image} is not here and cannot be pulled") from error
+
+
+def _docker() -> Any:
+    if os.environ.get("SQLQUEUE_TEST_NO_DOCKER"):
+        raise Unavailable("SQLQUEUE_TEST_NO_DOCKER is set")
+    try:
+        import docker
+        import testcontainers  # noqa: F401  (both come with the same extra)
+    except ImportError as error:
+        raise Unavailable(f"{error.name} is not installed") from error
+    try:
+        client = docker.from_env(timeout=10)
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise Unavailable("Docker does not answer") from error
+    return client
+
+
+def _run(image: str, container: Container) -> Any:
+    from testcontainers.core.container import DockerContainer
+
+    description = DockerContainer(image).with_exposed_ports(container.port)
+    for name, value in container.environment.items():
+        description = description.with_env(name, value)
+    if container.command:
+        description = description.with_command(container.command)
+    if container.in_memory:
+        description = description.with_tmpfs_mount(container.in_memory)
+    try:
+        with _STARTING:
+            return description.start()
+    except OSError as error:
+        raise Unavailable(f"{image} does not start: {_first_line(error)}") from error
+
+
+def _answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:
+    """Proof is a connection: images report themselves ready before, or twice."""
+    deadline = time.monotonic() + patience
+    engine = create_engine(url, poolclass=NullPool)
+    while True:
+        try:
+            with engine.connect():
+                version = engine.dialect.server_version_info or ()
+                return Server(url, ".".join(map(str, version[:3])), origin)
+        except DBAPIError as error:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{origin} does not answer: {_first_line(error.orig)}") from error
+            if running and _ended(running):
+                raise Unavailable(f"{origin} ended at once: {running.get_logs()}") from error
+        time.sleep(0.2)
+
+
+def _ended(running: Any) -> bool:
+    running.reload()
+    return bool(running.status == "exited")
+
+
+def _execute(url: URL, statement: str) -> None:
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(statement)

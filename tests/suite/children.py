@@ -1,0 +1,99 @@
+"""What the child processes of the tests run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import URL, create_engine, func, select
+
+import sqlqueue
+from sqlqueue import Claim, QueueSession
+from tests.models import Ledger, Task
+from tests.processes import Gate
+
+
+@contextmanager
+def session(url: URL) -> Iterator[QueueSession]:
+    engine = create_engine(url)
+    with QueueSession(engine, expire_on_commit=False) as opened:
+        yield opened
+    engine.dispose()
+
+
+def drain(gate: Gate, url: URL, total: int, worker: str) -> int:
+    """Do rows until `total` are done by all together; how many were done here."""
+    done = 0
+    with session(url) as s:
+        gate.wait()
+        while True:
+            tasks = s.claim_many(Task, limit=50)
+            s.add_all(Ledger(task_id=task.id, worker=worker) for task in tasks)
+            s.complete(tasks)
+            s.commit()
+            done += len(tasks)
+            if not tasks:
+                if s.scalar(select(func.count()).select_from(Ledger)) == total:
+                    return done
+                s.rollback()
+                time.sleep(0.01)
+
+
+def enqueue(gate: Gate, url: URL, number: int) -> None:
+    with session(url) as s:
+        gate.wait()
+        for _ in range(number // 10):
+            s.enqueue(Task, [{"name": "late"}] * 10)
+            s.commit()
+
+
+def claim_and_stay(gate: Gate, url: URL) -> None:
+    """Killed at the gate, in mid-transaction."""
+    with session(url) as s:
+        task = s.claim(Task)
+        s.add(Ledger(task_id=task.id, worker="killed"))
+        s.complete(task)
+        s.flush()
+        gate.wait()
+
+
+def claim_and_commit(gate: Gate, url: URL, lease: timedelta) -> None:
+    """Killed at the gate, with the claim committed and the work not done."""
+    with session(url) as s:
+        task = s.claim(Task, lease=lease)
+        s.commit()
+        s.add(Ledger(task_id=task.id, worker="killed"))
+        s.flush()
+        gate.wait()
+
+
+def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, str]:
+    """Try these calls one after another, each with a business write; what became of each."""
+    outcome = {}
+    with session(url) as s:
+        for number, name in enumerate(names):
+            try:
+                s.add(Ledger(task_id=number, worker=name))
+                s.flush()
+                SETTLING[name](s, claim)
+                s.commit()
+                outcome[name] = "done"
+            except sqlqueue.ClaimLostError as error:
+                s.rollback()
+                outcome[name] = f"lost {error.model.__name__} {error.identity} {error.attempt}"
+    return outcome
+
+
+SETTLING: dict[str, Callable[[Any, Any], None]] = {
+    "complete": lambda s, task: s.complete(task),
+    "fail": lambda s, task: s.fail(task, "no luck"),
+    "discard": lambda s, task: s.discard(task, "no use"),
+    "cancel": lambda s, task: s.cancel(task),
+    "release": lambda s, task: s.release(task),
+    "snooze": lambda s, task: s.snooze(task, timedelta(hours=1)),
+    "heartbeat": lambda s, task: s.heartbeat(task),
+}
+"""Every call that settles or extends a claim, of sync and async sessions alike."""

@@ -1,0 +1,125 @@
+"""Scenes that several tests set: rows in every condition, sessions side by side, one claimer that stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import cycle, islice
+from threading import Thread
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import RowMapping, func, insert, inspect, select, update
+
+from sqlqueue.clock import utcnow
+from tests.harness import Actor, Database
+from tests.models import Task
+
+T = TypeVar("T")
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "ready": {"status": "available", "available_at": PAST, "attempt": 0, "claimed_at": None},
+    "scheduled": {"status": "scheduled", "available_at": PAST, "attempt": 0, "claimed_at": None},
+    "retryable": {"status": "retryable", "available_at": PAST, "attempt": 1, "claimed_at": PAST},
+    "expired": {"status": "running", "available_at": PAST, "attempt": 1, "claimed_at": PAST},
+}
+"""All that may be claimed: ready rows, and due ones."""
+DUE = ("scheduled", "retryable", "expired")
+
+
+def rows(count: int, *conditions: str, **columns: Any) -> list[dict[str, Any]]:
+    """`count` rows that may be claimed, in turn of each of these conditions."""
+    kinds = cycle(CONDITIONS[condition] for condition in conditions or ("ready",))
+    return [{**kind, **columns} for kind in islice(kinds, count)]
+
+
+def crowd(db: Database, model: Any, **columns: Any) -> None:
+    """100,000 rows alike, by a server that copies what it has."""
+    db.insert(model, [columns] * 6_250)
+    table = model.__table__
+    copied = [column for column in table.columns if column not in set(table.primary_key)]
+    with db.engine.begin() as connection:
+        for _ in range(4):
+            connection.execute(insert(table).from_select(copied, select(*copied)))
+
+
+def analyze(db: Database, model: Any) -> None:
+    """The planner knows the table."""
+    if db.case.analyze is not None:
+        with db.engine.begin() as connection:
+            connection.exec_driver_sql(db.case.analyze.format(table=model.__tablename__))
+
+
+def contenders(db: Database, count: int = 2) -> list[Actor]:
+    """Sessions whose connections are open already: connecting is not what is timed."""
+    actors = [db.session() for _ in range(count)]
+    for actor in actors:
+        actor.stats(Task)
+    for actor in actors:
+        actor.rollback()
+    return actors
+
+
+def waited(holder: Actor, call: Callable[[], T], within: float = 1) -> tuple[bool, list[T]]:
+    """Whether `call` had to wait for `holder`, whose transaction is ended if so; and what it returned."""
+    returned: list[T] = []
+    raised: list[BaseException] = []
+    thread = Thread(target=_call, args=(call, returned, raised), daemon=True)
+    thread.start()
+    thread.join(within)
+    late = thread.is_alive()
+    if late:
+        holder.commit()
+        thread.join()
+    for error in raised:
+        raise error
+    return late, returned
+
+
+def _call(call: Callable[[], T], returned: list[T], raised: list[BaseException]) -> None:
+    try:
+        returned.append(call())
+    except BaseException as error:
+        raised.append(error)
+
+
+def without_waiting(holder: Actor, call: Callable[[], T], within: float = 1) -> T:
+    """What `call` returns, which must not wait for the locks that `holder` has."""
+    late, (value,) = waited(holder, call, within)
+    if late:
+        pytest.fail(f"waited for another transaction for more than {within} s")
+    return value
+
+
+def ids(tasks: Iterable[Any]) -> set[Any]:
+    found = [task.id for task in tasks]
+    assert len(found) == len(set(found)), "a row was returned twice"
+    return set(found)
+
+
+def row(db: Database, task: Any) -> RowMapping:
+    """What the table says of a task now, whatever the instance believes."""
+    table = type(task).__table__
+    (key,) = inspect(task).identity
+    with db.engine.connect() as connection:
+        return connection.execute(select(table).where(table.c.id == key)).mappings().one()
+
+
+def clock(db: Database) -> datetime:
+    """The database's own."""
+    with db.engine.connect() as connection:
+        return connection.execute(select(utcnow())).scalar_one()
+
+
+def end_leases(db: Database, model: Any = Task) -> None:
+    """Time passes: the lease of every running row is over."""
+    with db.engine.begin() as connection:
+        connection.execute(update(model.__table__).where(model.status == "running").values(available_at=PAST))
+
+
+def count(db: Database, model: Any, *where: Any) -> int:
+    with db.engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(model.__table__).where(*where))

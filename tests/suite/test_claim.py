@@ -1,0 +1,352 @@
+"""What a claim takes, in which order, and what it writes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import desc, event, inspect, or_, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, joinedload, selectinload
+
+import sqlqueue
+from sqlqueue import ArgumentError, Claim, ClaimLostError, IllegalTransitionError, claim_of
+from sqlqueue.clock import utcnow
+from sqlqueue.dialects import adapter_for
+from tests.harness import Actor, Database
+from tests.models import Account, Attachment, Base, Mail, Task
+
+M = TypeVar("M", bound=Base)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
+OTHER_COLUMNS = ("priority", "max_attempts", "finished_at", "error", "created_at", "name", "number")
+
+
+def row(db: Database, model: type[M], key: Any) -> M:
+    with Session(db.engine) as session:
+        return session.get_one(model, key)
+
+
+def now(db: Database) -> datetime:
+    with db.engine.connect() as connection:
+        return connection.scalars(select(utcnow())).one()
+
+
+def ids(tasks: Any) -> list[int]:
+    return [task.id for task in tasks]
+
+
+def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> list[int]:
+    with db.begin() as session:
+        return ids(session.claim_many(Task, *where, limit=limit, **arguments))
+
+
+def test_what_a_claim_writes(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "name": "a", "priority": 3, "available_at": PAST}])
+    before = row(db, Task, 1)
+    started = now(db)
+    with db.begin() as session:
+        session.claim(Task)
+    after = row(db, Task, 1)
+    assert (after.status, after.attempt) == ("running", 1)
+    assert after.claimed_by == f"{socket.gethostname()}:{os.getpid()}"
+    assert after.claimed_at is not None
+    assert started <= after.claimed_at <= now(db)
+    assert abs(after.available_at - after.claimed_at - timedelta(minutes=5)) <= db.case.time_resolution
+    for name in OTHER_COLUMNS:
+        assert getattr(after, name) == getattr(before, name), name
+
+
+def test_returned_is_a_live_instance_that_shows_the_claim(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        task = session.claim(Task)
+        assert inspect(task).persistent
+        assert task in session.sync_session
+        shown = {
+            name: task.__dict__[name] for name in ("status", "attempt", "claimed_by", "claimed_at", "available_at")
+        }
+    stored = row(db, Task, 1)
+    assert shown == {name: getattr(stored, name) for name in shown}
+
+
+@pytest.mark.filterwarnings("ignore::sqlqueue.SQLQueueWarning")  # it has read before it claims
+def test_one_loaded_before_shows_the_claim(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        before = session.get(Task, 1)
+        assert before.status == "available"
+        assert session.claim(Task) is before
+        assert (before.__dict__["status"], before.__dict__["attempt"]) == ("running", 1)
+
+
+def test_none_when_nothing_is_free(db: Database) -> None:
+    with db.begin() as session:
+        assert session.claim(Task) is None
+        assert list(session.claim_many(Task, limit=5)) == []
+
+
+def test_a_plain_insert_by_another_program_enqueues(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(text("INSERT INTO task (id, name, number) VALUES (1, 'from outside', 0)"))
+    with db.begin() as session:
+        task = session.claim(Task)
+        assert (task.name, task.priority, task.attempt, task.max_attempts) == ("from outside", 0, 1, 3)
+
+
+def test_what_the_session_has_pending_can_be_claimed(db: Database) -> None:
+    with db.begin() as session:
+        session.add(Task(name="pending"))
+        assert session.claim(Task).name == "pending"
+
+
+def test_lease_and_name_of_the_call(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        session.claim(Task, lease=timedelta(seconds=1.5), claimed_by="me")
+    task = row(db, Task, 1)
+    assert task.claimed_by == "me"
+    assert task.claimed_at is not None
+    assert abs(task.available_at - task.claimed_at - timedelta(seconds=1.5)) <= db.case.time_resolution
+
+
+# -- which, and in which order -----------------------------------------------------------------------------------------
+
+
+def test_ready_rows_by_priority_then_time_then_key(db: Database) -> None:
+    early, late = PAST, PAST + timedelta(days=1)
+    keys = {1: (1, early), 2: (0, late), 3: (0, early), 4: (-1, late), 5: (0, early), 6: (2, early)}
+    db.insert(Task, [{"id": n, "priority": priority, "available_at": at} for n, (priority, at) in keys.items()])
+    assert claimed(db) == [4, 3, 5, 2, 1, 6]
+
+
+@pytest.mark.parametrize("status", ["scheduled", "retryable", "running"])
+def test_due_rows_are_claimed(db: Database, status: str) -> None:
+    db.insert(Task, [{"id": 1, "status": status, "attempt": 1, "available_at": PAST}])
+    assert claimed(db) == [1]
+    task = row(db, Task, 1)
+    assert (task.status, task.attempt) == ("running", 2)
+    assert task.available_at > PAST
+
+
+@pytest.mark.parametrize("status", ["scheduled", "retryable", "running"])
+def test_rows_that_are_not_due_are_left(db: Database, status: str) -> None:
+    db.insert(Task, [{"id": 1, "status": status, "available_at": FUTURE}])
+    assert claimed(db) == []
+
+
+@pytest.mark.parametrize("status", ["completed", "cancelled", "discarded"])
+def test_final_rows_are_left(db: Database, status: str) -> None:
+    db.insert(Task, [{"id": 1, "status": status, "available_at": PAST, "finished_at": PAST}])
+    assert claimed(db) == []
+
+
+def test_a_due_row_without_attempts_left_is_never_claimed(db: Database) -> None:
+    rows = [{"id": n, "status": "running", "attempt": n, "max_attempts": 3, "available_at": PAST} for n in (1, 2, 3, 4)]
+    db.insert(Task, rows)
+    assert claimed(db) == [1, 2]
+
+
+def test_an_available_row_is_claimed_whatever_its_time_and_attempts(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "attempt": 3, "max_attempts": 3, "available_at": FUTURE}])
+    assert claimed(db) == [1]
+
+
+def test_ready_before_due_and_due_by_time(db: Database) -> None:
+    due = [(1, "scheduled", 3), (2, "running", 1), (3, "retryable", 2)]
+    moments = [PAST + timedelta(hours=hours) for _, _, hours in due]
+    rows = [
+        {"id": n, "status": s, "priority": 9 - n, "available_at": at}
+        for (n, s, _), at in zip(due, moments, strict=True)
+    ]
+    db.insert(Task, [*rows, {"id": 4, "status": "available", "priority": 100, "available_at": FUTURE}])
+    assert claimed(db) == [4, 2, 3, 1]
+
+
+def test_limit(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in range(1, 6)])
+    db.insert(Task, [{"id": n, "status": "scheduled", "available_at": PAST} for n in range(6, 9)])
+    assert len(claimed(db, limit=2)) == 2
+    assert len(claimed(db, limit=4)) == 4
+    assert len(claimed(db, limit=99)) == 2
+
+
+def test_nothing_is_claimed_twice(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    with db.begin() as session:
+        assert session.claim(Task).id != session.claim(Task).id
+        assert session.claim(Task) is None
+    assert claimed(db) == []
+
+
+def test_an_order_of_the_call(db: Database) -> None:
+    db.insert(Task, [{"id": n, "number": n % 3, "available_at": PAST} for n in range(1, 7)])
+    if not adapter_for(db.engine.dialect).orders_freely:
+        with pytest.raises(ArgumentError, match="order_by"):
+            claimed(db, order_by=Task.number)
+        return
+    assert claimed(db, order_by=[desc(Task.number), Task.id], limit=3) == [2, 5, 1]
+    assert claimed(db, order_by=Task.id.desc(), limit=2) == [6, 4]
+
+
+# -- criteria and options ----------------------------------------------------------------------------------------------
+
+
+def test_criteria_on_the_model(db: Database) -> None:
+    db.insert(Task, [{"id": n, "number": n % 3, "name": "odd" if n % 2 else "even"} for n in range(1, 10)])
+    assert sorted(claimed(db, Task.number == 1, Task.name == "odd")) == [1, 7]
+    assert sorted(claimed(db, or_(Task.id == 2, Task.name.like("e%")))) == [2, 4, 6, 8]
+    assert sorted(claimed(db, Task.id.in_([3, 5]))) == [3, 5]
+
+
+def test_criteria_hold_for_due_rows(db: Database) -> None:
+    db.insert(Task, [{"id": n, "number": n % 2, "status": "retryable", "available_at": PAST} for n in range(1, 5)])
+    assert sorted(claimed(db, Task.number == 1)) == [1, 3]
+
+
+def test_by_primary_key(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in range(1, 5)])
+    assert claimed(db, Task.id == 3) == [3]
+    assert claimed(db, Task.id == 3) == []
+
+
+def _mails(db: Database) -> None:
+    with db.begin() as session:
+        for number, name in enumerate(("ada", "bob"), 1):
+            account = Account(id=number, name=name)
+            session.add(
+                Mail(id=number, topic=name, account=account, attachments=[Attachment(name="x"), Attachment(name="y")])
+            )
+
+
+def test_criteria_on_relationships(db: Database) -> None:
+    _mails(db)
+    with db.begin() as session:
+        assert session.claim(Mail, Mail.account.has(name="eve")) is None
+        assert session.claim(Mail, Mail.account.has(name="bob")).id == 2
+        assert session.claim(Mail, Mail.attachments.any(name="y")).id == 1
+
+
+def test_topic(db: Database) -> None:
+    for values in ({}, {"topic": "b"}, {"topic": "c", "status": "scheduled", "available_at": PAST}):
+        db.insert(Mail, [values])
+    with db.begin() as session:
+        assert session.claim(Mail, Mail.topic == "b").topic == "b"
+        assert session.claim(Mail, Mail.topic == "c").attempt == 1
+        assert session.claim(Mail, Mail.topic == "b") is None
+        assert session.claim(Mail).topic == "default"
+
+
+@pytest.mark.parametrize("load", [selectinload, joinedload])
+def test_loader_options(db: Database, load: Any) -> None:
+    _mails(db)
+    with db.begin() as session:
+        options = [load(Mail.attachments), load(Mail.account)]
+        mails = session.claim_many(Mail, limit=2, options=options)
+        assert [len(mail.__dict__["attachments"]) for mail in mails] == [2, 2]
+        assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
+        assert [mail.__dict__["status"] for mail in mails] == ["running"] * 2
+
+
+# -- what the instance remembers ---------------------------------------------------------------------------------------
+
+
+def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
+    db.insert(Task, [{"id": 7}])
+    with db.begin() as session:
+        held = claim_of(session.claim(Task))
+    assert held == Claim(Task, (7,), 1)
+    with db.begin() as session:
+        session.complete(pickle.loads(pickle.dumps(held)))
+    assert row(db, Task, 7).status == "completed"
+
+
+def test_a_claim_outlives_its_instance(db: Database) -> None:
+    """The session refers to its instances weakly."""
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        session.complete(claim_of(session.claim(Task)))
+    assert row(db, Task, 1).status == "completed"
+
+
+def _take_over(db: Database, key: int) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(text(f"UPDATE task SET available_at = '2020-01-01 00:00:00.000000' WHERE id = {key}"))
+    assert claimed(db, claimed_by="successor") == [key]
+
+
+@pytest.mark.parametrize("reload", ["expire", "refresh", "detach"])
+def test_a_zombie_does_not_pass_by_a_reload(db: Database, reload: str) -> None:
+    db.insert(Task, [{"id": 1}])
+    zombie = db.session(expire_on_commit=reload == "expire")
+    task = zombie.claim(Task)
+    zombie.commit()
+    _take_over(db, 1)
+    if reload == "detach":
+        zombie.close()
+    elif reload == "refresh":
+        zombie.refresh(task)
+        assert task.attempt == 2
+    with pytest.raises(ClaimLostError) as lost:
+        zombie.complete(task)
+    assert (lost.value.model, lost.value.identity, lost.value.attempt) == (Task, (1,), 1)
+    zombie.rollback()
+    assert (row(db, Task, 1).status, row(db, Task, 1).claimed_by) == ("running", "successor")
+
+
+def test_a_rollback_leaves_no_trace(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    session = db.session()
+    task = session.claim(Task)
+    session.rollback()
+    assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("available", 0)
+    with pytest.raises(IllegalTransitionError, match="rolled back"):
+        claim_of(task)
+
+
+def test_a_savepoint_rolled_back_takes_its_claims_along(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    with db.begin() as session:
+        kept = session.claim(Task)
+        savepoint = session.run(lambda sync: sync.begin_nested())
+        undone = session.claim(Task)
+        session.run(lambda _: savepoint.rollback())
+        with pytest.raises(IllegalTransitionError):
+            claim_of(undone)
+        session.complete(kept)
+    assert (row(db, Task, 1).status, row(db, Task, 2).status) == ("completed", "available")
+
+
+# -- sessions of every sort --------------------------------------------------------------------------------------------
+
+
+def _plain(db: Database) -> Actor:
+    return db.session(class_=AsyncSession if db.is_async else Session)
+
+
+def test_functions_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
+    session = _plain(db)
+    task = session.run(sqlqueue.claim, Task, Task.id == 2, claimed_by="me")
+    session.run(sqlqueue.complete, task)
+    rest = session.run(sqlqueue.claim_many, Task, limit=5)
+    session.run(sqlqueue.release, rest)
+    session.commit()
+    assert [row(db, Task, n).status for n in (1, 2, 3)] == ["available", "completed", "available"]
+
+
+def test_two_steps_at_the_most(db: Database) -> None:
+    """Claiming nothing asks for ready rows and for due rows, and that is all."""
+    statements: list[str] = []
+    with db.begin() as session:
+        assert session.claim(Task) is None  # whatever happens once per engine
+        event.listen(db.session_engine, "before_cursor_execute", record := lambda *args: statements.append(args[2]))
+        try:
+            session.claim(Task)
+        finally:
+            event.remove(db.session_engine, "before_cursor_execute", record)
+    assert len(statements) == 2

@@ -1,0 +1,189 @@
+"""Claimers side by side: nobody waits, nobody gets what another has, and nothing that is free is withheld."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.harness import Database
+from tests.models import Ledger, Mail, Task
+from tests.processes import Processes
+from tests.suite import children
+from tests.suite.scenes import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
+
+locks_rows = pytest.mark.requires("locks_rows")
+one_writer = pytest.mark.requires("one_writer")
+
+
+def assert_both_are_served(db: Database, *where: Any, model: Any = Task, limit: int = 5) -> None:
+    """A claims and stays open; B gets as many others at once."""
+    a, b = contenders(db)
+    mine = ids(a.claim_many(model, *where, limit=limit))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(model, *where, limit=limit)))
+    assert len(mine) == len(theirs) == limit
+    assert not mine & theirs
+
+
+@locks_rows
+def test_two_claimers_get_different_rows_at_once(db: Database) -> None:
+    db.insert(Task, rows(2_000))
+    assert_both_are_served(db)
+
+
+# on a small table, and for a large share of one, a planner prefers a scan and a sort, which locks all it reads
+@locks_rows
+@pytest.mark.parametrize(("size", "limit"), [(3, 1), (12, 5), (16, 8), (20, 10), (30, 15), (2_000, 500)])
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+def test_whatever_the_plan(sync_db: Database, size: int, limit: int, condition: str) -> None:
+    sync_db.insert(Task, rows(size, condition))
+    assert_both_are_served(sync_db, limit=limit)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", DUE)
+def test_among_due_rows(sync_db: Database, condition: str) -> None:
+    sync_db.insert(Task, rows(2_000, condition))
+    assert_both_are_served(sync_db)
+
+
+@locks_rows
+def test_among_ready_and_due_rows(sync_db: Database) -> None:
+    sync_db.insert(Task, [*rows(7), *rows(2_000, *DUE)])
+    assert_both_are_served(sync_db)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "expired"])
+def test_among_finished_rows(sync_db: Database, condition: str) -> None:
+    crowd(sync_db, Task, status="completed", available_at=PAST, attempt=1, finished_at=PAST)
+    sync_db.insert(Task, rows(2_000, condition))
+    assert_both_are_served(sync_db)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "scheduled"])
+def test_among_rows_for_tomorrow(sync_db: Database, condition: str) -> None:
+    crowd(sync_db, Task, status="scheduled", available_at=TOMORROW)
+    sync_db.insert(Task, rows(2_000, condition))
+    assert_both_are_served(sync_db)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+@pytest.mark.parametrize("where", [(), (Mail.topic == "news",)], ids=["all", "one"])
+def test_with_topics(sync_db: Database, condition: str, where: tuple[Any, ...]) -> None:
+    sync_db.insert(Mail, [*rows(1_000, condition, topic="news"), *rows(1_000, condition, topic="bills")])
+    assert_both_are_served(sync_db, *where, model=Mail)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "scheduled"])
+def test_with_a_criterion_that_no_index_serves(sync_db: Database, condition: str) -> None:
+    sync_db.insert(Task, [{**row, "number": n % 10} for n, row in enumerate(rows(2_000, condition))])
+    assert_both_are_served(sync_db, Task.number == 7)
+
+
+# -- no lock on any other row --------------------------------------------------------------------------------------
+
+
+@locks_rows
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("conditions", [("ready",), DUE, ("ready", *DUE)], ids=["ready", "due", "mixed"])
+def test_no_other_row_is_locked(sync_db: Database, lease: Any, conditions: tuple[str, ...]) -> None:
+    sync_db.insert(Task, rows(2_000, *conditions))
+    a, b = contenders(sync_db)
+    mine = ids(a.claim_many(Task, limit=10, lease=lease))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000, lease=lease), within=10))
+    assert (len(mine), len(theirs)) == (10, 1_990)
+    assert not mine & theirs
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database, condition: str) -> None:
+    sync_db.insert(Task, [{**row, "number": n // 2 % 2} for n, row in enumerate(rows(2_000, condition))])
+    a, b = contenders(sync_db)
+    mine = ids(a.claim_many(Task, Task.number == 1, limit=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000), within=10))
+    assert (len(mine), len(theirs)) == (10, 1_990)
+
+
+@locks_rows
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+@pytest.mark.parametrize("where", [(), (Task.number == 0,)], ids=["any", "where"])
+def test_the_few_behind_many_locks_are_found(sync_db: Database, condition: str, where: Any) -> None:
+    sync_db.insert(Task, rows(2_000, condition))
+    a, b = contenders(sync_db)
+    mine = ids(a.claim_many(Task, *where, limit=1_990))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, *where, limit=20), within=10))
+    assert (len(mine), len(theirs)) == (1_990, 10)
+    assert not mine & theirs
+
+
+@locks_rows
+@pytest.mark.parametrize("how", ["complete", "release"])
+def test_settling_many_waits_for_no_other_claim(sync_db: Database, how: str) -> None:
+    # so many keys of a small table look like all of it to a planner, which then reads, and waits for, every row
+    sync_db.insert(Task, rows(2_000))
+    a, b = contenders(sync_db)
+    a.claim_many(Task, limit=500)
+    theirs = b.claim_many(Task, limit=500)
+    without_waiting(a, lambda: children.SETTLING[how](b, theirs), within=5)
+
+
+@locks_rows
+def test_no_other_row_is_locked_async(db: Database) -> None:
+    # drivers of asyncio have cursors of their own, which may fetch, and lock, ahead
+    db.insert(Task, rows(500))
+    a, b = contenders(db)
+    mine = ids(a.claim_many(Task, limit=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500), within=10))
+    assert (len(mine), len(theirs)) == (10, 490)
+
+
+@locks_rows
+def test_a_statement_used_again_claims_what_it_is_asked_for(db: Database) -> None:
+    db.insert(Mail, [*rows(100, topic="news"), *rows(100, "retryable", topic="bills")])
+    a, b = contenders(db)
+    asked = [(10, "news"), (3, "bills"), (7, "news"), (1, "news"), (12, "bills")]
+    for limit, topic in asked:
+        mine = a.claim_many(Mail, Mail.topic == topic, limit=limit)
+        assert [mail.topic for mail in mine] == [topic] * limit
+        rest = 100 - sum(n for n, other in asked[: asked.index((limit, topic)) + 1] if other == topic)
+        assert len(without_waiting(a, lambda: b.claim_many(Mail, Mail.topic == topic, limit=200))) == rest  # noqa: B023
+        b.rollback()
+
+
+@one_writer
+def test_the_second_claimer_waits_for_the_first_to_commit(db: Database) -> None:
+    db.insert(Task, rows(10))
+    a, b = contenders(db)
+    mine, theirs = ids(a.claim_many(Task, limit=4)), []
+    thread = Thread(target=lambda: theirs.extend(b.claim_many(Task, limit=10)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    a.commit()
+    thread.join(5)
+    assert len(theirs) == 6
+    assert not mine & ids(theirs)
+
+
+# -- many -----------------------------------------------------------------------------------------------------------
+
+
+def test_eight_processes_do_each_row_once(sync_db: Database, processes: Processes) -> None:
+    sync_db.insert(Task, rows(4_000))
+    drainers = [processes.spawn(children.drain, sync_db.url, 5_000, f"worker {n}") for n in range(8)]
+    enqueuers = [processes.spawn(children.enqueue, sync_db.url, 500) for _ in range(2)]
+    for child in [*drainers, *enqueuers]:
+        child.wait_until_arrived()
+    for child in [*drainers, *enqueuers]:
+        child.let_pass()
+    done = [child.result() for child in drainers]
+    # the unique key of the ledger has refused any row done twice; and nobody was idle
+    assert sum(done) == count(sync_db, Ledger) == count(sync_db, Task, Task.status == "completed") == 5_000
+    assert count(sync_db, Task, Task.attempt != 1) == 0
+    assert sum(n > 0 for n in done) > 1

@@ -1,0 +1,153 @@
+"""Many enqueue one key at once, while it waits, runs or is done: the last word counts, and it is acted upon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue import DuplicateTaskError
+from tests.harness import Actor, Database
+from tests.models import Document
+from tests.suite.scenes import contenders, rows
+
+THREADS = 8
+ROUNDS = 5
+
+
+def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
+    """Eight threads, each with a transaction of its own, let go at once; what each returned or raised."""
+    barrier = Barrier(THREADS)
+
+    def run(actor: Actor, number: int) -> Any:
+        barrier.wait(10)
+        try:
+            call(actor, number)
+            actor.commit()
+        except Exception as error:
+            actor.rollback()
+            return error
+        return None
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(run, contenders(db, THREADS), range(1, THREADS + 1)))
+
+
+def document(db: Database) -> Document:
+    with db.begin() as actor:
+        return actor.run(lambda session: session.scalars(select(Document)).one())
+
+
+@pytest.mark.parametrize("how", ["rows", "instance"])
+def test_raise_lets_one_in(db: Database, how: str) -> None:
+    def enqueue(actor: Actor, version: int) -> None:
+        if how == "rows":
+            actor.enqueue(Document, [{"id": "a", "version": version}])
+        else:
+            actor.enqueue(Document(id="a", version=version))
+
+    outcome = race(db, enqueue)
+    assert Counter(map(type, outcome)) == {type(None): 1, DuplicateTaskError: THREADS - 1}
+    assert document(db).version == outcome.index(None) + 1
+
+
+@pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
+def test_the_others_let_all_in_and_make_one_row(db: Database, how: str) -> None:
+    def enqueue(actor: Actor, version: int) -> None:
+        actor.enqueue(Document, [{"id": "a", "version": version}], on_conflict=how)
+
+    assert race(db, enqueue) == [None] * THREADS
+    made = document(db)
+    assert made.version in range(1, THREADS + 1)
+    assert (made.status, made.attempt) == ("available", 0)
+
+
+def test_ignore_leaves_the_row_as_it_is(db: Database) -> None:
+    db.insert(Document, rows(1, id="a", version=99))
+    outcome = race(db, lambda actor, n: actor.enqueue(Document(id="a", version=n), on_conflict="ignore"))
+    assert outcome == [None] * THREADS
+    assert document(db).version == 99
+
+
+@pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
+def test_many_keys_at_once(sync_db: Database, how: str) -> None:
+    keys = [f"document {n}" for n in range(50)]
+
+    def enqueue(actor: Actor, version: int) -> None:
+        actor.enqueue(Document, [{"id": key, "version": version} for key in keys], on_conflict=how)
+
+    assert race(sync_db, enqueue) == [None] * THREADS
+    with sync_db.begin() as actor:
+        versions = actor.scalars(select(Document.version)).all()
+    assert len(versions) == 50
+    assert len(set(versions)) == 1, "each statement is one: the rows are all of the first, or all of the last"
+
+
+def work(db: Database, over: Event, *, early: bool) -> list[int]:
+    """Claim and complete until nothing is left after the others are `over`; the version that each run began with."""
+    seen = []
+    actor = db.session()
+    while True:
+        last_look = over.is_set()
+        task = actor.claim(Document)
+        if task is not None:
+            seen.append(task.version)
+            if early:
+                actor.commit()  # from here on the row can be written while it runs
+            actor.complete(task)
+        actor.commit()
+        if task is None and last_look:
+            return seen
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])
+def test_rerun_misses_no_version(db: Database, early: bool) -> None:
+    versions, over = count(1), Event()
+    with ThreadPoolExecutor(1) as worker:
+        seen = worker.submit(work, db, over, early=early)
+        try:
+            for _ in range(ROUNDS):
+                outcome = race(
+                    db, lambda actor, _: actor.enqueue(Document(id="a", version=next(versions)), on_conflict="rerun")
+                )
+                assert outcome == [None] * THREADS
+        finally:
+            over.set()
+    last = document(db)
+    assert last.status == "completed"
+    # whatever was written last was there when the last run began
+    assert seen.result()[-1] == last.version
+
+
+@pytest.mark.parametrize(("how", "status"), [("rerun", "available"), ("replace", "completed"), ("ignore", "completed")])
+def test_what_is_written_during_a_run(db: Database, how: str, status: str) -> None:
+    db.insert(Document, rows(1, id="a", version=0))
+    actor = db.session()
+    task = actor.claim(Document)
+    actor.commit()
+    outcome = race(db, lambda other, n: other.enqueue(Document(id="a", version=n), on_conflict=how))
+    assert outcome == [None] * THREADS
+    running = document(db)
+    assert (running.status, running.attempt) == ("running", 1)
+    assert (running.version == 0) is (how == "ignore")
+    actor.complete(task)
+    actor.commit()
+    assert document(db).status == status
+
+
+@pytest.mark.parametrize("how", ["replace", "rerun"])
+def test_a_final_row_lives_again(db: Database, how: str) -> None:
+    db.insert(Document, rows(1, id="a", version=0))
+    with db.begin() as actor:
+        actor.complete(actor.claim(Document))
+    assert race(db, lambda other, n: other.enqueue(Document(id="a", version=n), on_conflict=how)) == [None] * THREADS
+    with db.begin() as actor:
+        task = actor.claim(Document)
+        assert task.version > 0
+        assert task.finished_at is None

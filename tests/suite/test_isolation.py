@@ -1,0 +1,224 @@
+"""Claims against everything else that is open: inserts, foreign-key children, and other isolation levels."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue import SQLQueueWarning, UnsupportedIsolationError
+from tests.harness import Actor, Database
+from tests.models import Account, Attachment, Mail, Task
+from tests.suite.scenes import TOMORROW, contenders, count, ids, row, rows, waited, without_waiting
+
+locks_rows = pytest.mark.requires("locks_rows")
+one_writer = pytest.mark.requires("one_writer")
+
+# -- to enqueue is to insert, and waits for nobody ------------------------------------------------------------------
+
+QUEUES = {
+    "empty": [],
+    "short": rows(3),
+    "long": rows(50),
+    "due": rows(3, "retryable"),
+    "finished": [{**row, "status": "completed"} for row in rows(3)],
+}
+ENQUEUE: dict[str, Callable[[Actor], None]] = {
+    "rows": lambda actor: actor.enqueue(Task, [{}, {"priority": -5}, {"priority": 5}]),
+    "instance": lambda actor: actor.enqueue(Task()),
+    "add": lambda actor: (actor.add(Task()), actor.flush()),
+    "scheduled": lambda actor: actor.enqueue(Task(available_at=TOMORROW)),
+}
+
+
+@locks_rows
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("enqueue", ENQUEUE)
+def test_enqueueing_does_not_wait_for_an_open_claim(sync_db: Database, queue: str, enqueue: str) -> None:
+    sync_db.insert(Task, QUEUES[queue])
+    a, b = contenders(sync_db)
+    a.claim_many(Task, limit=10)
+    assert quickest_of_three(a, b, ENQUEUE[enqueue]) < 0.2
+
+
+@locks_rows
+@pytest.mark.parametrize("queue", ["empty", "short"])
+@pytest.mark.parametrize("lease", ["default", None])
+def test_enqueueing_into_a_topic_that_is_being_claimed(db: Database, queue: str, lease: Any) -> None:
+    db.insert(Mail, [{**row, "topic": "news"} for row in QUEUES[queue]])
+    a, b = contenders(db)
+    a.claim_many(Mail, Mail.topic == "news", limit=10, lease=lease)
+    assert quickest_of_three(a, b, lambda actor: actor.enqueue(Mail, [{"topic": "news"}])) < 0.2
+
+
+def quickest_of_three(holder: Actor, actor: Actor, call: Callable[[Actor], None]) -> float:
+    """A busy machine is slow now and then; who waits for a lock is slow each time, or does not come back at all."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        without_waiting(holder, lambda: call(actor), within=5)
+        times.append(time.perf_counter() - start)
+        actor.rollback()
+    return min(times)
+
+
+# -- children -------------------------------------------------------------------------------------------------------
+
+
+@locks_rows
+def test_an_open_insert_of_a_child_makes_no_claim_wait(db: Database) -> None:
+    db.insert(Mail, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
+    claimer, other = contenders(db)
+    other.add(Attachment(mail_id=1))
+    other.flush()
+    got = ids(without_waiting(other, lambda: claimer.claim_many(Mail, limit=3)))
+    # where the parent's row is locked for it, that one is passed over for the time being
+    assert got == ({1, 2, 3} if db.case.children_never_wait else {2, 3})
+    other.commit()
+    assert got | ids(claimer.claim_many(Mail, limit=3)) == {1, 2, 3}
+
+
+@locks_rows
+@pytest.mark.parametrize("lease", ["default", None])
+def test_a_child_of_a_claimed_row(db: Database, lease: Any) -> None:
+    db.insert(Mail, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
+    claimer, other = contenders(db)
+    task = claimer.claim(Mail, lease=lease)
+    claimer.complete(task)
+
+    def insert() -> None:
+        other.add(Attachment(mail_id=1))
+        other.commit()
+
+    late, _ = waited(claimer, insert)
+    # where the parent's row is locked for it, it waits for the claimer's transaction, and no longer
+    assert late is not db.case.children_never_wait
+    assert count(db, Attachment) == 1
+
+
+@locks_rows
+def test_the_parent_of_a_claimed_row_is_free(db: Database) -> None:
+    db.insert(Account, [{"id": 1, "name": "Ada"}])
+    db.insert(Mail, rows(2, account_id=1))
+    claimer, other = contenders(db)
+    claimer.claim(Mail)
+
+    def rename() -> None:
+        other.get(Account, 1).name = "Grace"
+        other.commit()
+
+    without_waiting(claimer, rename)
+
+
+# -- isolation levels -----------------------------------------------------------------------------------------------
+
+above = pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+
+
+def level_of(actor: Actor) -> str:
+    """As the server, or the driver, says now."""
+    return actor.run(lambda session: session.connection().get_isolation_level())
+
+
+@locks_rows
+@above
+def test_a_claim_that_begins_the_transaction_runs_at_read_committed(db: Database, level: str) -> None:
+    db.insert(Task, rows(20))
+    a, b = contenders(db.variant(isolation_level=level))
+    mine = ids(a.claim_many(Task, limit=5))
+    assert level_of(a) == "READ COMMITTED"
+    theirs = b.claim_many(Task, limit=5)
+    a.commit()
+    b.complete(theirs)
+    b.commit()
+    assert not mine & ids(theirs)
+    assert level_of(a) == level, "the next transaction is the application's own"
+
+
+@locks_rows
+@above
+def test_a_claim_sees_what_was_committed_meanwhile(db: Database, level: str) -> None:
+    db.insert(Task, rows(4))
+    variant = db.variant(isolation_level=level)
+    a, b = contenders(variant)
+    for actor in (a, b, a, b):
+        actor.complete(actor.claim(Task))
+        actor.commit()
+    assert count(db, Task, Task.status == "completed") == 4
+
+
+@locks_rows
+@above
+def test_a_claim_later_in_a_transaction_works_and_warns_once(db: Database, level: str) -> None:
+    db.insert(Task, rows(5))
+    actor = db.variant(isolation_level=level).session()
+    actor.scalars(select(Account)).all()
+    with pytest.warns(SQLQueueWarning, match="isolation_level"):
+        tasks = [actor.claim(Task)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tasks += actor.claim_many(Task, limit=2)
+    assert level_of(actor) == level
+    actor.complete(tasks)
+    actor.commit()
+    actor.scalars(select(Account)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert actor.claim(Task) is not None
+    assert [row(db, task)["status"] for task in tasks] == ["completed"] * 3
+
+
+@locks_rows
+def test_a_stale_snapshot_hides_no_claimed_row(db: Database) -> None:
+    actor = db.variant(isolation_level="REPEATABLE READ").session()
+    assert actor.scalars(select(Task)).all() == []  # takes the snapshot
+    db.insert(Task, rows(3))
+    with pytest.warns(SQLQueueWarning):
+        tasks = claimed_or_refused(actor)
+    # the others do not see it, or see it as it was claimed
+    assert [task.status for task in tasks] == ["running"] * len(tasks)
+
+
+def claimed_or_refused(actor: Actor) -> list[Task]:
+    try:
+        return actor.claim_many(Task, limit=3)
+    except DBAPIError:  # some engines refuse to lock what is newer than the snapshot: nothing claimed, nothing lost
+        return []
+
+
+@locks_rows
+def test_no_claim_without_a_transaction(db: Database) -> None:
+    db.insert(Task, rows(1))
+    actor = db.variant(isolation_level="AUTOCOMMIT").session()
+    actor.scalars(select(Account)).all()
+    with pytest.raises(UnsupportedIsolationError) as caught:
+        actor.claim(Task)
+    assert caught.value.level == "AUTOCOMMIT"
+    assert count(db, Task, Task.status == "available") == 1
+
+
+def test_a_claim_begins_a_transaction_where_there_would_be_none(db: Database) -> None:
+    db.insert(Task, rows(1))
+    (actor,) = contenders(db.variant(isolation_level="AUTOCOMMIT"), 1)
+    task = actor.claim(Task)
+    assert task is not None
+    actor.rollback()
+    assert row(db, task)["status"] == "available"
+    actor.complete(actor.claim(Task))
+    actor.commit()
+    assert row(db, task)["status"] == "completed"
+
+
+@one_writer
+def test_serializable_is_what_one_writer_is(db: Database) -> None:
+    db.insert(Task, rows(2))
+    actor = db.variant(isolation_level="SERIALIZABLE").session()
+    actor.scalars(select(Account)).all()
+    assert len(actor.claim_many(Task, limit=2, lease=timedelta(seconds=9))) == 2
+    actor.commit()

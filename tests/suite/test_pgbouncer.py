@@ -1,0 +1,184 @@
+"""Behind a pooler in transaction mode, each transaction may run on another connection of the server."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, select
+
+from sqlqueue import ClaimLostError
+from tests.engines import REQUIRED
+from tests.harness import Database, LoopThread
+from tests.models import Ledger, Task
+from tests.suite.scenes import contenders, count, end_leases, ids, row, rows, without_waiting
+
+pytestmark = pytest.mark.requires("transaction_pooler")
+
+NOT_PREPARED = {"prepare_threshold": None}  # a prepared statement stays behind on another connection
+CONFIGURATION = """\
+[databases]
+* = {server}
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {users}
+pool_mode = transaction
+default_pool_size = 3
+ignore_startup_parameters = extra_float_digits
+"""
+
+
+@contextmanager
+def pgbouncer(binary: str, server: URL) -> Iterator[URL]:
+    """PgBouncer in front of `server`, on a port of its own."""
+    with tempfile.TemporaryDirectory(prefix="sqlqueue-pgbouncer-") as name, socket.socket() as free:
+        directory = Path(name)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        users, configuration = directory / "users.txt", directory / "pgbouncer.ini"
+        users.write_text(f'"{server.username}" "{server.password or ""}"\n')
+        host = server.host or server.query.get("host")
+        address = f"host={host} port={server.port or 5432}"
+        configuration.write_text(CONFIGURATION.format(server=address, port=port, users=users))
+        free.close()
+        process = subprocess.Popen([binary, "-q", str(configuration)], **_someone(directory))
+        try:
+            yield _listening(process, server.set(host="127.0.0.1", port=port, query={}))
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _someone(directory: Path) -> dict[str, object]:
+    """It refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    for path in (directory, *directory.iterdir()):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _listening(process: subprocess.Popen[bytes], url: URL) -> URL:
+    deadline = time.monotonic() + 10
+    while True:
+        assert process.poll() is None, "pgbouncer has ended"
+        with socket.socket() as probe:
+            if probe.connect_ex((url.host, url.port)) == 0:
+                return url
+        assert time.monotonic() < deadline, "pgbouncer does not listen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def pooled(db: Database) -> Iterator[Database]:
+    """The run's database, through the pooler."""
+    binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if binary is None:
+        missing = "pgbouncer is not installed (Debian: apt-get install pgbouncer)"
+        pytest.fail(missing, pytrace=False) if db.case.name in REQUIRED else pytest.skip(missing)
+    loop = LoopThread()
+    with pgbouncer(binary, db.url) as url:
+        options = {"connect_args": NOT_PREPARED, "pool_size": 10}
+        database = Database(db.case, url, loop, engine=db.engine, is_async=db.is_async, **options)
+        yield database
+        database.dispose()
+    loop.stop()
+
+
+def test_it_is_the_pooler_that_answers(pooled: Database) -> None:
+    assert pooled.url.port != pooled.engine.url.port
+    # five clients at once on three connections: only in transaction mode does the last one get its turn
+    actors = [pooled.session() for _ in range(5)]
+    for actor in actors:
+        assert actor.scalar(select(1)) == 1
+        actor.commit()
+
+
+def test_claim_and_settle_in_one_transaction(pooled: Database) -> None:
+    pooled.insert(Task, rows(20))
+    for _ in range(10):  # often enough that a driver left to itself would prepare
+        with pooled.begin() as actor:
+            done, failed = actor.claim_many(Task, limit=2)
+            actor.add(Ledger(task_id=done.id))
+            actor.complete(done)
+            actor.fail(failed, "no luck")
+    assert count(pooled, Ledger) == count(pooled, Task, Task.status == "completed") == 10
+    assert count(pooled, Task, Task.status == "retryable") == 10
+
+
+def test_claim_commit_and_settle_on_whatever_connection(pooled: Database) -> None:
+    pooled.insert(Task, rows(10))
+    actors = [pooled.session() for _ in range(5)]
+    claimed = []
+    for actor in actors:
+        claimed.append(actor.claim(Task))
+        actor.commit()
+    for actor, task in zip(reversed(actors), reversed(claimed), strict=True):
+        actor.heartbeat(task)
+        actor.complete(task)
+        actor.commit()
+    assert len(ids(claimed)) == count(pooled, Task, Task.status == "completed") == 5
+
+
+def test_the_same_statements_on_another_connection(pooled: Database) -> None:
+    pooled.insert(Task, rows(20))
+    mover, blocker = contenders(pooled)
+    for _ in range(3):
+        for _ in range(3):
+            mover.complete(mover.claim(Task))
+            mover.commit()
+        blocker.claim(Task)  # takes the connection that the other has just used, and keeps it
+        mover.complete(mover.claim(Task))
+        mover.commit()
+        blocker.rollback()
+    assert count(pooled, Task, Task.status == "completed") == 12
+
+
+def test_a_lease_that_ends(pooled: Database) -> None:
+    pooled.insert(Task, rows(1))
+    zombie = pooled.session()
+    task = zombie.claim(Task, lease=timedelta(seconds=30))
+    zombie.commit()
+    with pooled.begin() as other:
+        assert other.claim(Task) is None
+    end_leases(pooled)
+    with pooled.begin() as other:
+        assert other.claim(Task).attempt == 2
+    with pytest.raises(ClaimLostError):
+        zombie.complete(task)
+    zombie.rollback()
+    assert row(pooled, task)["attempt"] == 2
+
+
+def test_two_claimers(pooled: Database) -> None:
+    pooled.insert(Task, rows(2_000))
+    a, b = contenders(pooled)
+    mine = ids(a.claim_many(Task, limit=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000), within=10))
+    assert (len(mine), len(theirs)) == (10, 1_990)
+    assert not mine & theirs
+    a.rollback()
+    assert ids(a.claim_many(Task, limit=2_000)) == mine
+
+
+def test_enqueueing(pooled: Database) -> None:
+    with pooled.begin() as actor:
+        actor.enqueue(Task, [{"number": n} for n in range(500)])
+        actor.enqueue(Task, [{"number": n} for n in range(500)], copy=True)
+        actor.enqueue(Task())
+    assert count(pooled, Task, Task.status == "available") == 1_001

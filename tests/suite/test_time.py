@@ -1,0 +1,161 @@
+"""One clock, the database's: no time zone moves it, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue.clock import utcnow
+from tests.harness import Database
+from tests.models import Task
+from tests.suite.scenes import clock, row, rows
+
+HOUR = timedelta(hours=1)
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.fixture(params=["UTC", "Etc/GMT+8", "Europe/Berlin"])
+def host_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+def zones(db: Database) -> list[Database]:
+    """The engine as it is, and with sessions at +05:30, where sessions have a time zone."""
+    return [db] if db.case.time_zone_sql is None else [db, db.variant(on_connect=db.case.time_zone_sql)]
+
+
+MOMENTS = {
+    "microseconds": datetime(2031, 5, 6, 7, 8, 9, 123_457, tzinfo=UTC),
+    "one microsecond": datetime(2031, 5, 6, 7, 8, 9, 1, tzinfo=UTC),
+    "west": datetime(2031, 5, 6, 23, 59, 59, 999_999, tzinfo=timezone(timedelta(hours=-8))),
+    "before the clocks go back": datetime(2031, 10, 26, 2, 30, tzinfo=BERLIN),
+    "after the clocks went back": datetime(2031, 10, 26, 2, 30, fold=1, tzinfo=BERLIN),
+    "in UTC at that hour": datetime(2031, 10, 26, 2, 30, tzinfo=UTC),
+    "when the clocks go forward": datetime(2031, 3, 30, 2, 30, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", ["instance", "rows"])
+def test_a_moment_comes_back_as_it_was_given(sync_db: Database, host_zone: str, moment: str, how: str) -> None:
+    given = MOMENTS[moment]
+    for db in zones(sync_db):
+        with db.begin() as actor:
+            if how == "instance":
+                actor.enqueue(Task(name="it", available_at=given))
+            else:
+                actor.enqueue(Task, [{"name": "it", "available_at": given}])
+        for reader in zones(sync_db):
+            actor = reader.session()
+            task = actor.query(Task).one()
+            assert task.available_at == given.astimezone(UTC)
+            assert task.available_at.utcoffset() == timedelta(0)
+            assert task.status == "scheduled"
+            actor.close()
+        with db.begin() as actor:
+            actor.delete(actor.query(Task).one())
+
+
+def test_the_hour_that_comes_twice_is_an_hour(db: Database) -> None:
+    with db.begin() as actor:
+        for fold in (0, 1):
+            actor.enqueue(Task(number=fold, available_at=datetime(2031, 10, 26, 2, 30, fold=fold, tzinfo=BERLIN)))
+    tasks = db.session().run(lambda session: session.query(Task).order_by(Task.number).all())
+    assert tasks[1].available_at - tasks[0].available_at == HOUR
+
+
+def test_a_lease_is_as_long_as_asked_wherever_one_is(sync_db: Database, host_zone: str) -> None:
+    sync_db.insert(Task, rows(4))
+    for db in zones(sync_db):
+        with db.begin() as actor:
+            before = clock(sync_db)
+            task = actor.claim(Task, lease=timedelta(minutes=7))
+            after = clock(sync_db)
+        assert before <= task.claimed_at <= after
+        assert task.available_at - task.claimed_at == timedelta(minutes=7)
+
+
+def test_the_clock_is_the_worlds(db: Database, host_zone: str) -> None:
+    # this machine's clock and the server's may differ, but by no time zone
+    for each in zones(db):
+        assert abs(clock(each) - datetime.now(UTC)) < timedelta(minutes=10)
+        assert abs(each.session().scalar(select(utcnow())) - clock(db)) < timedelta(seconds=10)
+
+
+def test_what_is_due_in_an_hour_is_due_in_an_hour_everywhere(sync_db: Database, host_zone: str) -> None:
+    now = clock(sync_db)
+    for db in zones(sync_db):
+        with db.begin() as actor:
+            actor.enqueue(Task, [{"number": n, "available_at": now + n * HOUR} for n in (-9, -5, -1, 1, 5, 9)])
+        for claimer in zones(sync_db):
+            actor = claimer.session()
+            assert [task.number for task in actor.claim_many(Task, limit=9)] == [-9, -5, -1]
+            actor.rollback()
+        with db.begin() as actor:
+            actor.query(Task).delete()
+
+
+def test_retries_snoozes_and_heartbeats_go_by_the_databases_clock(sync_db: Database, host_zone: str) -> None:
+    sync_db.insert(Task, rows(3))
+    for db in zones(sync_db):
+        actor = db.session()
+        failed, snoozed, held = actor.claim_many(Task, limit=3)
+        before = clock(sync_db)
+        actor.fail(failed, "later", retry_in=HOUR)
+        actor.snooze(snoozed, 2 * HOUR)
+        actor.heartbeat(held, 3 * HOUR)
+        after = clock(sync_db)
+        delays = {1: failed, 2: snoozed, 3: held}
+        assert all(before <= task.available_at - n * HOUR <= after for n, task in delays.items())
+        actor.rollback()
+
+
+def test_time_goes_on_within_a_transaction(db: Database) -> None:
+    db.insert(Task, rows(2))
+    actor = db.session()
+    first = actor.claim(Task)
+    time.sleep(0.05)
+    second = actor.claim(Task)
+    assert second.claimed_at - first.claimed_at >= timedelta(seconds=0.05)
+    actor.heartbeat(first)
+    actor.refresh(first)
+    assert first.available_at > second.available_at
+
+
+def test_the_clock_is_as_fine_as_the_engine_makes_it(db: Database) -> None:
+    db.insert(Task, rows(12))
+    actor = db.session()
+    moments = [actor.claim(Task).claimed_at for _ in range(12)]
+    step = db.case.time_resolution
+    assert all(timedelta(microseconds=moment.microsecond) % step == timedelta(0) for moment in moments)
+    # a coarser clock would give whole multiples of ten steps throughout
+    assert any(timedelta(microseconds=moment.microsecond) % (10 * step) for moment in moments)
+
+
+def test_fractions_of_a_second_count(db: Database) -> None:
+    db.insert(Task, rows(1))
+    task = db.session().claim(Task, lease=timedelta(milliseconds=1_250))
+    assert task.available_at - task.claimed_at == timedelta(milliseconds=1_250)
+
+
+def test_a_lease_is_over_when_it_is_over_and_not_before(db: Database) -> None:
+    db.insert(Task, rows(1))
+    with db.begin() as actor:
+        task = actor.claim(Task, lease=timedelta(seconds=0.4))
+    ends = row(db, task)["available_at"]
+    again, asked = None, clock(db)
+    while again is None:
+        with db.begin() as actor:
+            again = actor.claim(Task)
+        assert again is not None or asked < ends
+        asked = clock(db)
+    assert again.claimed_at >= ends

@@ -1,0 +1,174 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""Only type-checked, by mypy and pyright, both strict: what a call gives, and which calls are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import assert_type
+
+from sqlalchemy import String, desc
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, selectinload, sessionmaker
+
+import sqlqueue
+from sqlqueue import (
+    AsyncQueueSession,
+    Claim,
+    ErrorGroup,
+    ExponentialBackoff,
+    QueueMixin,
+    QueueOptions,
+    QueueSession,
+    QueueStats,
+    Status,
+    TopicMixin,
+)
+
+MINUTE = timedelta(minutes=1)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Email(QueueMixin, Base):
+    __tablename__ = "email"
+    __queue__ = QueueOptions(lease=MINUTE, retry=ExponentialBackoff(MINUTE), order_by=(desc("id"), "priority"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    recipient: Mapped[str] = mapped_column(String(320))
+
+
+class Letter(TopicMixin, Base):
+    __tablename__ = "letter"
+    __queue__ = QueueOptions(retry=lambda attempt: attempt * MINUTE, on_complete="delete")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Address(Base):
+    __tablename__ = "address"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def columns(email: Email, letter: Letter) -> None:
+    assert_type(email.status, str)
+    assert_type(email.priority, int)
+    assert_type(email.attempt, int)
+    assert_type(email.available_at, datetime)
+    assert_type(email.claimed_at, datetime | None)
+    assert_type(email.error, str | None)
+    assert_type(letter.topic, str)
+    email.status = Status.AVAILABLE
+    email.priority = "high"  # type: ignore[assignment]
+    print(email.topic)  # type: ignore[attr-defined]
+
+
+def methods(session: QueueSession) -> None:
+    assert_type(session.claim(Email), Email | None)
+    assert_type(session.claim(Email, Email.id == 7, Email.recipient.like("a%"), lease=None), Email | None)
+    assert_type(session.claim(Letter, Letter.topic == "a", order_by=Letter.id, claimed_by="me"), Letter | None)
+    assert_type(session.claim_many(Email, limit=3, order_by=[Email.id.desc()], lease=MINUTE), Sequence[Email])
+    assert_type(session.consume(Email), Email | None)
+    assert_type(session.consume_many(Email, limit=3, options=[selectinload("*")]), Sequence[Email])
+    with session.claiming(Email, Email.id == 7) as email:
+        assert_type(email, Email | None)
+
+
+def settling(session: QueueSession, email: Email, letters: list[Letter], claims: set[Claim]) -> None:
+    session.complete(email)
+    session.complete(letters)
+    session.complete(letter for letter in letters)
+    session.fail(claims, ValueError(), MINUTE)
+    session.fail(email, "text", retry_in=MINUTE)
+    session.discard(sqlqueue.claim_of(email), "text")
+    session.release(email)
+    session.snooze(email, MINUTE)
+    session.heartbeat(email)
+    assert_type(sqlqueue.claim_of(email), Claim)
+    assert_type(session.cancel(email), None)
+    assert_type(session.cancel(Email, Email.id == 7), int)
+
+
+def sets(session: QueueSession) -> None:
+    assert_type(session.retry(Email, Email.id == 7), int)
+    assert_type(session.rescue(Email), int)
+    assert_type(session.prune(Email, MINUTE), int)
+    assert_type(session.stats(Email), QueueStats)
+    assert_type(session.stats(Email).counts, Mapping[Status, int])
+    assert_type(session.stats(Email)["running"], int)
+    assert_type(session.errors(Email), list[ErrorGroup])
+
+
+def enqueueing(session: QueueSession, emails: list[Email]) -> None:
+    assert_type(session.enqueue(Email()), None)
+    session.enqueue(emails, on_conflict="ignore")
+    session.enqueue([Email(), Letter()])
+    session.enqueue(Email, [{"recipient": "ada"}], on_conflict="rerun", copy=False)
+
+
+async def coroutines(session: AsyncQueueSession, emails: list[Email]) -> None:
+    assert_type(await session.claim(Email), Email | None)
+    assert_type(await session.claim_many(Email, Email.id == 7, limit=3), Sequence[Email])
+    assert_type(await session.consume(Email), Email | None)
+    assert_type(await session.consume_many(Email, limit=3), Sequence[Email])
+    async with session.claiming(Email) as email:
+        assert_type(email, Email | None)
+    await session.complete(emails)
+    assert_type(await session.cancel(Email), int)
+    assert_type(await session.cancel(emails), None)
+    assert_type(await session.stats(Email), QueueStats)
+    assert_type(await session.enqueue(Email, [{"recipient": "ada"}]), None)
+
+
+async def functions(sync: Session, scoped: scoped_session[Session], plain: AsyncSession) -> None:
+    assert_type(sqlqueue.claim(sync, Email), Email | None)
+    assert_type(sqlqueue.claim_many(scoped, Email, limit=3), Sequence[Email])
+    assert_type(await plain.run_sync(sqlqueue.claim, Email), Email | None)
+    assert_type(await plain.run_sync(sqlqueue.claim, Email, Email.id == 7), Email | None)
+    # mypy does not follow keywords beside *where through run_sync
+    assert_type(await plain.run_sync(lambda session: sqlqueue.claim(session, Email, lease=None)), Email | None)
+    assert_type(await plain.run_sync(sqlqueue.claim_many, Email, limit=3), Sequence[Email])
+    assert_type(await plain.run_sync(sqlqueue.rescue, Email), int)
+    await plain.run_sync(sqlqueue.complete, Email())
+    with sqlqueue.claiming(sync, Email) as email:
+        assert_type(email, Email | None)
+
+
+def makers(sync: sessionmaker[QueueSession], coroutine: async_sessionmaker[AsyncQueueSession]) -> None:
+    assert_type(sync(), QueueSession)
+    assert_type(coroutine(), AsyncQueueSession)
+    sessionmaker(class_=QueueSession)
+    async_sessionmaker(class_=AsyncQueueSession)
+
+
+def errors(session: QueueSession, email: Email) -> None:
+    session.claim(Address)  # type: ignore[type-var]
+    session.claim(email)  # type: ignore[arg-type]
+    session.claim("Email")  # type: ignore[arg-type]
+    session.claim(Email, "id = 7")  # type: ignore[arg-type]
+    session.claim(Email, email.id == 7)  # type: ignore[arg-type]
+    session.claim(Email, lease=30)  # type: ignore[arg-type]
+    session.claim(Email, lease="forever")  # type: ignore[arg-type]
+    session.claim_many(Email)  # type: ignore[call-arg]
+    session.claim_many(Email, limit=1.5)  # type: ignore[arg-type]
+    session.complete(session.claim(Email))  # type: ignore[arg-type]
+    session.complete(Address())  # type: ignore[arg-type]
+    session.fail(email)  # type: ignore[call-arg]
+    session.fail(email, None)  # type: ignore[arg-type]
+    session.snooze(email, 30)  # type: ignore[arg-type]
+    session.enqueue(email, on_conflict="update")  # type: ignore[call-overload]
+    session.enqueue(Email)  # type: ignore[call-overload]
+    session.enqueue(Email, {"recipient": "ada"})  # type: ignore[dict-item]
+    print(session.claim(Email).recipient)  # type: ignore[union-attr]
+    QueueOptions(lease=30)  # type: ignore[arg-type]
+    QueueOptions(on_complete="remove")  # type: ignore[arg-type]
+
+
+async def asyncio_errors(session: AsyncQueueSession, plain: AsyncSession) -> None:
+    sqlqueue.claim(session, Email)  # type: ignore[arg-type]
+    sqlqueue.claim(plain, Email)  # type: ignore[arg-type]
+    print((await session.claim(Email)).recipient)  # type: ignore[union-attr]
+    await session.claim(Address)  # type: ignore[type-var]
