@@ -1,0 +1,111 @@
+"""Every check of the project: `nox -s tests`, or `nox -l` for the others."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["tests"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+SQLALCHEMY = {"2.0": "SQLAlchemy~=2.0.38", "2.1": "SQLAlchemy~=2.1.0"}
+GRAMMARS = ["@griffithswaite/ts-plsql-parser", "antlr4@4.13.2"]
+
+# Its own requirement keeps SQLAlchemy 2.1 away, with which it works.
+COCKROACHDB = "sqlalchemy-cockroachdb"
+DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
+
+# The tests' child processes import everything anew; uv leaves the compiling to them.
+COMPILED = {"UV_COMPILE_BYTECODE": "1"}
+
+
+def group(name: str) -> list[str]:
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format and the one way of the layers."""
+    session.install("-e", ".", *group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """The package and tests/typing, which is never run."""
+    session.install("-e", f".[{DRIVERS}]", *group("typing"))
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+@nox.parametrize("sqlalchemy", list(SQLALCHEMY))
+def tests(session: nox.Session, sqlalchemy: str) -> None:
+    """The suite on this Python, on every engine that can be had here."""
+    run_tests(session, SQLALCHEMY[sqlalchemy])
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("sqlalchemy", list(SQLALCHEMY))
+def matrix(session: nox.Session, sqlalchemy: str) -> None:
+    """The suite on every Python."""
+    run_tests(session, SQLALCHEMY[sqlalchemy])
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """The suite with the oldest versions that are supported."""
+    requirements = [*PROJECT["project"]["dependencies"], *(one for name in DRIVERS.split(",") for one in EXTRAS[name])]
+    run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
+
+
+def run_tests(session: nox.Session, *versions: str) -> None:
+    session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
+    session.install("--no-deps", COCKROACHDB)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def grammar(session: nox.Session) -> None:
+    """The statements for SQL Server and Oracle, by parsers of their languages; takes Node.js."""
+    session.install("-e", f".[{DRIVERS}]", *group("test"), "pythonnet", "dotnetcore2")
+    session.install("--no-deps", "mssql-cli==1.0.0")
+    node = Path(session.create_tmp()).resolve() / "node"
+    session.run("npm", "install", "--silent", "--legacy-peer-deps", "--prefix", str(node), *GRAMMARS, external=True)
+    parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
+    session.run("pytest", "tests/grammar", *session.posargs, env=parsers)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """The wheel as a user gets it: nothing but the package, and it runs outside of the checkout."""
+    session.install("build")
+    directory = Path(session.create_tmp()).resolve()
+    session.run("python", "-m", "build", "--outdir", str(directory / "dist"))
+    (wheel,) = (directory / "dist").glob("*.whl")
+    strangers = [
+        name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith(("sqlqueue/", "sqlalchemy_"))
+    ]
+    if strangers:
+        session.error(f"the wheel contains {strangers}")
+    session.run("python", "-m", "venv", "--clear", str(directory / "venv"))
+    programs = directory / "venv" / "bin"
+    smoke = directory / "smoke"
+    smoke.mkdir(exist_ok=True)
+    for number in range(100):
+        (smoke / f"{number}.txt").write_text(f"{number}\n")
+    session.chdir(smoke)
+    session.run(str(programs / "pip"), "install", "--quiet", str(wheel), external=True)
+    session.run(str(programs / "python"), "-c", "import sqlqueue", external=True)
+    session.run(str(programs / "pip"), "install", "--quiet", f"{wheel}[cli]", external=True)
+    session.run(str(programs / "sqlqueue"), "demo", external=True)
