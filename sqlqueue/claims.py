@@ -139,7 +139,17 @@ def guard(session: Session, connection: Connection) -> None:
     ledger = ledger_of(session)
     if connection not in ledger.guarded:
         ledger.guarded.add(connection)
-        event.listen(connection, "commit", lambda _: _refuse_unsettled(session))
+        event.listen(connection, "commit", lambda committing: _refuse_commit(session, committing))
+
+
+def _refuse_commit(session: Session, connection: Connection) -> None:
+    try:
+        _refuse_unsettled(session)
+    except UnsettledClaimError:
+        # SQLAlchemy takes a transaction whose commit failed for ended, and sends no rollback: the connection would go
+        # back to the pool with its locks and writes.
+        connection.connection.rollback()
+        raise
 
 
 def _refuse_unsettled(session: Session) -> None:

@@ -98,7 +98,13 @@ def _postgresql_wheel(directory: Path) -> str:
 
     server = get_server(directory / "postgresql", cleanup_mode="delete", start=False)
     server.ensure_pgdata_inited()
-    settings = ("fsync = off", "synchronous_commit = off", "full_page_writes = off", "max_connections = 200")
+    settings = (
+        "fsync = off",
+        "synchronous_commit = off",
+        "full_page_writes = off",
+        "max_connections = 200",
+        "lock_timeout = 30s",
+    )
     with (server.pgdata / "postgresql.conf").open("a") as file:
         file.writelines(f"{setting}\n" for setting in settings)
     server.start()
@@ -141,7 +147,9 @@ ENGINES = (
             image="postgres:18",
             port=5432,
             environment={"POSTGRES_USER": ACCOUNT, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": ACCOUNT},
-            command="postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200",
+            command="postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200"
+            # A test that leaks a lock would never end.
+            " -c lock_timeout=30s",
             in_memory="/var/lib/postgresql",
         ),
         embedded=_postgresql_wheel,
