@@ -18,6 +18,8 @@ from .exc import (
     UnsupportedDialectError,
     UnsupportedIsolationError,
 )
+from .findings import Finding, Severity
+from .health import check, verify_schema
 from .mixins import QueueMixin, TopicMixin
 from .operations import (
     ErrorGroup,
@@ -44,6 +46,7 @@ from .operations import (
 from .options import QueueOptions
 from .session import QueueSession
 from .states import Status
+from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
 
 if TYPE_CHECKING:
     from .asyncio import AsyncQueueSession
@@ -51,28 +54,36 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "AsyncQueueSession",
+    "Cancel",
     "Claim",
     "ClaimLostError",
     "ConfigurationError",
+    "Discard",
     "DuplicateTaskError",
     "ErrorGroup",
     "ExponentialBackoff",
+    "Finding",
     "HandlerNotFoundError",
     "IllegalTransitionError",
     "QueueMixin",
     "QueueOptions",
     "QueueSession",
     "QueueStats",
+    "Retry",
     "RetryPolicy",
     "SQLQueueError",
     "SQLQueueWarning",
     "SchemaMismatchError",
+    "Severity",
+    "Snooze",
     "Status",
     "TopicMixin",
     "UnsettledClaimError",
     "UnsupportedDialectError",
     "UnsupportedIsolationError",
+    "Worker",
     "cancel",
+    "check",
     "claim",
     "claim_many",
     "claim_of",
@@ -80,6 +91,7 @@ __all__ = [
     "complete",
     "consume",
     "consume_many",
+    "current_job",
     "discard",
     "enqueue",
     "errors",
@@ -91,6 +103,7 @@ __all__ = [
     "retry",
     "snooze",
     "stats",
+    "verify_schema",
 ]
 
 

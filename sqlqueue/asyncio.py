@@ -179,9 +179,11 @@ class AsyncQueueSession(AsyncSession):
         """See :func:`sqlqueue.rescue`."""
         return await self.run_sync(operations.rescue, entity)
 
-    async def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+    async def prune(
+        self, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None
+    ) -> int:
         """See :func:`sqlqueue.prune`."""
-        return await self.run_sync(operations.prune, entity, older_than)
+        return await self.run_sync(operations.prune, entity, older_than, limit=limit)
 
     async def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
         """See :func:`sqlqueue.stats`."""

@@ -73,7 +73,7 @@ class Ledger:
     entries: list[_Entry] = field(default_factory=list)
 
     def remember(self, session: Session, state: InstanceState[Any], hold: Hold) -> None:
-        self.entries.append(_Entry(_innermost(session), state, state.info.get(_HOLD)))
+        self.entries.append(_Entry(innermost(session), state, state.info.get(_HOLD)))
         state.info[_HOLD] = hold
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
@@ -103,7 +103,7 @@ class Ledger:
         kept: list[_Entry] = []
         undone: list[_Entry] = []
         for entry in self.entries:
-            (undone if transaction in _lineage(entry.transaction) else kept).append(entry)
+            (undone if transaction in lineage(entry.transaction) else kept).append(entry)
         for entry in reversed(undone):
             entry.state.info[_HOLD] = entry.before
         self.entries = kept
@@ -167,16 +167,28 @@ def claim_of(task: object) -> Claim:
     return hold_of(task).claim
 
 
+def claim_made(task: Any) -> Claim:
+    """The claim that ``task`` came by just now, also where it was consumed and there is nothing to settle."""
+    spec = spec_of(type(task))
+    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    return hold.claim if hold else Claim(type(task), spec.identity_of(task), getattr(task, spec.attributes["attempt"]))
+
+
+def carry(source: object, target: object) -> None:
+    """Let another instance of the same row hold what ``source`` holds."""
+    instance_state(target).info[_HOLD] = instance_state(source).info.get(_HOLD)
+
+
 def ledger_of(session: Session) -> Ledger:
     ledger: Ledger = session.info.setdefault(_LEDGER, Ledger())
     return ledger
 
 
-def _innermost(session: Session) -> SessionTransaction | None:
+def innermost(session: Session) -> SessionTransaction | None:
     return session.get_nested_transaction() or session.get_transaction()
 
 
-def _lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransaction]:
+def lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransaction]:
     while transaction is not None:
         yield transaction
         transaction = transaction.parent
@@ -198,7 +210,7 @@ def _before_commit(session: Session) -> None:
 def _after_commit(session: Session) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
     if ledger is not None and ledger.entries:
-        ledger.committed(_innermost(session))
+        ledger.committed(innermost(session))
 
 
 @event.listens_for(Session, "after_transaction_end")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import event
+from sqlalchemy import MetaData, event
 from sqlalchemy.orm import Mapped
 
 from . import definition
@@ -61,6 +62,23 @@ class TopicMixin(QueueMixin):
 
     if TYPE_CHECKING:
         topic: Mapped[str]
+
+
+def queues(metadata: MetaData) -> list[QueueSpec]:
+    """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
+    found = (cls.__dict__.get("__queue_spec__") for cls in _subclasses(QueueMixin))
+    specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
+    return sorted(specs, key=lambda spec: spec.table.key)
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """All of them, each once, bases first."""
+    level = cls.__subclasses__()
+    seen: dict[type[Any], None] = {}
+    while level:
+        seen.update(dict.fromkeys(level))
+        level = [each for base in level for each in base.__subclasses__() if each not in seen]
+    return iter(seen)
 
 
 event.listen(QueueMixin, "after_mapper_constructed", definition.make_spec, propagate=True)

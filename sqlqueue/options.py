@@ -28,6 +28,9 @@ class QueueOptions:
         ``"keep"`` the completed row, or ``"delete"`` it.
     ``retention``
         What ``prune`` removes when it is not told: final rows older than this.  ``None``: it must be told.
+    ``notify``
+        Whether a transaction that enqueues sends a notification, where the engine has them (PostgreSQL), by which
+        workers elsewhere need not wait until they next look.  One for each transaction and queue, at its commit.
     ``order_by``
         The order of the claim among ready rows, where it is not ``priority``, ``available_at``: names of attributes, or
         ``sqlalchemy.desc("name")``.  The primary key is always added.  The claim index follows it.
@@ -40,6 +43,7 @@ class QueueOptions:
     retry: RetryPolicy = field(default_factory=ExponentialBackoff)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: timedelta | None = None
+    notify: bool = True
     order_by: tuple[str | ColumnElement[Any], ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 

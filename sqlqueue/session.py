@@ -150,9 +150,9 @@ class QueueSession(Session):
         """See :func:`sqlqueue.rescue`."""
         return operations.rescue(self, entity)
 
-    def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+    def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None) -> int:
         """See :func:`sqlqueue.prune`."""
-        return operations.prune(self, entity, older_than)
+        return operations.prune(self, entity, older_than, limit=limit)
 
     def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
         """See :func:`sqlqueue.stats`."""

@@ -144,12 +144,7 @@ class QueueSpec:
 
     def index_name(self, kind: str, partition: Sequence[Column[Any]] = ()) -> str:
         """``ix_<table>[_<partition>]_claim`` or ``..._due``."""
-        name = "_".join(("ix", self.table.name, *(column.name for column in partition), kind))
-        encoded = name.encode()
-        if len(encoded) <= _LONGEST_NAME:
-            return name
-        digest = hashlib.sha1(encoded, usedforsecurity=False).hexdigest()[:8]
-        return f"{encoded[: _LONGEST_NAME - 20].decode(errors='ignore')}_{digest}_{kind}"
+        return index_name(self.table.name, kind, [column.name for column in partition])
 
     def key(self, identity: Identity) -> Criterion:
         return and_(*(column == value for column, value in zip(self.primary_key, identity, strict=True)))
@@ -160,6 +155,15 @@ class QueueSpec:
         if identity is None:
             raise ArgumentError(f"{task!r} has no identity: it was never stored")
         return tuple(identity[1])
+
+
+def index_name(table: str, kind: str, partition: Sequence[str] = ()) -> str:
+    name = "_".join(("ix", table, *partition, kind))
+    encoded = name.encode()
+    if len(encoded) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha1(encoded, usedforsecurity=False).hexdigest()[:8]
+    return f"{encoded[: _LONGEST_NAME - 20].decode(errors='ignore')}_{digest}_{kind}"
 
 
 _LONGEST_NAME = 60

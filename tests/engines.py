@@ -69,6 +69,40 @@ class EngineCase:
     """Moves a session to +05:30, where sessions have a time zone."""
     truncate: tuple[str, ...] = ()
     """Empties a large `{table}` at once, foreign keys or not."""
+    schemas: bool = False
+    """An account can make schemas, and use them beside its own."""
+    adds_any_column: bool = True
+    """A column can be added to a table with rows whatever its default; else Alembic needs its batch mode."""
+    reads_defaults_back: bool = True
+    """The default of a column is reported in the words in which it was given, as far as Alembic minds."""
+    reflects_descending: bool = True
+    """SQLAlchemy reads of an index which columns descend in it."""
+    partial_indexes: bool = False
+    """An index may have a condition."""
+    concurrent_indexes: bool = False
+    """Indexes are made CONCURRENTLY, which may fail halfway."""
+    storage_parameters: bool = False
+    """Tables have a fillfactor, and settings of their own for autovacuum."""
+    administrator: str = ACCOUNT
+    """Who may make accounts; its password is that of the tests."""
+    account_sql: str | None = None
+    """Makes an account of this `{name}` and `{password}`, without rights."""
+    sequences: bool = False
+    """Keys come from a sequence, which takes a right of its own."""
+    read_only_sql: str | None = None
+    """Lets the transactions of a session only read."""
+    naive_moments: str | None = None
+    """How bad it is for a moment to be kept in a plain `DateTime()`: `error`, `warning`, or not at all."""
+    other_storage: str | None = None
+    """Tables may be stored by this, which knows no transactions."""
+    misleading_index: str | None = None
+    """Terms on the columns of the claim index that do not have its order."""
+    foresees: bool = False
+    """Of an empty table, too, it can be told whether an index would serve."""
+    without_indexes: str | None = None
+    """Keeps a session's planner from reading in the order of an index."""
+    definition_sql: str | None = None
+    """Says in the engine's own words how the indexes of a `{table}` are defined, and more if it likes."""
 
     @property
     def one_writer(self) -> bool:
@@ -133,14 +167,23 @@ _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET 
 ENGINES = (
     EngineCase(
         name="sqlite",
+        partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
         embedded=_sqlite,
         locks_rows=False,
         time_resolution=timedelta(milliseconds=1),
+        adds_any_column=False,
+        reflects_descending=False,
+        read_only_sql="PRAGMA query_only = ON",
+        misleading_index="status COLLATE NOCASE, subject, id",
+        definition_sql="SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = '{table}'",
     ),
     EngineCase(
         name="postgresql",
+        partial_indexes=True,
+        concurrent_indexes=True,
+        storage_parameters=True,
         sync_driver="postgresql+psycopg",
         async_driver="postgresql+psycopg",
         container=Container(
@@ -159,6 +202,15 @@ ENGINES = (
         analyze="ANALYZE {table}",
         time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
         truncate=("TRUNCATE TABLE {table} CASCADE",),
+        schemas=True,
+        account_sql="CREATE USER {name} PASSWORD '{password}'",
+        sequences=True,
+        read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        naive_moments="error",
+        misleading_index='status COLLATE "POSIX", subject, id',
+        foresees=True,
+        without_indexes="SET enable_indexscan = off",
+        definition_sql="SELECT indexdef FROM pg_indexes WHERE tablename = '{table}'",
     ),
     EngineCase(
         name="mysql",
@@ -167,6 +219,16 @@ ENGINES = (
         container=_mysql_container("mysql:9.7", "MYSQL", "mysqld"),
         time_zone_sql="SET time_zone = '+05:30'",
         truncate=_MYSQL_TRUNCATE,
+        reads_defaults_back=False,
+        reflects_descending=False,
+        administrator="root",
+        account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
+        read_only_sql="SET SESSION TRANSACTION READ ONLY",
+        naive_moments="warning",
+        other_storage="MyISAM",
+        misleading_index="status, subject(4), id",
+        foresees=True,
+        definition_sql="SHOW CREATE TABLE `{table}`",
     ),
     EngineCase(
         name="mariadb",
@@ -175,9 +237,20 @@ ENGINES = (
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd"),
         time_zone_sql="SET time_zone = '+05:30'",
         truncate=_MYSQL_TRUNCATE,
+        reads_defaults_back=False,
+        reflects_descending=False,
+        administrator="root",
+        account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
+        read_only_sql="SET SESSION TRANSACTION READ ONLY",
+        naive_moments="warning",
+        other_storage="Aria",
+        misleading_index="status, subject(4), id",
+        foresees=True,
+        definition_sql="SHOW CREATE TABLE `{table}`",
     ),
     EngineCase(
         name="mssql",
+        partial_indexes=True,
         sync_driver="mssql+pyodbc",
         async_driver="mssql+aioodbc",
         container=Container(
@@ -208,6 +281,8 @@ ENGINES = (
     ),
     EngineCase(
         name="cockroachdb",
+        partial_indexes=True,
+        concurrent_indexes=True,
         sync_driver="cockroachdb+psycopg",
         async_driver="cockroachdb+psycopg",
         container=Container(

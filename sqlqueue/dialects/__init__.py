@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from sqlalchemy import DateTime, String
+from sqlalchemy import URL, DateTime, String, TextClause, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.ext.compiler import compiles
@@ -80,5 +80,23 @@ def error_type() -> TypeEngine[Any]:
 
 
 def index_options(predicate: Criterion) -> dict[str, Any]:
-    """The options of one ``Index`` for all engines."""
-    return {name: value for each in adapters().values() for name, value in each.index_options(predicate).items()}
+    """The options of one ``Index`` for all engines.
+
+    Each is in its own engine's words.  Left as an expression it would get those of the engine that a migration is
+    generated on, and names that have to be quoted are quoted differently elsewhere.
+    """
+    return {
+        option: _in_words_of(each.name, criterion)
+        for each in adapters().values()
+        for option, criterion in each.index_options(predicate).items()
+    }
+
+
+def _in_words_of(name: str, criterion: Criterion) -> TextClause:
+    literal = {"literal_binds": True, "include_table": False}
+    return text(str(criterion.compile(dialect=_dialect(name), compile_kwargs=literal)))
+
+
+@cache
+def _dialect(name: str) -> Dialect:
+    return URL.create(name).get_dialect()()

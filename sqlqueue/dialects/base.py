@@ -21,7 +21,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.types import TypeEngine
@@ -30,6 +30,9 @@ from sqlalchemy.util import immutabledict
 from ..exc import ArgumentError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, remove, write
+from .health import Health
+from .inspection import Inspection
+from .liveness import Liveness
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
@@ -40,7 +43,7 @@ READ_COMMITTED = "READ COMMITTED"
 AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Adapter:
+class Adapter(Inspection, Health, Liveness):
     """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
 
     name: ClassVar[str]
@@ -56,8 +59,6 @@ class Adapter:
     """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
     error_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of errors, where ``String`` does not hold all of Unicode."""
-    partial_index: ClassVar[str | None] = None
-    """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
     batch: ClassVar[int] = 5_000
     """How many keys one statement names at the most."""
     returning: ClassVar[bool] = True
@@ -129,15 +130,20 @@ class Adapter:
 
     def level(self, source: Engine | Connection) -> str | None:
         """The isolation level of transactions here, as far as it is known without asking the server."""
-        return (
-            source.get_execution_options().get("isolation_level")
-            or getattr(source.dialect, "_on_connect_isolation_level", None)
-            # known from the first connection on
-            or getattr(source.dialect, "default_isolation_level", None)
-        )
+        # the server's default is known from the first connection on
+        return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
+
+    def chosen_level(self, source: Engine | Connection) -> str | None:
+        """The isolation level that the application has asked for."""
+        options = source.get_execution_options()
+        return options.get("isolation_level") or getattr(source.dialect, "_on_connect_isolation_level", None)
+
+    def present_level(self, connection: Connection) -> str | None:
+        """What a claim here and now would run in."""
+        return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
 
     def check_level(self, connection: Connection) -> None:
-        level = AUTOCOMMIT if _autocommits(connection) else self.level(connection)
+        level = self.present_level(connection)
         if level is None or level in self.harmless_levels:
             return
         advice = f"claim first in a transaction, or create_engine(..., isolation_level={READ_COMMITTED!r})"
@@ -236,9 +242,17 @@ class Adapter:
         returning = self.by_key(spec, statement).returning(*spec.primary_key)
         return {tuple(row) for row in self.execute(session, spec, returning)}
 
-    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
-        """Execute ``statement``, which is about any number of rows; how many it changed."""
-        return self.count(session, spec, statement)
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
+        """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""
+        if limit is None:
+            return self.count(session, spec, statement)
+        return self.sweep_by_key(session, spec, statement, limit)
+
+    def sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
+        matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
+        keys = [tuple(row) for row in self.execute(session, spec, matching)]
+        swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
+        return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
 
     def count(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
         """Execute ``statement``; how many rows it changed."""
@@ -267,11 +281,6 @@ class Adapter:
     def is_duplicate(self, error: IntegrityError) -> bool:
         """Whether a unique key was violated, by code."""
         raise NotImplementedError
-
-    def code(self, error: DBAPIError) -> Any:
-        """The driver's own code of an error; never its text."""
-        original: Any = error.orig
-        return original.args[0] if original.args else None
 
     # -- the indexes --------------------------------------------------------------------------------------------------
 

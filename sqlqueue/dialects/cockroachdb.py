@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from sqlalchemy import Connection, Select, Table
+
+from .health import Plan
 from .postgresql import PostgreSQL
 
 
@@ -17,3 +20,19 @@ class CockroachDB(PostgreSQL):
     # its dialect reads the options of PostgreSQL's
     partial_index: ClassVar[str | None] = None
     harmless_levels = ("READ COMMITTED", "SERIALIZABLE")
+
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        return None  # its EXPLAIN has a form of its own
+
+    def lacks_storage(self, connection: Connection, table: Table) -> bool:
+        return False
+
+    @property
+    def predicate_option(self) -> str | None:
+        return PostgreSQL.partial_index
+
+    def notify(self, connection: Connection, name: str) -> None:
+        """There is no NOTIFY."""
+
+    def can_listen(self, driver: str) -> bool:
+        return False

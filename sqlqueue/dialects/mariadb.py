@@ -25,6 +25,8 @@ class MariaDB(MySQL):
     name = "mariadb"
     product = "MariaDB"
     minimum: ClassVar[tuple[int, ...]] = (10, 6)
+    hidden = column("ignored") == "YES"
+    reads_only = "tx_read_only"
     # from 1,000 values on an IN becomes a join with a derived table, which may be read, and locked, in any order
     batch = 999
 

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Select, func, literal_column, or_, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    column,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+    text,
+    update,
+)
 from sqlalchemy.dialects import mssql
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.util import ClauseAdapter
 
 from ..clock import utc
+from ..findings import Finding
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter, ByKey
+from .health import read_only
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+
+_INDEXES = table("indexes", *map(column, ("object_id", "index_id", "name", "is_disabled")), schema="sys")
+_KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
 
 
 class SQLServer(Adapter):
@@ -37,6 +56,8 @@ class SQLServer(Adapter):
     error_text = mssql.NVARCHAR(2000)
     partial_index: ClassVar[str | None] = "mssql_where"
     orders_freely = False
+    # SQLSTATE: communication link failure, cannot connect, login timeout
+    outages: ClassVar[Collection[str]] = ("08S01", "08001", "08003", "HYT00")
     # 2,100 parameters at the most
     batch = 900
     # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
@@ -96,11 +117,53 @@ class SQLServer(Adapter):
         # a scan would wait for what others have locked on its way
         return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
 
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id)
+        same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
+        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(table))
+        return {(index, column) for index, column in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        disabled = select(_INDEXES.c.name).where(_is_of(table), _INDEXES.c.is_disabled == 1)
+        return connection.scalars(disabled).all()
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        if connection.scalar(select(func.databasepropertyex(func.db_name(), "Updateability"))) == "READ_ONLY":
+            yield read_only("this database is read-only, as a secondary is", "connect to the primary")
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        # of the whole table: rights to single columns do not count here
+        name = _full_name(spec.table)
+        asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
+        granted = connection.execute(
+            select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
+        ).one()
+        return [privilege for privilege, has in zip(asked, granted, strict=True) if not has]
+
     def is_duplicate(self, error: IntegrityError) -> bool:
-        # the driver gives the number of an error only within its text, as in "... (2627) (SQLExecDirectW)"
-        numbers = re.findall(r"\((\d+)\)", str(error.orig))
-        return "2627" in numbers or "2601" in numbers
+        return bool(_numbers(error) & {"2627", "2601"})
+
+    def is_transient(self, error: DBAPIError) -> bool:
+        # deadlock, lock timeout, update conflict of a snapshot
+        return bool(_numbers(error) & {"1205", "1222", "3960"})
+
+
+def _numbers(error: DBAPIError) -> set[str]:
+    # the driver gives the number of an error only within its text, as in "... (2627) (SQLExecDirectW)"
+    return set(re.findall(r"\((\d+)\)", str(error.orig)))
 
 
 def _null_first(value: Any) -> tuple[bool, Any]:
     return value is not None, value
+
+
+def _is_of(table: Table) -> ColumnElement[bool]:
+    return _INDEXES.c.object_id == func.object_id(_full_name(table))
+
+
+def _full_name(table: Table) -> str:
+    return ".".join(_QUOTE(part) for part in (*(table.schema or "").split("."), table.name) if part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -11,25 +11,47 @@ from sqlalchemy import (
     Delete,
     Insert,
     Select,
+    String,
     Table,
     UniqueConstraint,
     Update,
+    column,
+    false,
     func,
     literal_column,
+    null,
     select,
+    table,
     text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.expression import TableClause
 
 from ..clock import utc
+from ..findings import Finding, Severity
 from ..spec import Identity, QueueSpec
 from ..statements import Pick
 from .base import Adapter, ByKey, Replacement
+from .health import Plan, bare, explain, read_only
 
 _QUOTE = mysql.dialect().identifier_preparer.quote
+_STATISTICS = table(
+    "statistics",
+    *map(column, ("table_schema", "table_name", "index_name", "column_name", "collation")),
+    schema="information_schema",
+)
+_TABLES = table(
+    "tables", column("table_schema"), column("table_name"), column("engine", String), schema="information_schema"
+)
+_OFF = ("0", "OFF")
+_READ_ONLY = (1290, 1792, 1836)
+"""The server or the transaction, whatever this account may do."""
+_DENIED = (1044, 1142, 1143)
+"""To a database, a table, a column."""
 
 
 class MySQL(Adapter):
@@ -45,6 +67,14 @@ class MySQL(Adapter):
     needed = "SKIP LOCKED"
     timestamp = utc(mysql.DATETIME, fsp=6)
     error_text = mysql.VARCHAR(2000, charset="utf8mb4")
+    hidden: ClassVar[ColumnElement[bool]] = column("is_visible") == "NO"
+    """Of an index, in ``information_schema.statistics``."""
+    reads_only: ClassVar[str] = "transaction_read_only"
+    """The variable that says so of a session."""
+    # deadlock, lock wait timeout, record has changed since last read
+    transient: ClassVar[Collection[int]] = (1213, 1205, 1020)
+    # too many connections, shutdown, killed, cannot connect, gone away, lost
+    outages: ClassVar[Collection[int]] = (1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031)
     returning = False
     orders_freely = False
 
@@ -101,12 +131,9 @@ class MySQL(Adapter):
         self.execute(session, spec, statement)
         return changed
 
-    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         # by primary key, in the order in which claims are settled: by way of an index, the two would deadlock
-        matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
-        keys = [tuple(row) for row in self.execute(session, spec, matching)]
-        swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
-        return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
+        return self.sweep_by_key(session, spec, statement, limit)
 
     def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
         if _has_other_keys(spec.table):
@@ -117,6 +144,66 @@ class MySQL(Adapter):
             return statement.on_duplicate_key_update([(first.name, first)])
         assignments = replace(lambda name: statement.inserted[name])
         return statement.on_duplicate_key_update([(column.name, value) for column, value in assignments])
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        terms = select(_STATISTICS.c.index_name, _STATISTICS.c.column_name).where(_STATISTICS.c.collation == "D")
+        return {(index, name) for index, name in connection.execute(terms.where(_is_of(table)))}
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        return connection.scalars(select(_STATISTICS.c.index_name).where(_is_of(table), self.hidden)).all()
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        of_session = literal_column(f"@@session.{self.reads_only}", String)
+        if connection.scalar(select(func.upper(of_session))) not in _OFF:
+            yield read_only("transactions start read-only", "SET SESSION TRANSACTION READ WRITE")
+        of_server = literal_column("@@global.read_only", String)
+        if connection.scalar(select(func.upper(of_server))) not in _OFF:
+            yield read_only("this server has read_only set, as a replica has", "connect to the primary")
+
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        storage = connection.scalar(select(_TABLES.c.engine).where(_is_of(spec.table, _TABLES)))
+        if storage and storage.upper() != "INNODB":
+            name = connection.dialect.identifier_preparer.format_table(spec.table)
+            message = f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims keep nobody out"
+            fix = f"ALTER TABLE {name} ENGINE = InnoDB"
+            yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        # EXPLAIN needs the rights of what it explains, and knows of roles, patterns and single columns
+        target = bare(spec.table, live)
+        nothing: dict[str, Any] = {each.name: null() for each in spec.columns.values() if each.name in target.c}
+        asked: dict[str, Any] = {
+            "SELECT": select(*target.columns).where(false()),
+            "INSERT": target.insert().values({each.name: null() for each in target.columns}),
+            "UPDATE": target.update().values(nothing).where(false()),
+            "DELETE": target.delete().where(false()),
+        }
+        return [privilege for privilege, statement in asked.items() if self._is_refused(connection, statement)]
+
+    def _is_refused(self, connection: Connection, statement: Any) -> bool:
+        try:
+            explain(connection, "EXPLAIN", statement).close()
+        except DBAPIError as error:
+            if not self.is_denied(error) and self.code(error) not in _READ_ONLY:
+                raise
+            return self.is_denied(error)
+        return False
+
+    def is_denied(self, error: DBAPIError) -> bool:
+        return self.code(error) in _DENIED
+
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        if forced:
+            return None  # a claim names its index anyway
+        rows = explain(connection, "EXPLAIN FORMAT=TRADITIONAL", statement).mappings().all()
+        return Plan(
+            indexes=frozenset(row["key"] for row in rows if row["key"]),
+            sorted=sum("filesort" in (row["Extra"] or "") for row in rows),
+        )
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return self.code(error) in (1062, 1586)
@@ -132,3 +219,8 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
 def _has_other_keys(table: Table) -> bool:
     unique = (constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint))
     return any(index.unique for index in table.indexes) or any(unique)
+
+
+def _is_of(table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
+    schema = func.database() if table.schema is None else table.schema
+    return (source.c.table_schema == schema) & (source.c.table_name == table.name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     ColumnClause,
     ColumnElement,
+    Connection,
     Executable,
     Integer,
     Select,
@@ -16,23 +19,29 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    column,
     func,
     literal_column,
     outparam,
     select,
+    table,
     text,
 )
 from sqlalchemy.dialects import oracle
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import ClauseElement
 
 from ..clock import utc
+from ..findings import Finding
 from ..spec import QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
+from .health import read_only
+from .inspection import LiveIndex, Term
 
 _BLOCK = """\
 DECLARE
@@ -68,6 +77,13 @@ FORALL i IN 1 .. picked.COUNT
 _SHORT = 200
 """So many rowids fit a VARCHAR2 of 4,000, which is what the driver makes room for; more come as a CLOB."""
 
+_QUOTED = re.compile(r'^"(.+)"$')
+_INDEXES = table(
+    "all_indexes", *map(column, ("table_owner", "table_name", "index_name", "status", "visibility")), schema="sys"
+)
+_GRANTS = table("all_tab_privs", *map(column, ("table_schema", "table_name", "privilege")), schema="sys")
+_POWERS = table("session_privs", column("privilege"), schema="sys")
+
 
 class Oracle(Adapter):
     """The claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, fetched as often as rows are wanted.
@@ -83,6 +99,10 @@ class Oracle(Adapter):
     needed = "FETCH FIRST and long names"
     timestamp = utc(oracle.TIMESTAMP)
     error_text = oracle.NVARCHAR2(2000)
+    # resource busy, deadlock, cannot serialize access
+    transient: ClassVar[Collection[int]] = (54, 60, 8177)
+    # shutdown, closed, killed, no listener, cannot connect
+    outages: ClassVar[Collection[int]] = (28, 1012, 1033, 1034, 1089, 1092, 3113, 3114, 3135, 12514, 12541, 12545)
     # ORA-01795: at most 1,000 expressions in a list
     batch = 1_000
 
@@ -126,14 +146,60 @@ class Oracle(Adapter):
         found = {row[1]: row[0] for row in rows.unique()}
         return [found[each] for each in rowids]
 
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        # a term that goes downward is kept as an expression: the name of its column in quotes
+        normal: Any = connection.dialect
+        return {
+            name: replace(index, terms=tuple(_plain(term, normal) for term in index.terms))
+            for name, index in super().live_indexes(connection, table).items()
+        }
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        dialect: Any = connection.dialect
+        owner = table.schema or dialect.default_schema_name
+        is_of_table = (_INDEXES.c.table_owner == dialect.denormalize_name(owner)) & (
+            _INDEXES.c.table_name == dialect.denormalize_name(table.name)
+        )
+        is_off = (_INDEXES.c.status == "UNUSABLE") | (_INDEXES.c.visibility == "INVISIBLE")
+        names = connection.scalars(select(_INDEXES.c.index_name).where(is_of_table, is_off))
+        return [dialect.normalize_name(name) for name in names]
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        role = connection.scalar(select(func.sys_context("USERENV", "DATABASE_ROLE")))
+        if role != "PRIMARY":
+            yield read_only(f"the role of this database is {role}", "connect to the primary")
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        # of the whole table: rights to single columns do not count here
+        dialect: Any = connection.dialect
+        owner = dialect.denormalize_name(spec.table.schema or dialect.default_schema_name)
+        if owner == connection.scalar(select(func.sys_context("USERENV", "SESSION_USER"))):
+            return ()
+        is_of_table = (_GRANTS.c.table_schema == owner) & (
+            _GRANTS.c.table_name == dialect.denormalize_name(spec.table.name)
+        )
+        granted = {*connection.scalars(select(_GRANTS.c.privilege).where(is_of_table))}
+        granted |= {*connection.scalars(select(_POWERS.c.privilege))}
+        asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
+        return [privilege for privilege in asked if not granted & {privilege, f"{privilege} ANY TABLE"}]
+
     def is_duplicate(self, error: IntegrityError) -> bool:
-        return getattr(self.code(error), "code", None) == 1
+        return bool(self.code(error) == 1)
+
+    def code(self, error: DBAPIError) -> Any:
+        return getattr(super().code(error), "code", None)
 
 
 def _rowid(table: Table) -> ColumnClause[str]:
     column = literal_column("ROWID", oracle.ROWID())
     column.table = table
     return column
+
+
+def _plain(term: Term, dialect: Any) -> Term:
+    return replace(term, name=_QUOTED.sub(lambda found: dialect.normalize_name(found[1]), term.name))
 
 
 class ClaimBlock(Executable, ClauseElement):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -14,23 +14,33 @@ from sqlalchemy import (
     Interval,
     Select,
     Table,
+    and_,
     func,
     literal_column,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..exc import ArgumentError
+from ..findings import Finding
 from ..spec import Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter, Replacement
+from .catalog import invalid_indexes, lacks_storage
+from .health import Plan, explain, read_only
+from .notifications import Notifications
+
+# admin shutdown, crash shutdown, cannot connect now, too many connections
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "53300"})
 
 
-class PostgreSQL(Adapter):
+class PostgreSQL(Notifications, Adapter):
     """The claim is one statement: a materialized CTE locks, the UPDATE around it writes and returns.
 
     Rows are locked after the sort, ``FOR NO KEY UPDATE``, so that an insert of a foreign-key child neither hides its
@@ -43,6 +53,8 @@ class PostgreSQL(Adapter):
     minimum: ClassVar[tuple[int, ...]] = (12,)
     needed = "AS MATERIALIZED"
     partial_index: ClassVar[str | None] = "postgresql_where"
+    # serialization failure, deadlock, lock not available
+    transient: ClassVar[Collection[Any]] = ("40001", "40P01", "55P03")
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         # not clock_timestamp(): a volatile function cannot bound an index scan
@@ -113,11 +125,82 @@ class PostgreSQL(Adapter):
         except connection.dialect.loaded_dbapi.IntegrityError as error:
             raise IntegrityError(command, None, error) from error
 
+    def lacks_storage(self, connection: Connection, table: Table) -> bool:
+        return lacks_storage(connection, table)
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        return invalid_indexes(connection, table)
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        standby, default = connection.execute(
+            select(func.pg_is_in_recovery(), func.current_setting("default_transaction_read_only"))
+        ).one()
+        if standby:
+            yield read_only("this server is a hot standby", "connect to the primary")
+        if default == "on":
+            yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        schema = spec.table.schema
+        if schema and not connection.scalar(select(func.has_schema_privilege(schema, "USAGE"))):
+            return [f"USAGE on the schema {schema}"]
+        # rights to single columns are enough, if they are the right ones
+        name = connection.dialect.identifier_preparer.format_table(spec.table)
+        of_queue = {each.name for each in spec.columns.values()}
+        present = [column["name"] for column in live]
+        needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
+        rights = {
+            privilege: and_(*(func.has_column_privilege(name, each, privilege) for each in columns))
+            for privilege, columns in needed.items()
+        }
+        rights["DELETE"] = func.has_table_privilege(name, "DELETE")
+        for column in live:
+            if "nextval(" in (column["default"] or ""):  # an identity needs no right of its own
+                sequence = func.pg_get_serial_sequence(name, column["name"])
+                right = func.coalesce(func.has_sequence_privilege(sequence, "USAGE"), true())
+                rights[f"USAGE on the sequence of {column['name']}"] = right
+        granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
+        return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
+
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        if not forced:
+            return _plan(connection, statement)
+        with connection.begin_nested() as savepoint:
+            for way in ("seqscan", "sort", "bitmapscan"):
+                connection.execute(select(func.set_config(f"enable_{way}", "off", true())))
+            plan = _plan(connection, statement)
+            savepoint.rollback()  # and the settings with it
+        return plan
+
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(self.code(error) == "23505")
 
     def code(self, error: DBAPIError) -> Any:
         return getattr(error.orig, "sqlstate", None)
+
+    def is_outage(self, error: DBAPIError) -> bool:
+        if error.connection_invalidated:
+            return True
+        # an operational error without a code is the client's own: it could not connect
+        code = self.code(error)
+        return isinstance(error, OperationalError) if code is None else code in _OUTAGES or code.startswith("08")
+
+
+def _plan(connection: Connection, statement: Select[Any]) -> Plan:
+    (found,) = explain(connection, "EXPLAIN (FORMAT JSON)", statement).scalar_one()
+    nodes = list(_nodes(found["Plan"]))
+    return Plan(
+        indexes=frozenset(node["Index Name"] for node in nodes if "Index Name" in node),
+        sorted=sum(node["Plan Rows"] for node in nodes if "Sort" in node["Node Type"]),
+    )
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
 
 
 def _copy(connection: Connection, command: str, rows: Iterable[Sequence[Any]]) -> None:

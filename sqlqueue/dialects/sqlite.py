@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Insert, Select, false, func, update
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Insert, Select, Table, false, func, select, update
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from ..findings import Finding, Severity
 from ..spec import QueueSpec
 from ..statements import Pick
 from .base import READ_COMMITTED, Adapter, Replacement
+from .health import Plan, explain, read_only
 
 _MOMENT = "%Y-%m-%d %H:%M:%f000"
 """What SQLAlchemy stores, as far as the clock goes: milliseconds."""
@@ -41,8 +46,9 @@ class SQLite(Adapter):
         """Transactions are serializable, which harms nobody where there is one writer; what is asked for is ignored."""
         return READ_COMMITTED
 
-    def check_level(self, connection: Connection) -> None:
-        """A driver that does not begin by itself is just what is needed: the claim begins."""
+    def present_level(self, connection: Connection) -> str | None:
+        """The same with a driver that does not begin by itself, which is just what is needed: the claim begins."""
+        return self.level(connection)
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit)
@@ -56,8 +62,59 @@ class SQLite(Adapter):
             set_={column.name: value for column, value in replace(lambda name: statement.excluded[name])},
         )
 
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        found: set[tuple[Any, str]] = set()
+        for index in reflected:
+            where = [index["name"], *([table.schema] if table.schema else [])]
+            term = func.pragma_index_xinfo(*where).table_valued("name", "desc")
+            found.update(
+                (index["name"], name) for name in connection.scalars(select(term.c.name).where(term.c.desc == 1))
+            )
+        return found
+
+    def absent(self, url: URL) -> str | None:
+        path = url.database
+        if not path or path == ":memory:" or path.startswith("file:") or os.path.exists(path):
+            return None
+        return f"there is no file {path}"
+
+    def server_findings(self, connection: Connection) -> Iterator[Finding]:
+        if connection.exec_driver_sql("PRAGMA query_only").scalar():
+            yield read_only("this connection may only query", "set PRAGMA query_only to off")
+        (path, *_) = connection.exec_driver_sql("PRAGMA database_list").scalars("file")
+        if not path:
+            return  # in memory
+        if connection.engine.url.query.get("mode") == "ro":
+            yield read_only("the URL says mode=ro", "leave it out")
+        for needed in (path, os.path.dirname(path)):  # the journal is a file beside it
+            if not os.access(needed, os.W_OK):
+                yield read_only(f"{needed} cannot be written", "give this user the right to write it")
+        if (mode := connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()) != "wal":
+            yield Finding(
+                severity=Severity.WARNING,
+                code="journal-mode",
+                message=f"the journal mode is {mode}, in which readers make claims wait, and claims readers",
+                fix="once, with any SQLite client: PRAGMA journal_mode = WAL",
+            )
+
+    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        if forced:
+            return None
+        steps = explain(connection, "EXPLAIN QUERY PLAN", statement).scalars("detail").all()
+        used = (step.partition(" INDEX ")[2].partition(" ")[0] for step in steps)
+        return Plan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
+
     def is_duplicate(self, error: IntegrityError) -> bool:
-        return getattr(error.orig, "sqlite_errorcode", None) in (1555, 2067)
+        return self.code(error) in (1555, 2067)
+
+    def code(self, error: DBAPIError) -> Any:
+        return getattr(error.orig, "sqlite_errorcode", None)
+
+    def is_transient(self, error: DBAPIError) -> bool:
+        # SQLITE_BUSY and SQLITE_LOCKED, whose extended codes have them in their lowest byte
+        return (self.code(error) or 0) & 0xFF in (5, 6)
 
 
 def _begin_immediate(connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:

@@ -1,5 +1,6 @@
 """The operations: functions of a session, which everything else calls."""
 
+from ._connection import default_claimer
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .enqueueing import enqueue
 from .sets import ErrorGroup, QueueStats, errors, prune, rescue, retry, stats
@@ -15,6 +16,7 @@ __all__ = [
     "complete",
     "consume",
     "consume_many",
+    "default_claimer",
     "discard",
     "enqueue",
     "errors",

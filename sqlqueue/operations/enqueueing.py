@@ -22,6 +22,7 @@ from ..spec import QueueSpec, spec_of
 from ..statements import write
 from ..states import Status
 from ..transitions import replacing
+from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
 
 OnConflict = Literal["raise", "ignore", "replace", "rerun"]
@@ -127,6 +128,7 @@ def _enqueue_rows(
     else:
         with _translating(adapter, spec):
             _upsert(session, adapter, spec, rows, on_conflict)
+    announce(session, spec)
 
 
 def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ..checks import duration
+from ..checks import count, duration
 from ..clock import utcnow
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
@@ -19,6 +19,7 @@ from ..spec import Criterion, QueueSpec, Where, spec_of
 from ..statements import is_exhausted, is_final, only, remove, state, write
 from ..states import FINAL, Status
 from ..transitions import Held, finishing, redriving
+from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
 
 CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
@@ -31,7 +32,11 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
     """
     spec = spec_of(entity)
     failed = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
-    return _change(session_of(session), spec, only(spec, failed, *where), redriving(spec))
+    session = session_of(session)
+    redriven = _change(session, spec, only(spec, failed, *where), redriving(spec))
+    if redriven:
+        announce(session, spec)
+    return redriven
 
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where]) -> int:
@@ -50,10 +55,13 @@ def rescue(session: AnySession, entity: type[QueueMixin]) -> int:
     return _change(session_of(session), spec, only(spec, is_exhausted(spec)), values)
 
 
-def prune(session: AnySession, entity: type[QueueMixin], older_than: timedelta | None = None) -> int:
+def prune(
+    session: AnySession, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None
+) -> int:
     """Delete final tasks that became so longer than ``older_than`` ago, the model's ``retention`` if not given.
 
-    Dead letters included.  In the session's transaction; returns how many.
+    Dead letters included; at most ``limit`` of them, for transactions that stay short.  In the session's transaction;
+    returns how many.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -63,16 +71,18 @@ def prune(session: AnySession, entity: type[QueueMixin], older_than: timedelta |
             f"{entity.__name__} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)"
         )
     duration("older_than", age, zero=True)
+    if limit is not None:
+        count("limit", limit)
     adapter = open_(session, spec)
     old = only(spec, is_final(spec), spec["finished_at"] <= utcnow(-age))
     if any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants):
-        return _delete_instances(session, spec, old)
-    return adapter.sweep(session, spec, remove(spec, old))
+        return _delete_instances(session, spec, old, limit)
+    return adapter.sweep(session, spec, remove(spec, old), limit)
 
 
-def _delete_instances(session: Session, spec: QueueSpec, criterion: Criterion) -> int:
+def _delete_instances(session: Session, spec: QueueSpec, criterion: Criterion, limit: int | None) -> int:
     """The rows of an inheriting class are in several tables; the mapper knows the order in which they go."""
-    tasks = session.scalars(select(spec.entity).where(criterion)).all()
+    tasks = session.scalars(select(spec.entity).where(criterion).limit(limit)).all()
     for task in tasks:
         session.delete(task)
     session.flush()

@@ -19,6 +19,7 @@ from ..statements import Assignment, remove, write
 from ..states import Status
 from ..texts import error_text
 from ..transitions import Held, extending, failing, finishing, handing_back
+from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
 from .sets import cancel_where
 
@@ -127,6 +128,8 @@ def _settle(session: AnySession, tasks: Tasks, how: str | None, apply: Apply) ->
     if lost:
         raise ClaimLostError(lost)
     _note(session, holds, how)
+    if how == "released":
+        announce(session, spec_of(holds[0][0].claim.entity))
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:

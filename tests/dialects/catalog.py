@@ -8,12 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.exc import FlushError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
+from sqlqueue.dialects import adapter_for
 from tests.dialects.recorder import KEY
 from tests.models import Base, CreditNote, DataBase, Document, Mail, Order, Parcel, Seat, Spool, Task, Ticket
 
@@ -87,6 +89,21 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.errors", lambda s: s.errors(Task)
 
 
+def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
+    """What is asked of a server and of an account; not what SQLAlchemy asks of a schema."""
+    log.clear()
+    adapter, spec = adapter_for(engine.dialect), Task.__queue_spec__
+    live: Any = [{"name": column.name, "default": None} for column in spec.table.columns]
+    with engine.connect() as connection:
+        # there is no server, and so no rows for statements that are text
+        with suppress(ResourceClosedError):
+            list(adapter.server_findings(connection))
+        with suppress(ResourceClosedError):
+            list(adapter.table_findings(connection, spec))
+        adapter.missing_privileges(connection, spec, live)
+    return {f"check {number}": statement for number, statement in enumerate(log, 1)}
+
+
 def _mappers() -> list[Mapper[Any]]:
     """Those of the tests' models; a test may add its own to the same registry."""
     return [
@@ -113,6 +130,7 @@ def statements(engine: Engine, log: list[str]) -> dict[str, str]:
         with QueueSession(engine) as session, suppress(ClaimLostError, FlushError):
             call(session)
         found |= {f"{name} {number}": statement for number, statement in enumerate(log, 1)}
+    found |= _looking(engine, log)
     ours = {table for mapper in _mappers() for table in mapper.tables}
     ours.remove(Parcel.__table__)  # what becomes of a Uuid is SQLAlchemy's affair, and changes with its version
     for table in sorted(ours, key=str):

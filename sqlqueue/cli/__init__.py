@@ -22,7 +22,9 @@ def application() -> typer.Typer:
     """The commands.  What they are made with is imported here, and not by who imports this module."""
     import typer  # noqa: PLC0415
 
-    from .demo.command import demo  # noqa: PLC0415
+    from ..demo.command import demo  # noqa: PLC0415
+    from .check import check  # noqa: PLC0415
+    from .work import work  # noqa: PLC0415
 
     commands = typer.Typer(
         add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False
@@ -39,10 +41,13 @@ def application() -> typer.Typer:
     def sqlqueue(version: bool = option) -> None:
         """Durable queues made of SQLAlchemy models, in the database that the application already has.
 
-        The library is what an application imports; these commands are for people. See for yourself:
+        The library is what an application imports; these commands are for its people and its deployments. See for
+        yourself:
 
             sqlqueue demo .
         """
 
     commands.command()(demo)
+    commands.command()(check)
+    commands.command()(work)
     return commands

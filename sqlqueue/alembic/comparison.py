@@ -1,0 +1,151 @@
+"""What the plugin adds to what Alembic's own comparison has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from alembic.autogenerate.api import AutogenContext
+from alembic.operations.ops import (
+    CreateIndexOp,
+    CreateTableOp,
+    DropIndexOp,
+    MigrateOperation,
+    ModifyTableOps,
+    UpgradeOps,
+)
+from alembic.util import PriorityDispatchResult
+from sqlalchemy import Column, Connection, Index, MetaData, Table, desc, text
+from sqlalchemy.sql.elements import conv
+
+from ..dialects import adapter_for
+from ..dialects.inspection import LiveIndex
+from ..drift import WrongIndex, drift
+from ..mixins import queues
+from ..spec import QueueSpec
+from .operations import AdoptRowsOp, StorageOp
+from .options import options_in
+from .tables import of_former_queue, of_queue, was_queue
+
+Key: TypeAlias = tuple[str | None, str]
+"""Of a table: its schema, unless that is the default one, and its name."""
+
+
+def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:
+    """:class:`.UnsupportedDialectError` if this server cannot carry the queues of ``metadata``.  Changes nothing.
+
+    Autogenerate asks by itself.  For ``alembic upgrade``, call it in ``env.py`` before ``context.configure``: most
+    engines do not roll back half a migration.
+    """
+    if any(queues(each) for each in _listed(metadata)):
+        adapter_for(connection.dialect).verify(connection)
+
+
+def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    if context.connection is not None:
+        verify(context.connection, context.metadata or ())
+    return PriorityDispatchResult.CONTINUE
+
+
+def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    if context.connection is not None:
+        Revision(context, context.connection, upgrade_ops.ops).complete()
+    return PriorityDispatchResult.CONTINUE
+
+
+class Revision:
+    """The operations of a revision in the making, and the queues that it is about."""
+
+    def __init__(self, context: AutogenContext, connection: Connection, operations: list[MigrateOperation]) -> None:
+        self.context = context
+        self.connection = connection
+        self.operations = operations
+        self.adapter = adapter_for(connection.dialect)
+        self.options = options_in(context.opts)
+        self.queues = {self._key(spec.table.schema, spec.table.name): spec for spec in self._visible_queues()}
+        self.created = {self._key(op.schema, op.table_name) for op in operations if isinstance(op, CreateTableOp)}
+
+    def complete(self) -> None:
+        """Change the list of operations in place."""
+        self.operations += self._mending()
+        self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
+        if self.options.postgresql_storage:
+            self.operations += self._storage()
+
+    def _visible_queues(self) -> Iterator[QueueSpec]:
+        """Those that the project's filters let through; of several that share a table, the first."""
+        tables = {
+            spec.table: spec for metadata in _listed(self.context.metadata) for spec in reversed(queues(metadata))
+        }
+        for table, spec in tables.items():
+            if self.context.run_object_filters(table, table.name, "table", False, None):
+                yield spec
+
+    def _key(self, schema: str | None, name: str) -> Key:
+        return (None if schema == self.connection.dialect.default_schema_name else schema), name
+
+    def _mending(self) -> Iterator[MigrateOperation]:
+        """Indexes that are there and are not what a queue needs, as far as Alembic has not noticed."""
+        noticed = {index for op in self.operations if isinstance(op, ModifyTableOps) for index in self._indexes(op)}
+        for wrong in drift(self.connection, self.queues.values()):
+            if not isinstance(wrong, WrongIndex):
+                continue  # what is missing altogether is noticed, or filtered out
+            index, table = wrong.index, wrong.spec.table
+            is_visible = self.context.run_object_filters(index, index.name, "index", False, None)
+            if is_visible and (self._key(table.schema, table.name), index.name) not in noticed:
+                old = self._as_it_is(table, str(index.name), wrong.live)
+                replacing = [DropIndexOp.from_index(old), CreateIndexOp.from_index(index)]
+                yield ModifyTableOps(table.name, replacing, schema=table.schema)
+
+    def _as_it_is(self, table: Table, name: str, live: LiveIndex) -> Index:
+        """The index that the server has."""
+        columns: dict[str, Column[Any]] = {term.name: Column(term.name) for term in live.terms}
+        Table(table.name, MetaData(), *columns.values(), schema=table.schema)
+        terms = [desc(columns[term.name]) if term.descending else columns[term.name] for term in live.terms]
+        option = self.adapter.predicate_option
+        options: dict[str, Any] = {option: text(live.predicate)} if option and live.predicate else {}
+        return Index(conv(name), *terms, unique=live.unique, **options)
+
+    def _indexes(self, op: ModifyTableOps) -> Iterator[tuple[Key, str | None]]:
+        for each in op.ops:
+            if isinstance(each, CreateIndexOp | DropIndexOp):
+                yield self._key(op.schema, op.table_name), each.index_name
+
+    def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
+        """What is written in the place of ``op``."""
+        if not isinstance(op, ModifyTableOps):
+            yield op
+            return
+        key = self._key(op.schema, op.table_name)
+        if key in self.queues:
+            self._keep_order(op)
+            yield from of_queue(op, self.queues[key], self.options, is_new=key in self.created)
+        elif was_queue(op):
+            self._keep_order(op)
+            yield from of_former_queue(op, self.options)
+        else:
+            yield op
+
+    def _keep_order(self, op: ModifyTableOps) -> None:
+        """Of indexes that are dropped; SQLAlchemy does not tell of every engine which terms go downward."""
+        if not any(isinstance(each, DropIndexOp) for each in op.ops):
+            return
+        table = Table(op.table_name, MetaData(), schema=op.schema)
+        live = self.adapter.live_indexes(self.connection, table)
+        downward = {name: index for name, index in live.items() if any(term.descending for term in index.terms)}
+        for number, each in enumerate(op.ops):
+            if isinstance(each, DropIndexOp) and (name := str(each.index_name)) in downward:
+                op.ops[number] = DropIndexOp.from_index(self._as_it_is(table, name, downward[name]))
+
+    def _storage(self) -> list[MigrateOperation]:
+        """For tables that the revision makes queues, whatever the engine; for others, where it tells what they have."""
+        adopted = {self._key(op.schema, op.table_name) for op in self.operations if isinstance(op, AdoptRowsOp)}
+        return [
+            StorageOp(spec.table)
+            for key, spec in self.queues.items()
+            if key in self.created | adopted or self.adapter.lacks_storage(self.connection, spec.table)
+        ]
+
+
+def _listed(metadata: MetaData | Sequence[MetaData] | None) -> Sequence[MetaData]:
+    return [metadata] if isinstance(metadata, MetaData) else metadata or ()

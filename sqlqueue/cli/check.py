@@ -1,0 +1,111 @@
+"""The command ``sqlqueue check``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ..dialects import adapter_for
+from ..exc import SQLQueueError
+from ..findings import Finding, Severity
+from ..health import check as find
+from ..health import specs_of
+from ._target import Target, Url, load, run
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the findings for programs: one object of JSON.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Let warnings count as errors.")]
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = False) -> None:
+    """Say whether a database can carry the queues of an application.
+
+        sqlqueue check --url postgresql+psycopg://me@host/shop shop.models:Base
+
+    Looks at the server: its version, whether it can be written, the isolation
+    level. Then at each queue: its table, columns and indexes, and this account's
+    rights to them. Then it asks the planner whether claims would go by their
+    indexes. Each finding says what to do.
+
+    Nothing is written and no row is locked: it can be run at any time.
+
+    Exit status: 0 if queues can work, warnings and notes or not; 1 if there is
+    an error, or with --strict a warning; 2 if it could not be asked, for bad
+    usage or a database that does not answer.
+
+    With --json: an object of engine, version, queues, ok and findings; each
+    finding with severity (error, warning, note), code, model, table, message
+    and fix. A code never changes its meaning.
+    """
+    try:
+        base = load(target)
+        models = [_name(spec.entity) for spec in specs_of(base)]
+        engine, version, findings = run(url, lambda connection: (*_server(connection), find(connection, base)))
+    except SQLQueueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except DBAPIError as error:
+        Console(stderr=True, highlight=False).print(Text(f"sqlqueue check: the database refuses: {error.orig}"))
+        raise typer.Exit(2) from error
+    fatal = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    ok = not any(finding.severity in fatal for finding in findings)
+    if as_json:
+        typer.echo(json.dumps(_report(engine, version, models, ok, findings), indent=2))
+    else:
+        _show(f"{engine} {version}", models, findings)
+    raise typer.Exit(0 if ok else 1)
+
+
+def _server(connection: Connection) -> tuple[str, str]:
+    version = connection.dialect.server_version_info or ()
+    return adapter_for(connection.dialect).product, ".".join(map(str, version))
+
+
+def _name(model: type[object]) -> str:
+    return f"{model.__module__}.{model.__qualname__}"
+
+
+def _report(
+    engine: str, version: str, models: Sequence[str], ok: bool, findings: Sequence[Finding]
+) -> dict[str, object]:
+    return {
+        "engine": engine,
+        "version": version,
+        "queues": models,
+        "ok": ok,
+        "findings": [
+            {
+                "severity": finding.severity,
+                "code": finding.code,
+                "model": finding.model and _name(finding.model),
+                "table": finding.table,
+                "message": finding.message,
+                "fix": finding.fix,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    counts = Counter(finding.severity for finding in findings)
+    if findings:
+        table = Table("", "Queue", "What is wrong", "What to do", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+        for finding in findings:
+            queue = finding.model.__name__ if finding.model else ""
+            style = _STYLES[finding.severity]
+            table.add_row(Text(finding.severity, style), Text(queue), Text(finding.message), Text(finding.fix))
+        console.print(table)
+    said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
+    queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
+    console.print(Text(f"{server}, {queues}: {', '.join(said) or 'all is well'}."))

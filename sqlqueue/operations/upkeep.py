@@ -1,0 +1,95 @@
+"""What a worker asks and does between claims and settlements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from sqlalchemy import and_, literal_column, select
+from sqlalchemy.orm import Session
+
+from ..checks import count
+from ..claims import Claim
+from ..clock import utcnow
+from ..dialects.base import Adapter
+from ..mixins import QueueMixin
+from ..spec import Criterion, QueueSpec, Where, spec_of
+from ..statements import Pick, is_due, picks, state, write
+from ..states import Status
+from ..transitions import Held, extending
+from ._connection import AnySession, open_, session_of
+
+
+def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
+    """How long until a claim may find a task: nothing if it may now, ``None`` if no task waits for its time.
+
+    By the database's clock, in one statement that locks nothing.  A task that others are about to claim counts.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    ready, due = (step(1) for step in picks(spec, where, ()))
+    waiting = replace(due, state=(*_waits(spec), spec["attempt"] < spec["max_attempts"]))
+    first = ready.select(literal_column("1")).limit(1).scalar_subquery()
+    moment = waiting.select(spec["available_at"]).limit(1).scalar_subquery()
+    asked = select(first, moment, utcnow())
+    row: tuple[int | None, datetime | None, datetime] = tuple(adapter.execute(session, spec, asked).one())
+    is_ready, at, now = row
+    if is_ready is not None:
+        return timedelta(0)
+    return None if at is None else max(at - now, timedelta(0))
+
+
+def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000) -> int:
+    """Make up to ``limit`` tasks ``available`` that were scheduled or retryable and have come due; returns how many.
+
+    They keep the moment at which they came due, by which they are ordered.  A claim takes due tasks as they are, but
+    only when available ones run short; under load this gives them the place that their priority says.  What others
+    have locked is passed over.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    count("limit", limit)
+    adapter = open_(session, spec, claims=True)
+    _, due = picks(spec, (), ())
+    waits = (*_waits(spec), spec["available_at"] <= utcnow(), spec["status"] != state(Status.RUNNING))
+    keys = adapter.lock(session, replace(due(limit), state=waits))
+    available = [(spec["status"], state(Status.AVAILABLE))]
+    return sum(
+        len(adapter.change(session, spec, write(spec, adapter.key_in(spec, some), available), some))
+        for some in adapter.batches(keys)
+    )
+
+
+def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
+    """Let the leases of claims of one model end ``lease`` from now; returned are those that are lost.
+
+    A row that is locked is passed over: by whom else than its own handler, whose transaction nobody can take over?  To
+    wait for it would let the other leases end.
+    """
+    spec = spec_of(claims[0].entity)
+    adapter = open_(session, spec, claims=True)
+    return [claim for some in adapter.batches(claims) for claim in _extend(adapter, session, spec, some, lease)]
+
+
+def _extend(
+    adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim], lease: timedelta
+) -> list[Claim]:
+    held = Held(spec=spec)
+    fence = held.fence(claims, adapter.key_in)
+    mine = Pick(spec=spec, state=(fence,), where=(), order=(), limit=len(claims), index=None, exact=True)
+    free = adapter.lock(session, mine)
+    if free:
+        running = and_(adapter.key_in(spec, free), spec["status"] == state(Status.RUNNING))
+        adapter.change(session, spec, write(spec, running, extending(held, lease)), free)
+    rest = [claim for claim in claims if claim.identity not in set(free)]
+    if not rest:
+        return []
+    locked = select(*spec.primary_key).where(held.fence(rest, adapter.key_in))
+    kept = {tuple(row) for row in adapter.execute(session, spec, locked)}
+    return [claim for claim in rest if claim.identity not in kept]
+
+
+def _waits(spec: QueueSpec) -> tuple[Criterion, ...]:
+    return (spec["finished_at"].is_(None), is_due(spec))

@@ -1,0 +1,78 @@
+"""Whether the columns of a live table are such that the queue's statements can work with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Column, DateTime, Dialect, Integer, Numeric, String
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.types import TypeEngine
+
+from .findings import Finding, Severity
+from .spec import QueueSpec
+
+_FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer, Numeric), (DateTime,))
+
+
+def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
+    """What is wrong with the columns that are there, and which of the model's own are not.
+
+    That columns of the queue are missing is for :func:`.drift` to say.
+    """
+    present = {column["name"]: column for column in live}
+    of_queue = {column.name for column in spec.columns.values()}
+    for column in spec.table.columns:
+        found = present.pop(column.name, None)
+        if found is None:
+            if column.name not in of_queue:
+                yield _finding(spec, "missing-column", f"has no column {column.name}, which the model loads")
+        elif column.name in of_queue:
+            yield from _of_column(dialect, spec, column, found)
+    for unknown in present.values():
+        if not unknown["nullable"] and not _fills_itself(unknown):
+            what = f"has a column {unknown['name']} that the model does not know, and that every insert has to fill"
+            yield _finding(spec, "unknown-column", what)
+
+
+def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: ReflectedColumn) -> Iterator[Finding]:
+    name = column.name
+    if column.nullable and not live["nullable"]:
+        yield _finding(spec, "not-nullable", f"does not let {name} be NULL, as it is in tasks that nobody has claimed")
+    if column.server_default is not None and not _fills_itself(live):
+        yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
+    declared: Any = column.type.dialect_impl(dialect)
+    yield from _of_type(dialect, spec, name, getattr(declared, "impl_instance", declared), live["type"])
+
+
+def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: Any) -> Iterator[Finding]:
+    if None in (_family(declared), _family(live)):
+        return
+    is_not = f"has {name} as {live.compile(dialect)}, not as {declared.compile(dialect)}"
+    if _family(declared) != _family(live):
+        yield _finding(spec, "wrong-type", is_not)
+    elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
+        yield _finding(spec, "wrong-type", f"{is_not}: too short")
+    elif isinstance(declared, DateTime) and live.compile(dialect) != declared.compile(dialect):
+        loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
+        severity = Severity.ERROR if loses_zone else Severity.WARNING
+        reason = "moments shift with the session's time zone" if loses_zone else "moments are kept less exactly"
+        yield _finding(spec, "wrong-type", f"{is_not}: {reason}", severity)
+
+
+_ANY = 2**62
+"""The length of a text without one."""
+
+
+def _family(kind: object) -> int | None:
+    return next((number for number, classes in enumerate(_FAMILIES) if isinstance(kind, classes)), None)
+
+
+def _fills_itself(live: ReflectedColumn) -> bool:
+    generated = (live.get("computed"), live.get("identity"), live.get("autoincrement") is True)
+    return live["default"] is not None or any(generated)
+
+
+def _finding(spec: QueueSpec, code: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
+    fix = "alter the column as the model declares it, in a migration"
+    return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", fix)

@@ -1,0 +1,101 @@
+"""What a worker is told: its handlers, and how it goes about them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from ..checks import count, duration
+from ..exc import ArgumentError
+from ..mixins import QueueMixin
+from ..spec import QueueSpec, Where, spec_of
+
+Mode = Literal["lease", "lock", "at-most-once"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handler:
+    """A function and the tasks that it is for."""
+
+    function: Callable[..., Any]
+    entity: type[QueueMixin]
+    where: tuple[Where, ...]
+    concurrency: int
+    timeout: timedelta | None
+    lease: timedelta
+    batch: int
+    mode: Mode
+    takes_session: bool
+    is_coroutine: bool
+
+    @property
+    def spec(self) -> QueueSpec:
+        return spec_of(self.entity)
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a worker goes about all of its handlers."""
+
+    name: str | None
+    poll: timedelta
+    grace: timedelta
+    notify: bool
+
+
+def handler_of(
+    function: Callable[..., Any],
+    entity: type[QueueMixin],
+    where: tuple[Where, ...],
+    *,
+    concurrency: int,
+    timeout: timedelta | None,
+    lease: timedelta | None,
+    batch: int | None,
+    mode: Mode,
+) -> Handler:
+    """Checked: :class:`.ArgumentError` for what makes no sense."""
+    spec = spec_of(entity)
+    if mode not in get_args(Mode):
+        raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
+    takes_session = _takes_session(function)
+    if mode == "lock" and not takes_session:
+        raise ArgumentError("mode='lock' is one transaction from claim to completion: let the handler take the session")
+    if mode == "at-most-once" and takes_session:
+        raise ArgumentError(
+            "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
+            " let the handler take the task alone"
+        )
+    return Handler(
+        function=function,
+        entity=entity,
+        where=where,
+        concurrency=count("concurrency", concurrency),
+        timeout=None if timeout is None else duration("timeout", timeout),
+        lease=spec.options.lease if lease is None else duration("lease", lease),
+        batch=concurrency if batch is None else count("batch", batch),
+        mode=mode,
+        takes_session=takes_session,
+        is_coroutine=inspect.iscoroutinefunction(inspect.unwrap(function)),
+    )
+
+
+def _takes_session(function: Callable[..., Any]) -> bool:
+    if not callable(function):
+        raise ArgumentError(f"{function!r} is no function")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.kind in kinds and each.default is inspect.Parameter.empty
+    ]
+    if len(parameters) not in (1, 2):
+        raise ArgumentError(f"a handler takes (task) or (session, task), not {inspect.signature(function)}")
+    return len(parameters) == 2  # noqa: PLR2004

@@ -1,0 +1,37 @@
+"""What the parts of a running worker share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ..dialects import adapter_for
+from ..dialects.base import Adapter
+from ..spec import QueueSpec
+from .database import Database
+from .jobs import Holdings, Job
+from .outcomes import Outcome
+from .reports import Reports
+from .settler import Settler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    name: str
+    """By which claims are known: ``claimed_by``."""
+    poll: timedelta
+    """The longest time between two looks for work."""
+    database: Database
+    holdings: Holdings
+    settler: Settler
+    reports: Reports
+
+    def adapter(self, spec: QueueSpec) -> Adapter:
+        return adapter_for(self.database.engine(spec).dialect)
+
+    def settle(self, job: Job, outcome: Outcome | None) -> None:
+        """``outcome`` is to be written; without one there is nothing left to be done for ``job``.  From any thread."""
+        if outcome is None:
+            self.holdings.remove(job)
+        else:
+            self.settler.put(job, outcome)

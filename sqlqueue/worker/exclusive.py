@@ -1,0 +1,136 @@
+"""``mode="lock"``: claim, handler and completion in one transaction, held by the row's lock alone."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy.orm import Session
+
+from .. import operations
+from ..claims import is_unsettled
+from .config import Handler
+from .crew import Crew
+from .jobs import Job
+from .lookout import Lookout
+from .outcomes import COMPLETED, write_outcomes
+from .patience import bear, pauses
+from .performer import Performer, closing
+
+
+class ExclusiveLane:
+    """One handler, whose slots claim for themselves."""
+
+    def __init__(self, handler: Handler, crew: Crew) -> None:
+        self._handler = handler
+        self._crew = crew
+        self._lookout = Lookout(handler, crew)
+        self._performer = _LockingPerformer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
+        self._threads = ThreadPoolExecutor(handler.concurrency, f"sqlqueue-{handler.function.__name__}")
+        self._slots: list[asyncio.Task[None]] = []
+        self._work, self._none = asyncio.Event(), asyncio.Event()
+        self._draining = False
+        self._busy = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._busy
+
+    def drain(self) -> None:
+        self._draining = True
+        self._lookout.close()
+        self._work.set()
+        self._none.set()
+
+    def abandon(self, reason: str) -> None:
+        """Coroutines are cancelled and roll back; threads are left to the end of the process, which rolls them back."""
+        for slot in self._slots:
+            slot.cancel(reason)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self) -> None:
+        """Until :meth:`drain`.  While there is nothing to do, one looks out for all slots."""
+        self._work.set()
+        self._slots = [asyncio.create_task(self._slot()) for _ in range(self._handler.concurrency)]
+        patience = pauses()
+        while not self._draining:
+            await self._none.wait()
+            self._none.clear()
+            try:
+                await self._lookout.wait()
+                patience = pauses()
+            except Exception as error:
+                await bear(error, next(patience), self._crew.reports)
+            self._work.set()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+
+    async def _slot(self) -> None:
+        patience = pauses()
+        while not self._draining:
+            await self._work.wait()
+            self._lookout.expect()
+            try:
+                if await self._once():
+                    self._lookout.refresh()
+                else:
+                    self._work.clear()
+                    self._none.set()
+                patience = pauses()
+            except Exception as error:
+                await bear(error, next(patience), self._crew.reports)
+
+    async def _once(self) -> bool:
+        if self._draining:
+            return False
+        self._busy += 1
+        try:
+            if self._handler.is_coroutine:
+                from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+                found: bool = await greenlet_spawn(self._performer.claim_and_perform, self._crew.name)
+                return found
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._performer.claim_and_perform, self._crew.name)
+        finally:
+            self._busy -= 1
+
+
+class _LockingPerformer(Performer):
+    def claim_and_perform(self, claimed_by: str) -> bool:
+        """One task, if there is one; whether there was."""
+        handed, session = self.database.open()
+        with closing(session):
+            handler = self.handler
+            task = operations.claim(session, handler.entity, *handler.where, lease=None, claimed_by=claimed_by)
+            if task is None:
+                return False
+            job = Job(handler, task)
+            self.reports.claimed(job)
+            self._perform_locked(job, handed, session)
+            session.commit()
+            return True
+
+    def _perform_locked(self, job: Job, handed: object, session: Session) -> None:
+        """In a savepoint, so that the failure of the handler can be written by the transaction that holds the row."""
+        savepoint = session.begin_nested()
+        job.begin()
+        try:
+            with self.known(job):
+                self.call(handed, job.task)
+            savepoint.commit()
+        except Exception as error:
+            if session.get_nested_transaction() is not savepoint:
+                raise  # the engine has ended the whole transaction: the task is free again
+            savepoint.rollback()
+            job.end()
+            outcome = self.judge(job, error)
+            if outcome is not None:
+                write_outcomes(session, [(job.claim, outcome)])
+                self.reports.finished(job, outcome, error)
+        else:
+            job.end()
+            if is_unsettled(job.task):
+                operations.complete(session, job.task)
+            self.reports.finished(job, COMPLETED)

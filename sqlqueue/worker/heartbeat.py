@@ -1,0 +1,84 @@
+"""Extends the leases of all that the worker holds, whatever its handlers are up to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import Engine
+
+from ..operations.upkeep import extend
+from ..spec import QueueSpec
+from .config import Handler
+from .database import Database, OwnConnections
+from .jobs import Holdings, Job
+from .patience import pauses
+from .reports import Reports
+
+BEATS = 3
+"""Heartbeats to a lease."""
+
+
+class Heartbeat(threading.Thread):
+    """A thread with connections of its own: a blocked event loop or a busy pool does not end a lease."""
+
+    def __init__(self, handlers: Iterable[Handler], database: Database, holdings: Holdings, reports: Reports) -> None:
+        super().__init__(name="sqlqueue-heartbeat", daemon=True)
+        self._database = database
+        self._holdings = holdings
+        self._reports = reports
+        self._engines: dict[QueueSpec, Engine] = {h.spec: database.engine(h.spec) for h in handlers}
+        self._interval = min((h.lease for h in handlers), default=timedelta(minutes=1)) / BEATS
+        self._due: dict[tuple[object, timedelta], float] = {}
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        own = self._database.own()
+        wait = self._interval
+        patience = pauses(longest=self._interval.total_seconds())
+        try:
+            while not self._stopped.wait(wait.total_seconds()):
+                try:
+                    self._beat(own)
+                    wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
+                except Exception as error:
+                    wait = next(patience)
+                    self._reports.database_error("extend leases", error, wait)
+        finally:
+            own.close()
+
+    def _beat(self, own: OwnConnections) -> None:
+        self._look_at_the_clock()
+        alike: defaultdict[tuple[QueueSpec, timedelta], list[Job]] = defaultdict(list)
+        for job in self._holdings:
+            alike[job.handler.spec, job.handler.lease].append(job)
+        for (spec, lease), jobs in alike.items():
+            if self._due.get((spec, lease), 0) > time.monotonic():
+                continue
+            claims = [job.claim for job in jobs]
+            lost = own.run(self._engines[spec], partial(extend, claims=claims, lease=lease))
+            self._due[spec, lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
+            for claim in lost:
+                self._lose(self._holdings.get(claim))
+
+    def _lose(self, job: Job | None) -> None:
+        if job is not None and not job.settling:  # else it is its own doing, or will be seen there
+            self._holdings.remove(job)
+            job.lose("its lease ended, or it was cancelled or deleted")
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for job in self._holdings:
+            timeout = job.handler.timeout
+            if job.started is None or timeout is None or job.overdue or job.handler.is_coroutine:
+                continue
+            if now - job.started > timeout.total_seconds():
+                job.overdue = True
+                self._reports.overdue(job)

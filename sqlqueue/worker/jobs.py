@@ -1,0 +1,109 @@
+"""A claimed task in the hands of a worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from ..claims import Claim, claim_made
+from .config import Handler
+
+current: ContextVar[Job] = ContextVar("sqlqueue.job")
+
+
+class Job:
+    """One claim and how it fares."""
+
+    __slots__ = (
+        "_interrupt",
+        "_lost",
+        "claim",
+        "handler",
+        "overdue",
+        "reason",
+        "seconds",
+        "settling",
+        "started",
+        "task",
+    )
+
+    def __init__(self, handler: Handler, task: Any) -> None:
+        self.handler = handler
+        self.task = task
+        self.claim: Claim = claim_made(task)
+        self.started: float | None = None
+        """When its handler was called, by ``time.monotonic``."""
+        self.seconds: float | None = None
+        """For how long its handler ran, once it has ended."""
+        self.overdue = False
+        """Whether its timeout has been reported."""
+        self.settling = False
+        """Whether its handler is through, so that its row may change any moment by its own doing."""
+        self.reason = ""
+        """Why it was interrupted."""
+        self._lost = threading.Event()
+        self._interrupt: Callable[[], object] | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the task is no longer this worker's: it was cancelled, or taken over, or the worker gave it up."""
+        return self._lost.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep so long, less if the task is lost; whether it is."""
+        return self._lost.wait(seconds)
+
+    def begin(self, interrupt: Callable[[], object] | None = None) -> None:
+        """Its handler is called now; ``interrupt`` stops it, from whichever thread."""
+        self._interrupt = interrupt
+        self.started = time.monotonic()
+
+    def end(self) -> None:
+        """Its handler has ended."""
+        self.settling = True
+        self._interrupt = None
+        if self.started is not None:
+            self.seconds = time.monotonic() - self.started
+
+    def lose(self, reason: str) -> None:
+        """Stop its handler, as far as that can be done."""
+        self.reason = reason
+        self._lost.set()
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def __repr__(self) -> str:
+        return f"attempt {self.claim.attempt} of {self.claim.entity.__name__} {self.claim.identity}"
+
+
+def current_job() -> Job:
+    """The job that the calling handler runs for; :class:`LookupError` outside of one.
+
+    A long handler in a thread looks at ``current_job().is_lost`` now and then: nothing can stop it from outside.
+    """
+    return current.get()
+
+
+class Holdings:
+    """All that this worker holds, from claim to settlement: whose leases are to be extended."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Claim, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs.values()))
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.claim] = job
+
+    def remove(self, job: Job) -> None:
+        self._jobs.pop(job.claim, None)
+
+    def get(self, claim: Claim) -> Job | None:
+        return self._jobs.get(claim)

@@ -1,0 +1,156 @@
+"""Claims tasks for one handler, as many as it can take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from .. import operations
+from ..operations.upkeep import promote
+from .config import Handler
+from .crew import Crew
+from .jobs import Job
+from .lookout import Lookout
+from .outcomes import RELEASED, Outcome
+from .patience import bear, pauses
+from .performer import Performer
+from .slots import CoroutineSlots, Slots, ThreadSlots
+
+AHEAD = 0.1
+"""Seconds of work that a worker holds beside what runs.  Short tasks are claimed in large batches; of long ones none
+waits here while another worker has nothing to do."""
+
+PROMOTE_EVERY = 1.0
+"""Seconds."""
+
+
+class Lane:
+    """One handler: its claims and its slots."""
+
+    def __init__(self, handler: Handler, crew: Crew) -> None:
+        self.handler = handler
+        self._crew = crew
+        self._lookout = Lookout(handler, crew)
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._draining = False
+        self._jobs: set[Job] = set()
+        self._mean: float | None = None
+        self._promoted = time.monotonic()
+        performer = Performer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
+        self._slots: Slots
+        if handler.is_coroutine:
+            self._slots = CoroutineSlots(performer, handler.concurrency, self._done)
+        else:
+            self._slots = ThreadSlots(performer, handler.concurrency, handler.function.__name__, self._done)
+
+    def drain(self) -> None:
+        """Claim nothing more, and release what has not begun."""
+        self._draining = True
+        self._lookout.close()
+        self._room.set()
+        for job in self._slots.withdraw():
+            self._release(job)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def abandon(self, reason: str) -> None:
+        """Stop what runs, as far as that can be done, and release it."""
+        for job in tuple(self._jobs):
+            if not job.settling:
+                job.lose(reason)
+                self._release(job)
+
+    def close(self) -> None:
+        self._slots.close()
+
+    async def run(self) -> None:
+        """Until :meth:`drain`, whatever is wrong with the database."""
+        patience = pauses()
+        while not self._draining:
+            try:
+                await self._turn()
+                patience = pauses()
+            except Exception as error:
+                await bear(error, next(patience), self._crew.reports)
+
+    async def _turn(self) -> None:
+        wanted = await self._wanted()
+        if self._draining:
+            return
+        self._lookout.expect()
+        tasks = await self._crew.database.run(partial(self._claim, limit=wanted))
+        for task in tasks:
+            self._start(task)
+        if tasks:
+            self._lookout.refresh()
+        if self._draining:
+            return
+        if len(tasks) == wanted:
+            await self._promote()
+        else:
+            await self._lookout.wait()
+
+    async def _promote(self) -> None:
+        """Under load claims do not come to what has come due: let its priority count, now and then."""
+        if time.monotonic() - self._promoted >= PROMOTE_EVERY:
+            self._promoted = time.monotonic()
+            await self._crew.database.run(partial(promote, entity=self.handler.entity))
+
+    async def _wanted(self) -> int:
+        """How many tasks to claim, once there is room for enough of them to be worth a statement."""
+        while True:
+            self._room.clear()
+            ahead = self._ahead()
+            wanted = min(self.handler.concurrency + ahead - len(self._jobs), self.handler.batch)
+            if wanted >= max(1, ahead // 2) or self._draining:
+                return wanted
+            await self._room.wait()
+
+    def _ahead(self) -> int:
+        if self._mean is None:
+            return 0
+        return min(self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
+
+    def _claim(self, session: Session, limit: int) -> Sequence[Any]:
+        handler = self.handler
+        if handler.mode == "at-most-once":
+            return operations.consume_many(
+                session, handler.entity, *handler.where, limit=limit, claimed_by=self._crew.name
+            )
+        return operations.claim_many(
+            session, handler.entity, *handler.where, limit=limit, lease=handler.lease, claimed_by=self._crew.name
+        )
+
+    def _start(self, task: Any) -> None:
+        job = Job(self.handler, task)
+        self._crew.reports.claimed(job)
+        if self.handler.mode == "lease":
+            self._crew.holdings.add(job)
+        self._jobs.add(job)
+        if self._draining:
+            self._release(job)
+        else:
+            self._slots.put(job)
+
+    def _release(self, job: Job) -> None:
+        self._jobs.discard(job)
+        if self.handler.mode == "lease":
+            self._crew.settle(job, RELEASED)
+
+    def _done(self, job: Job, outcome: Outcome | None) -> None:
+        """A handler has ended; on whatever thread."""
+        if job.seconds is not None:
+            self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
+        self._jobs.discard(job)
+        if self.handler.mode == "lease":
+            self._crew.settle(job, outcome)
+        if not self._room.is_set():
+            self._loop.call_soon_threadsafe(self._room.set)

@@ -1,0 +1,70 @@
+"""Waits for work: for news of it, for the moment at which it is due, and in the end for the next look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from ..operations.upkeep import next_due
+from ..wakeups import channel_of, subscribe
+from .config import Handler
+from .crew import Crew
+from .patience import pauses
+
+FIRST_LOOK = 0.1
+"""Seconds after which a worker that has run out of work looks again; later looks are further apart."""
+
+
+class Lookout:
+    """For one handler.  A look is one statement that locks nothing."""
+
+    def __init__(self, handler: Handler, crew: Crew) -> None:
+        self._handler = handler
+        self._crew = crew
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._looks = self._pauses()
+        self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
+
+    def wake(self) -> None:
+        """There may be work; from any thread."""
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    def close(self) -> None:
+        self._unsubscribe()
+        self._news.set()
+
+    def expect(self) -> None:
+        """What is heard from here on is news: call it before each claim."""
+        self._news.clear()
+
+    def refresh(self) -> None:
+        """There was work, so look sooner again."""
+        self._looks = self._pauses()
+
+    async def wait(self) -> None:
+        """Until a claim is worth trying."""
+        while not self._news.is_set():
+            due = await self._crew.database.run(self._look)
+            pause = next(self._looks)
+            if await self._heard(pause if due is None or not due else min(due, pause)):
+                return
+            if due is not None and due <= pause:
+                return
+
+    def _look(self, session: Session) -> timedelta | None:
+        return next_due(session, self._handler.entity, *self._handler.where)
+
+    async def _heard(self, pause: timedelta) -> bool:
+        try:
+            async with asyncio.timeout(pause.total_seconds()):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _pauses(self) -> Iterator[timedelta]:
+        return pauses(FIRST_LOOK, self._crew.poll.total_seconds())

@@ -1,0 +1,78 @@
+"""What becomes of a task after its handler, and how that is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from .. import operations
+from ..claims import Claim
+from ..exc import ClaimLostError
+from ..spec import spec_of
+from ..texts import error_text
+from .signals import Cancel, Discard, Retry, Signal, Snooze
+
+Kind = Literal["completed", "failed", "discarded", "cancelled", "released", "snoozed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one attempt ended."""
+
+    kind: Kind
+    error: str | None = None
+    delay: timedelta | None = None
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an exception of a handler means."""
+    match error:
+        case Retry():
+            return Outcome("failed", str(error), error.in_)
+        case Snooze():
+            return Outcome("snoozed", delay=error.in_)
+        case Discard():
+            return Outcome("discarded", str(error))
+        case Cancel():
+            return Outcome("cancelled")
+    return Outcome("failed", error_text(error))
+
+
+def is_signal(error: BaseException) -> bool:
+    return isinstance(error, Signal)
+
+
+_WRITE: dict[Kind, Callable[[Session, Sequence[Claim], Outcome], None]] = {
+    "completed": lambda session, claims, _: operations.complete(session, claims),
+    "failed": lambda session, claims, how: operations.fail(session, claims, how.error or "", how.delay),
+    "discarded": lambda session, claims, how: operations.discard(session, claims, how.error or ""),
+    "cancelled": lambda session, claims, _: operations.cancel(session, claims),
+    "released": lambda session, claims, _: operations.release(session, claims),
+    "snoozed": lambda session, claims, how: operations.snooze(session, claims, how.delay or timedelta(0)),
+}
+
+
+def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]]) -> list[Claim]:
+    """Settle all of them in the session's transaction, those alike in one statement; returned are claims lost.
+
+    A claim that is lost changes nothing, and keeps none of the others from being settled.
+    """
+    alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
+    for claim, outcome in outcomes:
+        alike[spec_of(claim.entity).table, outcome].append(claim)
+    lost: list[Claim] = []
+    for (_, outcome), claims in alike.items():
+        try:
+            _WRITE[outcome.kind](session, claims, outcome)
+        except ClaimLostError as error:
+            lost += error.claims
+    return lost

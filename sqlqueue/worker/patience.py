@@ -1,0 +1,54 @@
+"""A database that is away is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from .reports import Reports
+
+R = TypeVar("R")
+LONGEST = 10.0
+
+
+def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
+    """Growing ones, each somewhere between its half and its whole, so that many do not come back at once."""
+    pause = first
+    while True:
+        yield timedelta(seconds=random.uniform(pause / 2, pause))
+        pause = min(pause * 2, longest)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether it is about the server or the connection, and not about what was sent."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
+    return isinstance(error, (PoolTimeoutError, OSError))
+
+
+async def insist(attempt: Callable[[], Awaitable[R]], what: str, reports: Reports) -> R:
+    """Call ``attempt`` until the database lets it succeed; other errors are raised."""
+    for pause in pauses():
+        try:
+            return await attempt()
+        except Exception as error:
+            if not passes(error):
+                raise
+            reports.database_error(what, error, pause)
+            await asyncio.sleep(pause.total_seconds())
+    raise AssertionError
+
+
+async def bear(error: Exception, pause: timedelta, reports: Reports) -> None:
+    """A loop that claims outlives whatever is wrong with its database."""
+    if passes(error):
+        reports.database_error("claim", error, pause)
+    else:
+        reports.broken("claim", error)
+    await asyncio.sleep(pause.total_seconds())

@@ -1,0 +1,161 @@
+"""Calls handlers.  Written once: a coroutine handler's turn runs in a greenlet, where it is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
+
+from .. import operations
+from ..claims import carry, is_unsettled
+from ..dialects.base import Adapter
+from ..exc import ClaimLostError
+from .config import Handler
+from .database import Database
+from .jobs import Job, current
+from .outcomes import COMPLETED, Outcome, outcome_of
+from .reports import Reports
+
+TRIES = 4
+"""How often a handler is called in one attempt whose transaction falls victim to others."""
+
+
+class Performer:
+    """Does one job after the other with one handler."""
+
+    def __init__(self, handler: Handler, database: Database, adapter: Adapter, reports: Reports) -> None:
+        self.handler = handler
+        self.database = database
+        self.adapter = adapter
+        self.reports = reports
+
+    async def perform_coroutine(self, job: Job) -> Outcome | None:
+        """:meth:`perform` with a coroutine handler, which losing the task cancels."""
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        job.begin(lambda: loop.call_soon_threadsafe(task.cancel))
+        outcome: Outcome | None = await greenlet_spawn(self._perform, job)
+        return outcome
+
+    def perform(self, job: Job) -> Outcome | None:
+        """Call the handler; what is left to be written, or nothing if it is written or the task is lost."""
+        job.begin()
+        return self._perform(job)
+
+    def _perform(self, job: Job) -> Outcome | None:
+        try:
+            with self.known(job):
+                self._try(job)
+        except BaseException as error:
+            job.end()
+            outcome = self.judge(job, error)
+            if outcome is not None:
+                self.reports.finished(job, outcome, error)
+            return outcome
+        job.end()
+        self.reports.finished(job, COMPLETED)
+        return None if self.handler.takes_session else COMPLETED
+
+    @contextmanager
+    def known(self, job: Job) -> Iterator[None]:
+        """What is called within may ask for :func:`.current_job`."""
+        token = current.set(job)
+        try:
+            yield
+        finally:
+            current.reset(token)
+
+    def _try(self, job: Job) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                if self.handler.takes_session:
+                    self._in_session(job)
+                else:
+                    self.call(job.task)
+                return
+            except DBAPIError as error:
+                if not left or not self.handler.takes_session or not self.adapter.is_transient(error):
+                    raise
+                job.settling = False
+                self.reports.retried(job, error)
+                self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
+
+    def _in_session(self, job: Job) -> None:
+        """The handler's writes and the completion are one commit."""
+        handed, session = self.database.open()
+        with closing(session):
+            task = _attach(session, job)
+            self.call(handed, task)
+            job.settling = True
+            if is_unsettled(task):
+                operations.complete(session, task)
+            session.commit()
+
+    def call(self, *arguments: Any) -> None:
+        result = self.handler.function(*arguments)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(_within(result, self.handler.timeout))
+
+    def _sleep(self, seconds: float) -> None:
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
+
+    def judge(self, job: Job, error: BaseException) -> Outcome | None:
+        if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
+            self.reports.lost(job)
+            return None
+        if isinstance(error, DBAPIError) and self.adapter.is_outage(error):
+            # no fault of the task's: not counted, but not at once either, in case it is after all
+            return Outcome("snoozed", delay=self.handler.spec.options.retry(job.claim.attempt))
+        return outcome_of(error)
+
+
+async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> None:
+    if timeout is None:
+        await awaitable
+        return
+    limit = asyncio.timeout(timeout.total_seconds())
+    try:
+        async with limit:
+            await awaitable
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"its handler ran for longer than {timeout}") from None
+        raise
+
+
+@contextmanager
+def closing(session: Session) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        session.close()
+
+
+def _attach(session: Session, job: Job) -> Any:
+    """The claimed task in the handler's session."""
+    if job.handler.spec.is_plain:
+        session.add(job.task)
+        if instance_state(job.task).expired_attributes:  # by the rollback of the try before
+            session.refresh(job.task)
+        return job.task
+    # what was loaded with it may be shared with other jobs, and cannot be in two sessions
+    task = session.get_one(type(job.task), job.claim.identity)
+    carry(job.task, task)
+    return task

@@ -1,0 +1,124 @@
+"""One run of a worker, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy.orm import Session
+
+from ..health import verify_schema
+from ..operations import default_claimer
+from ..spec import QueueSpec
+from ..wakeups import channel_of
+from .config import Handler, Settings
+from .crew import Crew
+from .database import Database
+from .exclusive import ExclusiveLane
+from .heartbeat import Heartbeat
+from .jobs import Holdings
+from .lane import Lane
+from .maintenance import maintain
+from .notifier import notifiers
+from .patience import insist
+from .reports import Reports, logger
+from .settler import Settler
+
+TICK = 0.02
+"""Seconds between two looks at whether the last handler has ended, while the worker stops."""
+
+
+class Run:
+    """On the event loop that is running when it is made."""
+
+    def __init__(self, handlers: Sequence[Handler], database: Database, reports: Reports, settings: Settings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._specs: list[QueueSpec] = list(dict.fromkeys(handler.spec for handler in handlers))
+        self._database = database
+        self._grace = settings.grace
+        self._holdings = Holdings()
+        self._settler = Settler(database, self._holdings, reports)
+        self._crew = Crew(
+            name=settings.name or default_claimer(),
+            poll=settings.poll,
+            database=database,
+            holdings=self._holdings,
+            settler=self._settler,
+            reports=reports,
+        )
+        self._stopping, self._hurrying = asyncio.Event(), asyncio.Event()
+        self._heartbeat = Heartbeat(handlers, database, self._holdings, reports)
+        engines = [(database.engine(spec), channel_of(spec)) for spec in self._specs]
+        self._notifiers = notifiers(engines, database, reports) if settings.notify else []
+        self._lanes = [(ExclusiveLane if h.mode == "lock" else Lane)(h, self._crew) for h in handlers]
+
+    def signalled(self) -> None:
+        self.stop(at_once=self._stopping.is_set())
+
+    def stop(self, *, at_once: bool) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        if at_once:
+            self._loop.call_soon_threadsafe(self._hurrying.set)
+
+    async def serve(self) -> None:
+        """Until :meth:`stop`.  :class:`.SchemaMismatchError` at once if the tables are not what the queues need."""
+        logger.info("worker %s begins", self._crew.name)
+        if not await self._verify():
+            return
+        self._heartbeat.start()
+        for notifier in self._notifiers:
+            notifier.start()
+        settling = asyncio.create_task(self._settler.run())
+        chores = asyncio.create_task(maintain(self._specs, self._crew))
+        lanes = [asyncio.create_task(lane.run()) for lane in self._lanes]
+        try:
+            await self._stopping.wait()
+        finally:
+            chores.cancel()
+            await self._drain()
+            await asyncio.gather(chores, *lanes, return_exceptions=True)
+            self._settler.close()
+            await settling
+            self._end()
+            logger.info("worker %s has ended", self._crew.name)
+
+    async def _verify(self) -> bool:
+        """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
+        looking = asyncio.create_task(insist(self._look_at_schema, "look at the schema", self._crew.reports))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return looking.done() and looking.result() is None
+        finally:
+            looking.cancel()
+            stopping.cancel()
+
+    async def _look_at_schema(self) -> None:
+        for spec in self._specs:
+            await self._database.run(partial(_verify, spec=spec))
+
+    async def _drain(self) -> None:
+        """Give what runs its time; release the rest."""
+        for lane in self._lanes:
+            lane.drain()
+        deadline = self._loop.time() + self._grace.total_seconds()
+        while not all(lane.is_idle for lane in self._lanes):
+            if self._loop.time() >= deadline or self._hurrying.is_set():
+                for lane in self._lanes:
+                    lane.abandon("the worker stops")
+                break
+            await asyncio.sleep(TICK)
+
+    def _end(self) -> None:
+        self._heartbeat.stop()
+        for notifier in self._notifiers:
+            notifier.stop()
+        for lane in self._lanes:
+            lane.close()
+        self._database.close()
+
+
+def _verify(session: Session, spec: QueueSpec) -> None:
+    verify_schema(session.connection(spec.bind_arguments), spec.entity)

@@ -1,0 +1,148 @@
+"""Worker processes: started, watched, and replaced when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing import connection, get_context, parent_process
+from typing import Any
+
+from ..exc import SQLQueueError
+from .patience import pauses
+from .reports import logger
+from .worker import Worker
+
+# a forked child would share its parent's connections to the database, and its threads' locks
+_CONTEXT = get_context("spawn")
+CANNOT_START = 3
+"""The exit status of a process that will not do better the next time."""
+SETTLED = 30.0
+"""Seconds after which a process that dies was well, so that its successor need not wait long."""
+
+
+def supervise(load: Callable[[], Worker], processes: int) -> int:
+    """Run so many processes of the worker that ``load``, which is pickled, returns in each; the exit status.
+
+    SIGTERM and SIGINT are passed on, the second one too.  A process that dies is replaced, after a pause that grows
+    from one time to the next.  One that cannot start at all, such as for a schema that does not fit, ends them all.
+    """
+    crew = [_Child(number, load) for number in range(1, processes + 1)]
+    with _signals(crew):
+        for child in crew:
+            child.start()
+        while any(child.is_wanted for child in crew):
+            connection.wait([child.sentinel for child in crew if child.lives], timeout=0.2)
+            for child in crew:
+                child.look()
+            if any(child.status == CANNOT_START for child in crew):
+                for child in crew:
+                    child.signal(signal.SIGTERM)
+    return max((abs(child.status or 0) for child in crew), default=0)
+
+
+class _Child:
+    """One place among the processes, and who holds it."""
+
+    def __init__(self, number: int, load: Callable[[], Worker]) -> None:
+        self._name = f"sqlqueue-worker-{number}"
+        self._load = load
+        self._process: Any = None
+        self._begun = 0.0
+        self._due: float | None = None
+        self._pauses: Iterator[timedelta] = pauses(0.2, 30)
+        self._stopping = False
+        self.status: int | None = None
+
+    def start(self) -> None:
+        self._due = None
+        self._begun = time.monotonic()
+        self._process = _CONTEXT.Process(target=_main, args=(self._load,), name=self._name)
+        with _no_interrupts():
+            self._process.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def sentinel(self) -> int:
+        sentinel: int = self._process.sentinel
+        return sentinel
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it lives, or is to live again."""
+        return self.lives or self._due is not None
+
+    def signal(self, number: int) -> None:
+        self._stopping = True
+        self._due = None
+        if self.lives:
+            os.kill(self._process.pid, number)
+
+    def look(self) -> None:
+        """Replace it if it has died."""
+        if self._due is not None and time.monotonic() >= self._due:
+            self.start()
+        elif self._process is not None and not self.lives and self._due is None:
+            self.status = self._process.exitcode
+            self._process.join()
+            self._process = None
+            if self.status not in (0, CANNOT_START) and not self._stopping:
+                self._schedule()
+
+    def _schedule(self) -> None:
+        if time.monotonic() - self._begun > SETTLED:
+            self._pauses = pauses(0.2, 30)
+        pause = next(self._pauses)
+        self._due = time.monotonic() + pause.total_seconds()
+        logger.error("%s has died (%s), replaced in %.1f s", self._name, self.status, pause.total_seconds())
+
+
+def _main(load: Callable[[], Worker]) -> None:
+    """A worker process from its beginning to its end."""
+    worker = load()
+    threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
+    try:
+        worker.run()
+    except SQLQueueError as error:
+        logger.error("the worker cannot start: %s", error)
+        sys.exit(CANNOT_START)
+
+
+def _follow_parent(worker: Worker) -> None:
+    """Nobody would stop, or replace, a worker whose supervisor is gone."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        worker.stop()
+
+
+@contextmanager
+def _signals(crew: list[_Child]) -> Iterator[None]:
+    def pass_on(number: int, _: object) -> None:
+        for child in crew:
+            child.signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal; children are to hear of it once, from their supervisor."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,43 @@
+"""The models of the tests of `sqlqueue check`, in tables of their own, which are altered and dropped."""
+
+from __future__ import annotations
+
+from sqlalchemy import Identity, MetaData, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import QueueOptions, TopicMixin
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Post(TopicMixin, Base):
+    __tablename__ = "checked_post"
+    __queue__ = QueueOptions(order_by=("subject",))
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(100), default="")
+    note: Mapped[str] = mapped_column(String(100), default="")
+
+
+class EmptyBase(DeclarativeBase):
+    """Without a queue."""
+
+    metadata = MetaData()
+
+
+class Plain(EmptyBase):
+    __tablename__ = "checked_plain"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class OwnBase(DeclarativeBase):
+    pass
+
+
+class Slip(TopicMixin, OwnBase):
+    """Its rows are gone when they are done, and its key is a sequence's where there are any."""
+
+    __tablename__ = "checked_slip"
+    __queue__ = QueueOptions(on_complete="delete")
+    id: Mapped[int] = mapped_column(primary_key=True)

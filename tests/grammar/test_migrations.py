@@ -1,0 +1,44 @@
+"""The scripts of the migrations for SQL Server and Oracle, up and down, are in the grammar of their language."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sqlqueue import TopicMixin
+from tests.grammar import ParserMissingError
+from tests.grammar.test_grammar import CHECKS, unavailable
+from tests.migrations import plain
+from tests.migrations.project import Project
+
+pytestmark = pytest.mark.timeout(600)
+
+DRIVERS = {"mssql": "mssql+pyodbc://", "oracle": "oracle+oracledb://"}
+SEPARATOR = re.compile(r"^(?:GO|/)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Three revisions: all models, one more that is no queue yet, and that as a queue."""
+    directory = tmp_path_factory.mktemp("alembic")
+    here = Project(directory=directory, metadata=plain.Base.metadata, url=f"sqlite:///{directory}/any.db")
+    for metadata in (plain.Base.metadata, plain.shipment().metadata, plain.shipment(TopicMixin).metadata):
+        step = here.using(metadata)
+        step.revise()
+        step.upgrade()
+    return here
+
+
+@pytest.mark.parametrize("engine", list(DRIVERS))
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_script_is_accepted(project: Project, engine: str, direction: str) -> None:
+    there = project.on(DRIVERS[engine])
+    script = there.upgrade(sql=True) if direction == "up" else there.downgrade("head:base", sql=True)
+    statements = [statement.strip() for statement in SEPARATOR.split(script)]
+    try:
+        verdicts = CHECKS[engine]({statement: statement for statement in statements if statement})
+    except ParserMissingError as missing:
+        unavailable(str(missing))
+    assert len(verdicts) > len(plain.Base.metadata.tables)
+    assert {statement: errors for statement, errors in verdicts.items() if errors} == {}

@@ -1,0 +1,45 @@
+"""Alembic projects on the engines of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from sqlalchemy import MetaData
+
+from tests.harness import Database
+from tests.migrations import plain
+from tests.migrations.project import Project
+
+MakeProject: TypeAlias = Callable[..., Project]
+Revised: TypeAlias = Callable[..., Path]
+
+
+@pytest.fixture
+def project(sync_db: Database, tmp_path: Path) -> Iterator[MakeProject]:
+    """`project(metadata, **fields of Project)`: on the engine of `sync_db`, and gone from it when the test ends."""
+    with ExitStack() as stack:
+
+        def make(metadata: MetaData, **fields: Any) -> Project:
+            made = Project(**{"directory": tmp_path / "alembic", "metadata": metadata, "url": sync_db.url, **fields})
+            stack.callback(made.drop)
+            return made
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
+    """`revised(database, **options of context.configure)`: the revision of the plain models, once for each engine."""
+
+    @cache
+    def revise(db: Database, **options: Any) -> Path:
+        directory = tmp_path_factory.mktemp(f"{db.case.name}-", numbered=True)
+        Project(directory=directory, metadata=plain.Base.metadata, url=db.url, options=options).revise()
+        return directory
+
+    return revise

@@ -1,0 +1,48 @@
+"""What a database says of its tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, MetaData, NullPool, Table, create_engine, inspect
+
+from tests.harness import Database
+
+
+def definitions(db: Database, metadata: MetaData) -> dict[str, list[str]]:
+    """By table: its columns, keys and indexes, as SQLAlchemy reads them and in the engine's own words."""
+    # by a connection of its own: SQLite's PRAGMAs go by the schema that theirs has seen last
+    engine = create_engine(db.url, poolclass=NullPool)
+    with engine.connect() as connection:
+        return {
+            table.key: [*_reflected(connection, table), *_worded(connection, table, db.case.definition_sql)]
+            for table in metadata.sorted_tables
+        }
+
+
+def table_names(db: Database, schema: str | None = None) -> set[str]:
+    with create_engine(db.url, poolclass=NullPool).connect() as connection:
+        return set(inspect(connection).get_table_names(schema))
+
+
+def _reflected(connection: Connection, table: Table) -> Iterable[str]:
+    inspector, where = inspect(connection), (table.name, table.schema)
+    keys = [inspector.get_pk_constraint(*where), *inspector.get_foreign_keys(*where)]
+    indexes = sorted(map(_readable, inspector.get_indexes(*where)), key=str)
+    return map(str, [*inspector.get_columns(*where), *keys, *indexes])
+
+
+def _readable(index: Any) -> dict[str, Any]:
+    options = index.get("dialect_options", {})
+    return {**index, "dialect_options": {name: str(value) for name, value in options.items()}}
+
+
+def _worded(connection: Connection, table: Table, query: str | None) -> list[str]:
+    # an order that descends is not reflected on every engine
+    if query is None:
+        return []
+    rows = connection.exec_driver_sql(query.format(table=table.name))
+    lines = [line for row in rows for value in row if value for line in value.splitlines()]
+    return sorted(re.sub(r" AUTO_INCREMENT=\d+", "", line).strip(" ,") for line in lines)

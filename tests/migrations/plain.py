@@ -1,0 +1,124 @@
+"""Models of the kinds that applications have, in a metadata of their own, for what Alembic does with them by itself."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from sqlalchemy import ForeignKey, Integer, MetaData, String, Uuid, desc
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+
+from sqlqueue import QueueMixin, QueueOptions, TopicMixin
+
+MESSAGE = String(100)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Task(QueueMixin, Base):
+    __tablename__ = "plain_task"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(MESSAGE, default="", index=True)
+
+
+class Mail(TopicMixin, Base):
+    __tablename__ = "plain_mail"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task_id: Mapped[int | None] = mapped_column(ForeignKey("plain_task.id"))
+
+
+class Document(QueueMixin, Base):
+    """Its indexes have names that are cut short."""
+
+    __tablename__ = "plain_document_of_a_kind_that_nobody_would_ever_shorten"
+
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)
+
+
+class Parcel(QueueMixin, Base):
+    __tablename__ = "plain_parcel"
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True, default=uuid.uuid4)
+
+
+class Seat(QueueMixin, Base):
+    __tablename__ = "plain_seat"
+
+    line: Mapped[str] = mapped_column(String(20), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
+class Order(TopicMixin, Base):
+    """The queue's columns go by other names, one that has to be quoted among them; a claim order of its own."""
+
+    __tablename__ = "plain_order"
+    __queue__ = QueueOptions(
+        columns={"status": "queueStatus", "created_at": "queued_at", "topic": "region", "error": "queue_error"},
+        order_by=(desc("amount"), "available_at"),
+        max_attempts=3,
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int] = mapped_column(Integer, default=0)
+    status: Mapped[str] = mapped_column(String(20), default="new")
+
+
+class Invoice(QueueMixin, Base):
+    __tablename__ = "plain_invoice"
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "invoice"}  # noqa: RUF012 - as SQLAlchemy has it
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20))
+
+
+class CreditNote(Invoice):
+    __tablename__ = "plain_credit_note"
+    __mapper_args__ = {"polymorphic_identity": "credit_note"}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(ForeignKey("plain_invoice.id"), primary_key=True)
+    amount: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class DataBase(MappedAsDataclass, DeclarativeBase):
+    metadata = Base.metadata
+
+
+class Letter(QueueMixin, DataBase):
+    __tablename__ = "plain_letter"
+
+    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    recipient: Mapped[str] = mapped_column(MESSAGE)
+
+
+def example(kind: type) -> object:
+    """An instance that can be stored."""
+    keys = {Document: {"id": "a"}, Seat: {"line": "a", "number": 1}, Letter: {"recipient": "ada"}}
+    return kind(**keys.get(kind, {}))
+
+
+def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
+    """A model that is a queue with the mixins, and none without."""
+
+    class Base(DeclarativeBase):
+        metadata = MetaData(schema=schema)
+
+    class Shipment(*mixins, Base):  # type: ignore[misc]
+        __tablename__ = "plain_shipment"
+        __queue__ = QueueOptions(order_by=(desc("weight"), "id"))
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        cargo: Mapped[str] = mapped_column(String(80), index=True)
+        weight: Mapped[int] = mapped_column(Integer)
+
+    return Shipment

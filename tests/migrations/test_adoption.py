@@ -1,0 +1,191 @@
+"""A table with 100,000 rows becomes a queue: none of them is a job, and nothing of them is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, String, cast, create_engine, event, func, insert, inspect, select
+from sqlalchemy.orm import sessionmaker
+
+import sqlqueue
+from sqlqueue import ArgumentError, QueueSession, Status
+from sqlqueue.alembic import MigrationOptions
+from sqlqueue.drift import drift
+from sqlqueue.mixins import queues
+from tests.harness import Database
+from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
+from tests.migrations.conftest import MakeProject
+from tests.migrations.definitions import definitions
+from tests.migrations.project import Project
+
+MANY = 100_000
+OWN = [OldOrder.id, OldOrder.reference, OldOrder.status, OldOrder.amount, OldOrder.customer_id]
+MakeApplication = Callable[..., Project]
+
+
+@pytest.fixture
+def application(sync_db: Database, project: MakeProject) -> MakeApplication:
+    """`application(number, **options)`: tables in use, and a project whose models have just been made queues."""
+
+    def make(number: int, **options: Any) -> Project:
+        made = project(Before.metadata, plugin=True, options=options, version_table="adoption_version")
+        made.revise("before")
+        made.upgrade()
+        sync_db.insert(OldCustomer, CUSTOMERS)
+        _fill(sync_db, number)
+        return made.using(After.metadata)
+
+    return make
+
+
+def _fill(db: Database, number: int) -> None:
+    """Rows from 1 to `number`: some, then each time as many again from what is there."""
+    there = min(number, 1_000)
+    db.insert(OldOrder, rows(there))
+    with db.engine.begin() as connection:
+        while there < number:
+            key = OldOrder.id + there
+            copied = select(key, "r" + cast(key, String(20)), OldOrder.status, OldOrder.amount, OldOrder.customer_id)
+            connection.execute(insert(OldOrder).from_select(OWN, copied.where(key <= number)))
+            there *= 2
+
+
+def _statuses(db: Database) -> dict[str, int]:
+    with sessionmaker(db.engine, class_=QueueSession)() as session:
+        by_status = select(NewOrder.queue_status, func.count()).group_by(NewOrder.queue_status)
+        return dict(session.execute(by_status).all())
+
+
+def _claimed(db: Database, *where: Any) -> list[int]:
+    with sessionmaker(db.engine, class_=QueueSession).begin() as session:
+        return [task.id for task in sqlqueue.claim_many(session, NewOrder, *where, limit=5)]
+
+
+def _own(db: Database) -> list[Any]:
+    with db.engine.connect() as connection:
+        return list(connection.execute(select(*OWN).order_by(OldOrder.id)))
+
+
+def _columns(db: Database) -> list[str]:
+    """Those that come back are in no particular order."""
+    with create_engine(db.url, poolclass=NullPool).connect() as connection:
+        return sorted(map(str, inspect(connection).get_columns(NewOrder.__tablename__)))
+
+
+@contextmanager
+def _statements() -> Iterator[list[str]]:
+    """All that any engine executes, as the drivers get it."""
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield statements
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+def _text(project: Project, message: str) -> str:
+    (path,) = Path(project.directory, "versions").glob(f"*{message}.py")
+    return path.read_text()
+
+
+@pytest.mark.timeout(300)
+def test_what_was_there_is_done_and_what_comes_is_to_do(sync_db: Database, application: MakeApplication) -> None:
+    adopting = application(MANY)
+    before, own = definitions(sync_db, Before.metadata), _own(sync_db)
+    adopting.revise("adopt")
+    adopting.upgrade()
+    adopting.check()
+    with sync_db.engine.connect() as connection:
+        assert drift(connection, queues(After.metadata)) == []
+        assert connection.scalar(select(func.count(NewOrder.ended_at))) == MANY
+    assert _statuses(sync_db) == {"completed": MANY}
+    assert _own(sync_db) == own
+    assert _claimed(sync_db) == []
+    sync_db.insert(OldOrder, [{**rows(1)[0], "id": MANY + 1, "reference": "new"}])
+    assert _claimed(sync_db, NewOrder.order == "default") == [MANY + 1]
+    adopting.downgrade("-1")
+    assert definitions(sync_db, Before.metadata) == before
+    assert _own(sync_db)[:-1] == own
+
+
+def test_a_queue_no_longer_and_then_again(sync_db: Database, application: MakeApplication) -> None:
+    queue = application(10)
+    before, own = definitions(sync_db, Before.metadata), _own(sync_db)
+    queue.revise("adopt")
+    queue.upgrade()
+    queued = _columns(sync_db)
+    plain = queue.using(Before.metadata)
+    plain.revise("retire")
+    plain.upgrade()
+    plain.check()
+    assert definitions(sync_db, Before.metadata) == before
+    assert "sqlqueue" not in _text(plain, "retire")
+    plain.downgrade("-1")
+    assert _columns(sync_db) == queued
+    assert _statuses(sync_db) == {"completed": 10}
+    assert _own(sync_db) == own
+    with sync_db.engine.connect() as connection:
+        assert drift(connection, queues(After.metadata)) == []
+    sync_db.insert(OldOrder, [{**rows(1)[0], "id": 11, "reference": "new"}])
+    assert _claimed(sync_db) == [11]
+
+
+@pytest.mark.parametrize(("becomes", "batch"), [(Status.CANCELLED, True), (Status.AVAILABLE, False)])
+def test_rows_become_what_the_project_says(
+    sync_db: Database, application: MakeApplication, becomes: Status, batch: bool
+) -> None:
+    adopting = application(3, sqlqueue=MigrationOptions(existing_rows=becomes), render_as_batch=batch)
+    adopting.revise("adopt")
+    adopting.upgrade()
+    adopting.check()
+    assert _statuses(sync_db) == {becomes.value: 3}
+    assert len(_claimed(sync_db)) == (3 if becomes is Status.AVAILABLE else 0)
+
+
+def test_indexes_are_made_without_being_in_the_way(sync_db: Database, application: MakeApplication) -> None:
+    adopting = application(3, sqlqueue=MigrationOptions(concurrently=True, postgresql_storage=True))
+    before = definitions(sync_db, Before.metadata)
+    adopting.revise("adopt")
+    with _statements() as upgrading:
+        adopting.upgrade()
+    adopting.check()
+    assert _statuses(sync_db) == {"completed": 3}
+    with _statements() as downgrading:
+        adopting.downgrade("-1")
+    concurrent = 4 if sync_db.case.concurrent_indexes else 0
+    assert len([each for each in upgrading if "CREATE INDEX CONCURRENTLY" in each]) == concurrent
+    assert len([each for each in downgrading if "DROP INDEX CONCURRENTLY" in each]) == concurrent
+    assert any("SET (fillfactor = 80" in each for each in upgrading) is sync_db.case.storage_parameters
+    assert any("RESET (fillfactor" in each for each in downgrading) is sync_db.case.storage_parameters
+    assert definitions(sync_db, Before.metadata) == before
+
+
+def test_it_runs_on_another_engine_than_it_was_generated_on(
+    sync_db: Database, application: MakeApplication, tmp_path: Path
+) -> None:
+    other = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
+    here = application(3, sqlqueue=MigrationOptions(concurrently=True, postgresql_storage=True))
+    there = replace(here, directory=tmp_path / "there", url=str(other.url))
+    there.using(Before.metadata).revise("before")
+    there.upgrade()
+    for generated, run_on in ((there, sync_db.url), (here, other.url)):
+        generated.revise("adopt")
+        elsewhere = generated.on(run_on)
+        elsewhere.downgrade()
+        elsewhere.upgrade()
+        elsewhere.check()
+    here.drop()
+    other.dispose()
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.SCHEDULED, "nonsense"])
+def test_rows_cannot_become_what_nobody_claimed(status: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"existing_rows=.*available, completed, cancelled or discarded"):
+        MigrationOptions(existing_rows=status)

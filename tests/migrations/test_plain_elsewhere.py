@@ -1,0 +1,54 @@
+"""A revision that one engine has generated, on every other; and as an SQL script."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import NullPool, create_engine
+
+from tests.databases import Databases
+from tests.engines import SELECTED
+from tests.harness import Database
+from tests.migrations import plain
+from tests.migrations.conftest import MakeProject, Revised
+from tests.migrations.definitions import definitions, table_names
+from tests.migrations.project import Project
+from tests.servers import Unavailable
+
+METADATA = plain.Base.metadata
+
+
+@pytest.fixture(params=[pytest.param(case, id=f"of-{case.name}") for case in SELECTED])
+def origin(request: pytest.FixtureRequest, databases: Databases) -> Database:
+    """The engine that generates."""
+    try:
+        return databases.get(request.param, "sync")
+    except Unavailable as reason:
+        pytest.skip(f"{request.param.name}: {reason}")
+
+
+def test_up_and_down(sync_db: Database, origin: Database, project: MakeProject, revised: Revised) -> None:
+    here = project(METADATA, directory=revised(origin))
+    here.upgrade()
+    here.check()
+    here.downgrade()
+    assert not table_names(sync_db) & set(METADATA.tables)
+
+
+def test_the_script_makes_the_same(sync_db: Database, project: MakeProject, revised: Revised) -> None:
+    here = project(METADATA, directory=revised(sync_db))
+    here.upgrade()
+    migrated = definitions(sync_db, METADATA)
+    here.drop()
+    run(here, here.upgrade(sql=True))
+    assert definitions(sync_db, METADATA) == migrated
+    run(here, here.downgrade("head:base", sql=True))
+    assert not table_names(sync_db) & set(METADATA.tables)
+
+
+def run(project: Project, script: str) -> None:
+    """Send the statements of a script, one by one."""
+    engine = create_engine(project.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    lines = [line for line in script.splitlines() if line and not line.startswith("--")]
+    with engine.connect() as connection:
+        for statement in "\n".join(lines).split(";\n"):
+            connection.exec_driver_sql(statement.removesuffix(";"))

@@ -1,0 +1,87 @@
+"""The folder `alembic/`: an environment for queues as it should be, on every engine and driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import URL, Column, MetaData, Table
+
+from sqlqueue.demo.models import Base
+from sqlqueue.drift import drift
+from sqlqueue.mixins import queues
+from tests.harness import Database
+from tests.migrations.definitions import definitions, table_names
+
+ROOT = Path(__file__).parents[2]
+VARIABLE = "SQLQUEUE_DATABASE_URL"
+NAMES = set(Base.metadata.tables)
+
+
+def _config(url: URL | None, output: StringIO | None = None) -> Config:
+    given = [] if url is None else [f"url={url.render_as_string(hide_password=False)}"]
+    return Config(toml_file=ROOT / "pyproject.toml", cmd_opts=Namespace(x=given), output_buffer=output)
+
+
+@pytest.fixture
+def config(db: Database) -> Iterator[Config]:
+    made = _config(db.url.set(drivername=db.case.async_driver) if db.is_async else db.url)
+    yield made
+    command.downgrade(made, "base")
+    with db.engine.begin() as connection:
+        Table("sqlqueue_demo_version", MetaData(), Column("version_num")).drop(connection)
+
+
+def test_there_and_back_and_there_again(db: Database, config: Config) -> None:
+    command.upgrade(config, "head")
+    command.check(config)
+    by_migration = definitions(db, Base.metadata)
+    with db.engine.connect() as connection:
+        assert drift(connection, queues(Base.metadata)) == []
+    command.downgrade(config, "base")
+    assert not NAMES & table_names(db)
+    Base.metadata.create_all(db.engine)
+    assert definitions(db, Base.metadata) == by_migration
+    Base.metadata.drop_all(db.engine)
+    command.upgrade(config, "head")
+    command.check(config)
+
+
+def test_as_a_script(sync_db: Database) -> None:
+    output = StringIO()
+    command.upgrade(_config(sync_db.url, output), "head", sql=True)
+    assert output.getvalue().count("CREATE TABLE") == len(NAMES) + 1
+    assert not NAMES & table_names(sync_db)
+
+
+def test_the_command_takes_its_database_from_the_environment(tmp_path: Path) -> None:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "alembic", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    url = f"sqlite:///{tmp_path / 'demo.db'}"
+    upgraded = run("upgrade", "head", **{VARIABLE: url})
+    assert upgraded.returncode == 0, upgraded.stderr
+    checked = run("-x", f"url={url}", "check", **{VARIABLE: "nonsense"})
+    assert "No new upgrade operations detected" in checked.stdout, checked.stderr
+
+
+def test_without_a_database_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(CommandError, match=rf"alembic -x url=.* or in {VARIABLE}"):
+        command.upgrade(_config(None), "head")

@@ -1,0 +1,399 @@
+"""What is wrong with a live database is found, by its name and as bad as it is; and finding it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    Column,
+    Connection,
+    DateTime,
+    Integer,
+    MetaData,
+    NullPool,
+    String,
+    Table,
+    create_engine,
+    func,
+    insert,
+    inspect,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateIndex, DropIndex
+from typer.testing import CliRunner
+
+from sqlqueue import Finding, SchemaMismatchError, UnsupportedDialectError, check, verify_schema
+from sqlqueue.cli import application
+from sqlqueue.dialects import adapter_for
+from sqlqueue.statements import picks
+from tests.checked import Base, OwnBase, Post, Slip
+from tests.engines import PASSWORD
+from tests.harness import Database
+from tests.suite.scenes import contenders, without_waiting
+
+TABLE: Table = Post.__table__  # type: ignore[assignment]
+LARGE = 10_000
+
+
+@pytest.fixture
+def healthy(sync_db: Database) -> Iterator[Database]:
+    _drop(sync_db)
+    Base.metadata.create_all(sync_db.engine)
+    yield sync_db.variant(isolation_level="READ COMMITTED" if sync_db.case.locks_rows else "SERIALIZABLE")
+    _drop(sync_db)
+
+
+def _drop(db: Database) -> None:
+    for metadata in (Base.metadata, OwnBase.metadata):
+        metadata.drop_all(db.engine)
+
+
+def found(db: Database, target: Any = Base) -> set[tuple[str, str]]:
+    return {(finding.severity, finding.code) for finding in findings(db, target)}
+
+
+def findings(db: Database, target: Any = Base) -> list[Finding]:
+    with db.session_engine.connect() as connection:
+        return list(check(connection, target))
+
+
+def execute(db: Database, *statements: Any) -> None:
+    with db.engine.begin() as connection:
+        for statement in statements:
+            if isinstance(statement, str):
+                connection.exec_driver_sql(statement)
+            else:
+                connection.execute(statement)
+
+
+def test_a_healthy_database(healthy: Database) -> None:
+    assert findings(healthy) == []
+    with healthy.session_engine.connect() as connection:
+        verify_schema(connection, Base)
+
+
+def test_a_table_that_is_not_there(healthy: Database) -> None:
+    Base.metadata.drop_all(healthy.engine)
+    (finding,) = findings(healthy)
+    assert (finding.severity, finding.code) == ("error", "missing-table")
+    assert (finding.model, finding.table) == (Post, "checked_post")
+    assert "alembic" in finding.fix
+
+
+# -- the schema ----------------------------------------------------------------------------------------------------
+
+CLAIM = next(index for index in TABLE.indexes if index.name == "ix_checked_post_claim")
+ALTERED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no column of the queue": (("ALTER TABLE checked_post DROP COLUMN error",), "missing-column"),
+    "no column of the model": (("ALTER TABLE checked_post DROP COLUMN note",), "missing-column"),
+    "no index": ((DropIndex(CLAIM),), "missing-index"),
+    "other order": (
+        (DropIndex(CLAIM), "CREATE INDEX ix_checked_post_claim ON checked_post (status, id, priority)"),
+        "wrong-index",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_a_schema_that_lacks_something(healthy: Database, name: str) -> None:
+    statements, code = ALTERED[name]
+    execute(healthy, *statements)
+    assert found(healthy) == {("error", code)}
+    with healthy.session_engine.connect() as connection:
+        with pytest.raises(SchemaMismatchError, match=r"checked_post.*alembic") as mismatch:
+            verify_schema(connection, Base)
+        assert not connection.in_transaction()
+    assert len(mismatch.value.differences) == 1
+
+
+def _changed(name: str, **attributes: Any) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        for attribute, value in attributes.items():
+            setattr(table.c[name], attribute, value)
+
+    return change
+
+
+OTHERWISE: dict[str, tuple[Callable[[Table], None], str]] = {
+    "not nullable": (_changed("finished_at", nullable=False), "not-nullable"),
+    "no default": (_changed("attempt", server_default=None), "missing-default"),
+    "other type": (_changed("priority", type=String(20), server_default=None, nullable=True), "wrong-type"),
+    "too short": (_changed("claimed_by", type=String(10)), "wrong-type"),
+    "unknown": (lambda table: table.append_column(Column("extra", Integer, nullable=False)), "unknown-column"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_column_that_is_otherwise(healthy: Database, name: str) -> None:
+    change, code = OTHERWISE[name]
+    _make_otherwise(healthy, change)
+    assert ("error", code) in found(healthy)
+    with healthy.session_engine.connect() as connection, pytest.raises(SchemaMismatchError):
+        verify_schema(connection, Base)
+
+
+@pytest.mark.requires("naive_moments")
+def test_moments_without_a_zone_or_fractions(healthy: Database) -> None:
+    _make_otherwise(healthy, _changed("claimed_at", type=DateTime()))
+    assert found(healthy) == {(healthy.case.naive_moments, "wrong-type")}
+
+
+def _make_otherwise(db: Database, change: Callable[[Table], None]) -> None:
+    Base.metadata.drop_all(db.engine)
+    copy = TABLE.to_metadata(MetaData())
+    change(copy)
+    copy.create(db.engine)
+
+
+# -- the server and its sessions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.requires("read_only_sql")
+def test_a_session_that_may_only_read(healthy: Database) -> None:
+    reader = healthy.variant(on_connect=healthy.case.read_only_sql)
+    assert ("error", "read-only") in found(reader)
+
+
+@pytest.mark.requires("locks_rows")
+def test_isolation_levels(healthy: Database) -> None:
+    assert found(healthy.variant(isolation_level="AUTOCOMMIT")) == {("error", "isolation-level")}
+    assert found(healthy.variant(isolation_level="SERIALIZABLE")) == {("warning", "isolation-level")}
+    default = found(healthy.variant())  # what the server has may not be what the application's engine asks for
+    assert default <= {("note", "isolation-level")}
+
+
+@pytest.mark.requires("one_writer")
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
+def test_any_level_is_good_for_one_writer(healthy: Database, level: str) -> None:
+    assert found(healthy.variant(isolation_level=level)) == set()
+
+
+@pytest.mark.requires("other_storage")
+def test_a_table_without_transactions(healthy: Database) -> None:
+    execute(healthy, f"ALTER TABLE checked_post ENGINE = {healthy.case.other_storage}")
+    (finding,) = findings(healthy)
+    assert (finding.severity, finding.code) == ("error", "storage-engine")
+    assert finding.model is Post
+    execute(healthy, finding.fix)
+    assert findings(healthy) == []
+
+
+def test_a_server_that_is_too_old(healthy: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine(healthy.url)
+    with engine.connect() as connection:
+        monkeypatch.setattr(engine.dialect, "server_version_info", (3, 1))
+        (finding,) = check(connection, Base)
+        assert (finding.severity, finding.code) == ("error", "unsupported-version")
+        with pytest.raises(UnsupportedDialectError):
+            verify_schema(connection, Base)
+    engine.dispose()
+
+
+# -- rights --------------------------------------------------------------------------------------------------------
+
+READER = "checked_reader"
+
+
+@pytest.fixture
+def reader(healthy: Database) -> Iterator[Callable[..., list[Finding]]]:
+    """What an account finds that has these rights, and no others."""
+    case = healthy.case
+    administrator = create_engine(healthy.url.set(username=case.administrator), poolclass=NullPool)
+    url = healthy.url.set(username=READER, password=PASSWORD)
+    engine = create_engine(url, isolation_level="READ COMMITTED", poolclass=NullPool)
+
+    def look(*grants: str, target: Any = Base) -> list[Finding]:
+        with administrator.begin() as connection:
+            # it must be able to see the database at all
+            for grant in ("SELECT ON account", *grants):
+                connection.exec_driver_sql(f"GRANT {grant} TO {READER}")
+        with engine.connect() as connection:
+            return list(check(connection, target))
+
+    with administrator.begin() as connection:
+        connection.exec_driver_sql(case.account_sql.format(name=READER, password=PASSWORD))
+    yield look
+    _drop(healthy)
+    with administrator.begin() as connection:
+        connection.exec_driver_sql(f"REVOKE SELECT ON account FROM {READER}")
+        connection.exec_driver_sql(f"DROP USER {READER}")
+
+
+@pytest.mark.requires("account_sql")
+def test_rights_that_are_missing(reader: Any) -> None:
+    error, *_ = reader()
+    assert (error.severity, error.code, error.model) == ("error", "missing-privilege", Post)
+    error, warning = reader("SELECT ON checked_post")
+    assert (error.severity, error.code) == ("error", "missing-privilege")
+    assert "INSERT, UPDATE on checked_post" in error.message
+    assert (warning.severity, warning.code) == ("warning", "missing-privilege")
+    assert "DELETE" in warning.message
+    (error,) = reader("INSERT, DELETE, UPDATE (status, error) ON checked_post")
+    assert "lacks UPDATE on" in error.message
+
+
+@pytest.mark.requires("account_sql")
+def test_rights_to_single_columns_are_enough(reader: Any) -> None:
+    columns = ", ".join(column.name for column in Post.__queue_spec__.columns.values())
+    assert reader(f"SELECT, INSERT, DELETE, UPDATE ({columns}) ON checked_post") == []
+
+
+@pytest.mark.requires("account_sql")
+def test_rows_that_are_to_go_need_the_right_to_delete(healthy: Database, reader: Any) -> None:
+    OwnBase.metadata.create_all(healthy.engine)
+    lacking = [
+        each for each in reader("SELECT, INSERT, UPDATE ON checked_slip", target=Slip) if each.severity == "error"
+    ]
+    assert ["DELETE" in each.message for each in lacking] == [True]
+
+
+@pytest.mark.requires("sequences")
+def test_the_sequence_of_a_key(healthy: Database, reader: Any) -> None:
+    OwnBase.metadata.create_all(healthy.engine)
+    (error,) = reader("SELECT, INSERT, UPDATE, DELETE ON checked_slip", target=Slip)
+    assert "USAGE on the sequence of id" in error.message
+    assert reader("USAGE ON SEQUENCE checked_slip_id_seq", target=Slip) == []
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requires("misleading_index")
+def test_an_index_whose_columns_only_look_right(healthy: Database) -> None:
+    where = " WHERE status = 'available'" if healthy.case.partial_indexes else ""
+    execute(
+        healthy,
+        DropIndex(CLAIM),
+        f"CREATE INDEX ix_checked_post_claim ON checked_post ({healthy.case.misleading_index}){where}",
+    )
+    with healthy.session_engine.connect() as connection:
+        verify_schema(connection, Base)
+    assert found(healthy) == {("error" if healthy.case.foresees else "note", "index-not-used")}
+    if not healthy.case.foresees:
+        healthy.insert(Post, [{} for _ in range(LARGE)])
+        assert found(healthy) == {("error", "index-not-used")}
+
+
+@pytest.mark.requires("analyze")
+def test_a_planner_that_reads_a_small_table_as_a_whole(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(3)])
+    execute(healthy, healthy.case.analyze.format(table="checked_post"))
+    with healthy.session_engine.connect() as connection, connection.begin():
+        before = _plan(connection)
+        assert not before.indexes
+        assert list(check(connection, Base)) == []
+        assert _plan(connection) == before, "settings of the transaction were changed"
+
+
+@pytest.mark.requires("without_indexes")
+def test_a_planner_that_reads_a_large_table_as_a_whole(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(LARGE)])
+    execute(healthy, healthy.case.analyze.format(table="checked_post"))
+    assert found(healthy) == set()
+    misled = healthy.variant(on_connect=healthy.case.without_indexes)
+    assert found(misled) == {("error", "index-not-used")}
+
+
+def _plan(connection: Connection) -> Any:
+    adapter = adapter_for(connection.dialect)
+    ready, _ = picks(Post.__queue_spec__, [], ())
+    return adapter.plan(connection, adapter.picking(ready(1), Post.__queue_spec__["status"]))
+
+
+# -- it only looks -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_changed_and_no_transaction_left_open(healthy: Database) -> None:
+    healthy.insert(Post, [{"subject": "a"}, {"subject": "b"}])
+    before = _all_there_is(healthy)
+    with healthy.session_engine.connect() as connection:
+        check(connection, Base)
+        assert not connection.in_transaction()
+        verify_schema(connection, Base)
+        assert not connection.in_transaction()
+    assert _all_there_is(healthy) == before
+
+
+def _all_there_is(db: Database) -> tuple[Any, ...]:
+    with db.engine.connect() as connection:
+        definition = connection.exec_driver_sql(db.case.definition_sql.format(table="checked_post")).all()
+        return (
+            connection.execute(select(TABLE).order_by(TABLE.c.id)).all(),
+            definition,
+            inspect(connection).get_table_names(),
+        )
+
+
+def test_a_transaction_that_is_open_stays_open(healthy: Database) -> None:
+    with healthy.session_engine.connect() as connection:
+        connection.execute(insert(TABLE), {"subject": "a"})
+        check(connection, Base)
+        assert connection.in_transaction()
+        assert connection.scalar(select(func.count()).select_from(TABLE)) == 1
+        connection.rollback()
+        assert connection.scalar(select(func.count()).select_from(TABLE)) == 0
+
+
+@pytest.mark.requires("locks_rows")
+def test_no_row_is_locked(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(3)])
+    looking, claimer = contenders(healthy)
+    looking.run(lambda session: check(session.connection(), Base))
+    assert len(without_waiting(looking, lambda: claimer.claim_many(Post, limit=3))) == 3
+    looking.rollback()
+    claimer.rollback()
+
+
+def test_asked_by_a_session_of_either_kind(db: Database) -> None:
+    Base.metadata.drop_all(db.engine)
+    actor = db.session()
+    (*_, finding) = actor.run(lambda session: check(session.connection(), Base))
+    assert finding.code == "missing-table"
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def command(db: Database, *arguments: str, driver: str | None = None) -> Any:
+    url = db.url.set(drivername=driver or db.case.sync_driver).render_as_string(hide_password=False)
+    return CliRunner().invoke(application(), ["check", "--url", url, *arguments, "tests.checked:Base"])
+
+
+def test_the_command(healthy: Database) -> None:
+    well = command(healthy)
+    assert well.exit_code == 0, well.output
+    assert "1 queue: " in well.output
+    execute(healthy, DropIndex(CLAIM))
+    told = command(healthy)
+    assert told.exit_code == 1, told.output
+    assert "1 error" in told.output
+    assert PASSWORD not in told.output
+    execute(healthy, CreateIndex(CLAIM))
+
+
+@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
+def test_the_command_for_programs(healthy: Database, driver: str) -> None:
+    execute(healthy, DropIndex(CLAIM))
+    told = command(healthy, "--json", driver=getattr(healthy.case, driver))
+    report = json.loads(told.stdout)
+    assert (told.exit_code, report["ok"], report["queues"]) == (1, False, ["tests.checked.Post"])
+    assert set(report) == {"engine", "version", "queues", "ok", "findings"}
+    (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert set(error) == {"severity", "code", "model", "table", "message", "fix"}
+    assert (error["code"], error["model"], error["table"]) == ("missing-index", "tests.checked.Post", "checked_post")
+
+
+@pytest.mark.requires("account_sql")
+def test_the_command_with_an_account_that_is_refused(healthy: Database) -> None:
+    url = healthy.url.set(username="nobody_of_that_name", password="wrong")
+    with pytest.raises(DBAPIError), create_engine(url).connect():
+        pass
+    told = CliRunner().invoke(
+        application(), ["check", "--url", url.render_as_string(hide_password=False), "tests.checked:Base"]
+    )
+    assert told.exit_code == 2
+    assert "the database refuses" in told.stderr
