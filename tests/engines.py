@@ -73,6 +73,8 @@ class EngineCase:
     """An account can make schemas, and use them beside its own."""
     adds_any_column: bool = True
     """A column can be added to a table with rows whatever its default; else Alembic needs its batch mode."""
+    drops_any_column: bool = True
+    """A column can be dropped that has a default; else the operation has to say that the default goes too."""
     reads_defaults_back: bool = True
     """The default of a column is reported in the words in which it was given, as far as Alembic minds."""
     reflects_descending: bool = True
@@ -263,6 +265,8 @@ ENGINES = (
             large=True,
             patience=timedelta(minutes=3),
         ),
+        drops_any_column=False,
+        reads_defaults_back=False,
     ),
     EngineCase(
         name="oracle",

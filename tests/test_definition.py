@@ -296,6 +296,22 @@ def test_one_object_serves_every_engine(name: str) -> None:
     assert ("WHERE status IN ('scheduled', 'retryable', 'running')" in ddl["ix_task_due"]) == (name in PARTIAL)
 
 
+def test_each_engine_has_the_predicate_in_its_own_words(base: type[DeclarativeBase]) -> None:
+    class Thing(QueueMixin, base):  # type: ignore[misc, valid-type]
+        __tablename__ = "thing"
+        __queue__ = QueueOptions(columns={"status": "queueStatus"})
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    (index,) = (index for index in Thing.__table__.indexes if index.name == "ix_thing_claim")
+    # a migration has them as they are, whichever engine it is generated on
+    words = {option: str(predicate) for option, predicate in index.dialect_kwargs.items()}
+    assert words == {
+        "postgresql_where": "\"queueStatus\" = 'available'",
+        "mssql_where": "[queueStatus] = 'available'",
+        "sqlite_where": "\"queueStatus\" = 'available'",
+    }
+
+
 def test_an_index_follows_the_order_and_the_topic() -> None:
     assert indexes(models.Mail) == {"ix_mail_claim", "ix_mail_due", "ix_mail_topic_claim", "ix_mail_topic_due"}
     ddl = [str(CreateIndex(index)) for index in models.Ticket.__table__.indexes if index.name == "ix_ticket_claim"]

@@ -37,8 +37,12 @@ def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> N
     Autogenerate asks by itself.  For ``alembic upgrade``, call it in ``env.py`` before ``context.configure``: most
     engines do not roll back half a migration.
     """
-    if any(queues(each) for each in _listed(metadata)):
-        adapter_for(connection.dialect).verify(connection)
+    if not any(queues(each) for each in _listed(metadata)):
+        return
+    within = connection.in_transaction()
+    adapter_for(connection.dialect).verify(connection)
+    if not within:
+        connection.rollback()  # to Alembic a transaction that has begun is somebody else's to commit
 
 
 def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     Select,
     Table,
+    cast,
     column,
     func,
     literal_column,
@@ -130,7 +131,9 @@ class SQLServer(Adapter):
         return connection.scalars(disabled).all()
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
-        if connection.scalar(select(func.databasepropertyex(func.db_name(), "Updateability"))) == "READ_ONLY":
+        # a sql_variant, which not every driver reads
+        answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
+        if connection.scalar(select(answer)) == "READ_ONLY":
             yield read_only("this database is read-only, as a secondary is", "connect to the primary")
 
     def missing_privileges(

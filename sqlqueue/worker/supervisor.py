@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
 from typing import Any
 
 from ..exc import SQLQueueError
@@ -18,8 +18,9 @@ from .patience import pauses
 from .reports import logger
 from .worker import Worker
 
-# a forked child would share its parent's connections to the database, and its threads' locks
-_CONTEXT = get_context("spawn")
+# Not a fork of this process: a child would share its connections to the database, and its threads' locks.
+_CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+_PRELOADED = [__name__]
 CANNOT_START = 3
 """The exit status of a process that will not do better the next time."""
 SETTLED = 30.0
@@ -33,6 +34,7 @@ def supervise(load: Callable[[], Worker], processes: int) -> int:
     from one time to the next.  One that cannot start at all, such as for a schema that does not fit, ends them all.
     """
     crew = [_Child(number, load) for number in range(1, processes + 1)]
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
     with _signals(crew):
         for child in crew:
             child.start()
@@ -92,6 +94,8 @@ class _Child:
             self.start()
         elif self._process is not None and not self.lives and self._due is None:
             self.status = self._process.exitcode
+            if self._stopping and self.status == -signal.SIGTERM:
+                self.status = 0  # it had not come as far as to handle signals
             self._process.join()
             self._process = None
             if self.status not in (0, CANNOT_START) and not self._stopping:

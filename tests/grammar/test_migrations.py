@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from sqlqueue import TopicMixin
 from tests.grammar import ParserMissingError
 from tests.grammar.test_grammar import CHECKS, unavailable
 from tests.migrations import plain
-from tests.migrations.project import Project
+from tests.migrations.project import Project, statements
 
 pytestmark = pytest.mark.timeout(600)
 
 DRIVERS = {"mssql": "mssql+pyodbc://", "oracle": "oracle+oracledb://"}
-SEPARATOR = re.compile(r"^(?:GO|/)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +32,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_script_is_accepted(project: Project, engine: str, direction: str) -> None:
     there = project.on(DRIVERS[engine])
     script = there.upgrade(sql=True) if direction == "up" else there.downgrade("head:base", sql=True)
-    statements = [statement.strip() for statement in SEPARATOR.split(script)]
     try:
-        verdicts = CHECKS[engine]({statement: statement for statement in statements if statement})
+        verdicts = CHECKS[engine]({statement: statement for statement in statements(script)})
     except ParserMissingError as missing:
         unavailable(str(missing))
     assert len(verdicts) > len(plain.Base.metadata.tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -62,6 +63,13 @@ def downgrade():
 '''
 
 PLUGIN = "alembic.autogenerate.sqlqueue"
+
+
+def statements(script: str) -> list[str]:
+    """The statements of a script that Alembic printed, without their terminators."""
+    lines = [line for line in script.splitlines() if not line.startswith("--")]
+    parts = re.split(r";$|^GO$|^/$", "\n".join(lines), flags=re.MULTILINE)
+    return [part.strip() for part in parts if part.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, String, cast, create_engine, event, func, insert, inspect, select
+from sqlalchemy import Engine, NullPool, String, cast, create_engine, event, func, insert, inspect, make_url, select
 from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
@@ -167,22 +166,31 @@ def test_indexes_are_made_without_being_in_the_way(sync_db: Database, applicatio
     assert definitions(sync_db, Before.metadata) == before
 
 
+@pytest.mark.parametrize("generated_here", [True, False], ids=["from", "to"])
 def test_it_runs_on_another_engine_than_it_was_generated_on(
-    sync_db: Database, application: MakeApplication, tmp_path: Path
+    sync_db: Database, project: MakeProject, tmp_path: Path, generated_here: bool
 ) -> None:
-    other = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
-    here = application(3, sqlqueue=MigrationOptions(concurrently=True, postgresql_storage=True))
-    there = replace(here, directory=tmp_path / "there", url=str(other.url))
-    there.using(Before.metadata).revise("before")
-    there.upgrade()
-    for generated, run_on in ((there, sync_db.url), (here, other.url)):
-        generated.revise("adopt")
-        elsewhere = generated.on(run_on)
-        elsewhere.downgrade()
-        elsewhere.upgrade()
-        elsewhere.check()
-    here.drop()
-    other.dispose()
+    urls = [sync_db.url, make_url(f"sqlite:///{tmp_path / 'other.db'}")]
+    source, target = urls if generated_here else reversed(urls)
+    options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
+    common = {"plugin": True, "options": options, "version_table": "adoption_version"}
+    generated = project(Before.metadata, url=source, **common)
+    generated.revise("before")
+    generated.upgrade()
+    generated.using(After.metadata).revise("adopt")
+    run = project(After.metadata, url=target, **common)
+    run.upgrade("+1")
+    engine = create_engine(target, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(insert(OldCustomer), CUSTOMERS)
+        connection.execute(insert(OldOrder), rows(3))
+    run.upgrade()
+    run.check()
+    with engine.connect() as connection:
+        assert connection.scalars(select(NewOrder.queue_status)).all() == ["completed"] * 3
+    run.downgrade("-1")
+    with engine.connect() as connection:
+        assert connection.scalars(select(OldOrder.reference).order_by(OldOrder.id)).all() == ["r1", "r2", "r3"]
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.SCHEDULED, "nonsense"])

@@ -11,7 +11,7 @@ from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.definitions import definitions, table_names
-from tests.migrations.project import Project
+from tests.migrations.project import Project, statements
 from tests.servers import Unavailable
 
 METADATA = plain.Base.metadata
@@ -48,7 +48,6 @@ def test_the_script_makes_the_same(sync_db: Database, project: MakeProject, revi
 def run(project: Project, script: str) -> None:
     """Send the statements of a script, one by one."""
     engine = create_engine(project.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    lines = [line for line in script.splitlines() if line and not line.startswith("--")]
     with engine.connect() as connection:
-        for statement in "\n".join(lines).split(";\n"):
-            connection.exec_driver_sql(statement.removesuffix(";"))
+        for statement in statements(script):
+            connection.exec_driver_sql(statement)

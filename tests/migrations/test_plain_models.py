@@ -27,6 +27,7 @@ def batch(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+@pytest.mark.requires("drops_any_column")
 def test_without_the_mixin_only_its_columns_and_indexes_go(
     sync_db: Database, project: MakeProject, batch: bool
 ) -> None:
