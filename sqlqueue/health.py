@@ -117,11 +117,9 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
     level = adapter.present_level(connection)
     if level is None or level in adapter.harmless_levels:
         return
-    severity, outcome = Severity.WARNING, "can fail or block others"
+    severity, outcome = Severity.WARNING, "can fail, be refused or block others"
     if adapter.chosen_level(connection) is None:
         severity = Severity.NOTE  # the server's default: the application's own engine may well say otherwise
-    if level in adapter.refused_levels:
-        outcome = "is refused"
     if level == AUTOCOMMIT:
         severity, outcome = Severity.ERROR, "is refused, and other calls commit one by one"
     yield Finding(
@@ -158,6 +156,11 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         yield Finding.of(spec, Severity.ERROR, _CODES[type(difference)], difference.message, _MIGRATE)
     if live:
         yield from misfits(connection.dialect, spec, live)
+    further = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {*spec.mapper.self_and_descendants.__iter__().__next__().tables, *[t for m in spec.mapper.self_and_descendants for t in m.tables]}
+    for table in sorted(further, key=str):
+        if not inspect(connection).has_table(table.name, schema=table.schema):
+            message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"
+            yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
 
 
 def _of_privileges(spec: QueueSpec, missing: Sequence[str]) -> Iterator[Finding]:

@@ -75,6 +75,8 @@ class EngineCase:
     """A column can be added to a table with rows whatever its default; else Alembic needs its batch mode."""
     drops_any_column: bool = True
     """A column can be dropped that has a default; else the operation has to say that the default goes too."""
+    names_defaults: bool = False
+    """A default is a constraint with a name of its own, which goes before its column can."""
     reads_defaults_back: bool = True
     """The default of a column is reported in the words in which it was given, as far as Alembic minds."""
     reflects_descending: bool = True
@@ -83,6 +85,8 @@ class EngineCase:
     """An index may have a condition."""
     concurrent_indexes: bool = False
     """Indexes are made CONCURRENTLY, which may fail halfway."""
+    hide_index: str | None = None
+    """Keeps an `{index}` of a `{table}` from serving queries."""
     storage_parameters: bool = False
     """Tables have a fillfactor, and settings of their own for autovacuum."""
     administrator: str = ACCOUNT
@@ -211,11 +215,12 @@ ENGINES = (
         naive_moments="error",
         misleading_index='status COLLATE "POSIX", subject, id',
         foresees=True,
-        without_indexes="SET enable_indexscan = off",
+        without_indexes="SET enable_indexscan = off; SET enable_seqscan = off",
         definition_sql="SELECT indexdef FROM pg_indexes WHERE tablename = '{table}'",
     ),
     EngineCase(
         name="mysql",
+        hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
         container=_mysql_container("mysql:9.7", "MYSQL", "mysqld"),
@@ -252,6 +257,8 @@ ENGINES = (
     ),
     EngineCase(
         name="mssql",
+        names_defaults=True,
+        hide_index="ALTER INDEX {index} ON {table} DISABLE",
         partial_indexes=True,
         sync_driver="mssql+pyodbc",
         async_driver="mssql+aioodbc",
@@ -270,6 +277,7 @@ ENGINES = (
     ),
     EngineCase(
         name="oracle",
+        hide_index="ALTER INDEX {index} INVISIBLE",
         sync_driver="oracle+oracledb",
         async_driver="oracle+oracledb_async",
         container=Container(

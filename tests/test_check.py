@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
+from sqlqueue.dialects import adapters
+from sqlqueue.plans import unserved
 from tests.checked import Base, EmptyBase, Plain, Post
+from tests.models import Invoice
 
 MODELS = """
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -129,12 +132,33 @@ def test_no_queue(function: Any, target: Any, said: str) -> None:
     engine.dispose()
 
 
+def test_the_further_tables_of_a_model() -> None:
+    engine = create_engine("sqlite://")
+    Invoice.__table__.create(engine)  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        (finding,) = check(connection, Invoice)
+        assert (finding.severity, finding.code) == ("error", "missing-table")
+        assert "credit_note" in finding.message
+        Invoice.metadata.tables["credit_note"].create(connection)
+        assert list(check(connection, Invoice)) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["mssql", "oracle", "cockroachdb"])
+def test_engines_whose_planner_is_not_asked(name: str) -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        (finding,) = unserved(connection, adapters()[name], Post.__queue_spec__)
+    assert (finding.severity, finding.code, finding.model) == ("note", "plan-not-asked", Post)
+    engine.dispose()
+
+
 # -- the program ---------------------------------------------------------------------------------------------------
 
 
 def python(directory: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200"}
-    command = [sys.executable, "-c", code, *arguments]
+    command = [sys.executable, "-P", "-c", code, *arguments]  # as a script: the current directory is not on its path
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
@@ -211,9 +235,10 @@ def test_a_url_that_is_none(url: str, said: str, tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == [], "a database was made"
 
 
-def test_a_database_that_does_not_answer() -> None:
-    pytest.importorskip("pymysql")
-    url = "mysql+pymysql://me:secret@127.0.0.1:1/shop"
+@pytest.mark.parametrize("drivername", ["mysql+pymysql", "mysql+aiomysql", "postgresql+asyncpg"])
+def test_a_database_that_does_not_answer(drivername: str) -> None:
+    pytest.importorskip(drivername.partition("+")[2])
+    url = f"{drivername}://me:secret@127.0.0.1:1/shop"
     told = CliRunner().invoke(application(), ["check", "--url", url, "tests.checked:Base"])
     assert told.exit_code == 2
     assert "the database refuses" in told.stderr

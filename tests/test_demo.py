@@ -28,7 +28,6 @@ from sqlqueue.demo.folder import Found, read, scan
 from sqlqueue.demo.models import Base, File, Receipt
 from sqlqueue.demo.run import run
 from sqlqueue.demo.tally import Tally, count
-from sqlqueue.demo.worker import Lease, Worker
 from tests.harness import Database
 
 LEASE = File.__queue__.lease
@@ -80,7 +79,7 @@ def test_every_file_is_done_once_on_every_engine_although_a_worker_is_killed(syn
         tally = run(engine, folder, found, 3, silent())
         files = all_files(engine)
     assert (tally.files, tally.done, tally.lost, tally.twice, tally.failed) == (32, 32, 0, 0, 0)
-    assert tally.taken_over >= 10  # what the killed one held; a busy machine may end another lease
+    assert tally.taken_over >= 4  # what the killed one held; a busy machine may end another lease
     assert tally.taken_over == sum(file.attempt > 1 for file in files)
     for file in files:
         content = (folder / file.path).read_bytes()
@@ -198,37 +197,6 @@ def test_the_exit_status_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert CliRunner().invoke(application(), ["demo", str(folder)]).exit_code == 1
 
 
-def test_a_worker_that_has_lost_one_of_its_files_writes_nothing(
-    Session: sessionmaker[QueueSession], folder: Path
-) -> None:
-    enqueue(Session, "sub/1.txt", "sub/2.txt")
-    with Session() as session:
-        worker = Worker(session, folder, "slow")
-        files = session.claim_many(File, limit=2)
-        session.commit()
-        with Session.begin() as other:
-            other.cancel(File, File.id == 1)
-        worker.work_off(files)
-    with Session() as session:
-        assert session.scalars(select(Receipt)).all() == []
-        assert session.scalars(select(File.sha256)).all() == [None, None]
-
-
-def test_a_file_that_takes_longer_than_the_lease_keeps_it(Session: sessionmaker[QueueSession], folder: Path) -> None:
-    enqueue(Session, "sub/1.txt")
-    with Session() as session:
-        files = session.claim_many(File, limit=1)
-        session.commit()
-        lease = Lease(session, files)
-        ends = files[0].available_at
-        lease.keep()
-        assert files[0].available_at == ends
-        lease.due = time.monotonic()
-        time.sleep(0.01)
-        lease.keep()
-        assert files[0].available_at > ends
-
-
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +218,7 @@ def test_words_and_lines_do_not_depend_on_where_a_chunk_ends(
     monkeypatch.setattr(folders, "_CHUNK", chunk)
     content = b" one two\nthree\n\n four\tfive  "
     (tmp_path / "file").write_bytes(content)
-    contents = read(tmp_path / "file", lambda: None)
+    contents = read(tmp_path / "file")
     assert (contents.lines, contents.words) == (3, 5)
     assert contents.sha256 == hashlib.sha256(content).hexdigest()
 

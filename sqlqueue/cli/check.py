@@ -53,8 +53,9 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
         engine, version, findings = run(url, lambda connection: (*_server(connection), find(connection, base)))
     except SQLQueueError as error:
         raise typer.BadParameter(str(error)) from error
-    except DBAPIError as error:
-        Console(stderr=True, highlight=False).print(Text(f"sqlqueue check: the database refuses: {error.orig}"))
+    except (DBAPIError, OSError) as error:  # some drivers let the system's own errors through
+        reason = getattr(error, "orig", error)
+        Console(stderr=True, highlight=False).print(Text(f"sqlqueue check: the database refuses: {reason}"))
         raise typer.Exit(2) from error
     fatal = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     ok = not any(finding.severity in fatal for finding in findings)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from contextlib import contextmanager, suppress
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL
 
+from sqlqueue import Worker
+
 from .database import connect, sessions
 from .errors import DemoError
-from .models import File
-from .worker import Worker
+from .worker import indexer
 
-# a forked child would share its parent's connections to the database
-_CONTEXT = get_context("spawn")
+# Not a fork of this process: a child would share its connections to the database.
+_CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
 _PATIENCE = 60
 
 
@@ -27,6 +29,7 @@ class Crew:
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
         with _no_interrupts():
+            _CONTEXT.set_forkserver_preload([__name__])
             self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
 
     def __enter__(self) -> Crew:
@@ -53,6 +56,11 @@ class Crew:
         """As ``kill -9``: nothing in that process gets to clean up.  What its number was."""
         (victim,) = (member for member in self._members if member.name == name)
         return victim.kill()
+
+    def stop(self) -> None:
+        """Let all of them end."""
+        for member in self._members:
+            member.stop()
 
     @property
     def works(self) -> bool:
@@ -93,6 +101,11 @@ class _Member:
         except EOFError as error:
             raise DemoError(f"{self.name} has ended by an error of its own") from error
 
+    def stop(self) -> None:
+        with suppress(OSError):  # it has ended already
+            self.send("stop")
+        self._process.join(_PATIENCE)
+
     def kill(self) -> int | None:
         self._killed = True
         self._process.kill()
@@ -113,17 +126,24 @@ def _no_interrupts() -> Iterator[None]:
 def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:
     """A worker process from its beginning to its end."""
 
-    def claimed(files: Sequence[File]) -> None:
-        parent = parent_process()
-        if parent is None or not parent.is_alive():
-            raise SystemExit  # nobody waits for the rest
-        if task == "claim and wait":
-            channel.send("claimed")
-            channel.recv()
+    first = threading.Lock()
+
+    def claimed() -> None:
+        first.acquire()  # the pipe is for one thread
+        channel.send("claimed")
+        threading.Event().wait()  # until it is killed
 
     engine = connect(url)
     engine.connect().close()
     channel.send("ready")
-    with sessions(engine)() as session:
-        task = channel.recv()
-        Worker(session, folder, name, claimed).run()
+    is_victim = channel.recv() == "claim and wait"
+    worker = indexer(sessions(engine), folder, name, *([claimed] if is_victim else []))
+    threading.Thread(target=_obey, args=(channel, worker), daemon=True).start()
+    worker.run()
+
+
+def _obey(channel: Connection, worker: Worker) -> None:
+    """Stop when told to, or when nobody is left to tell."""
+    with suppress(EOFError):
+        channel.recv()
+    worker.stop(at_once=True)

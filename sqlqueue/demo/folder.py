@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -49,8 +49,8 @@ def _size(path: str) -> int | None:
     return status.st_size if S_ISREG(status.st_mode) else None
 
 
-def read(path: Path, after_chunk: Callable[[], None]) -> Contents:
-    """Read a file of any size; ``after_chunk`` is called every now and then."""
+def read(path: Path) -> Contents:
+    """Read a file of any size."""
     digest, lines, words, within_word = hashlib.sha256(), 0, 0, False
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -58,5 +58,4 @@ def read(path: Path, after_chunk: Callable[[], None]) -> Contents:
             lines += chunk.count(b"\n")
             words += len(chunk.split()) - (within_word and not chunk[:1].isspace())
             within_word = not chunk[-1:].isspace()
-            after_chunk()
     return Contents(digest.hexdigest(), lines, words)

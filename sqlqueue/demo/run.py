@@ -35,6 +35,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
                 display.say(_killed(crew, victim, Session))
                 victim = None
         seconds = time.monotonic() - started
+        crew.stop()
         for name in crew.crashed:
             display.complain(f"{name} has ended by an error of its own")
     with Session() as session:
@@ -44,7 +45,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
 
 
 def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
-    """How far they are, until all of them have left."""
+    """How far they are, until all is done, or all of them have left."""
     last, moved = None, time.monotonic()
     while crew.works:
         time.sleep(_TICK)
@@ -55,6 +56,8 @@ def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueS
             elif time.monotonic() > moved + _LEASE:
                 session.rescue(File)  # what outlived none of its attempts is not claimed again, and not final yet
         yield stats
+        if not stats.unfinished:
+            return
 
 
 def _is_time(stats: QueueStats, seconds: float) -> bool:

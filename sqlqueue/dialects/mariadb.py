@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from sqlalchemy import ColumnClause, Delete, column, select, table
+from sqlalchemy import ColumnClause, Connection, Delete, Table, column, select, table
 from sqlalchemy.orm import Session
 
 from ..spec import Identity, QueueSpec
@@ -25,10 +25,12 @@ class MariaDB(MySQL):
     name = "mariadb"
     product = "MariaDB"
     minimum: ClassVar[tuple[int, ...]] = (10, 6)
-    hidden = column("ignored") == "YES"
     reads_only = "tx_read_only"
     # from 1,000 values on an IN becomes a join with a derived table, which may be read, and locked, in any order
     batch = 999
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        return ()  # an index that is IGNORED is one that SQLAlchemy does not find
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         if pick.exact:

@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    String,
     Table,
     cast,
     column,
@@ -37,7 +38,9 @@ from .health import read_only
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
-_INDEXES = table("indexes", *map(column, ("object_id", "index_id", "name", "is_disabled")), schema="sys")
+_INDEXES = table(
+    "indexes", *map(column, ("object_id", "index_id", "is_disabled")), column("name", String), schema="sys"
+)
 _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
 
 
@@ -121,7 +124,7 @@ class SQLServer(Adapter):
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
-        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id)
+        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
         same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
         terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(table))
         return {(index, column) for index, column in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}

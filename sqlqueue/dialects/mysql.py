@@ -41,7 +41,7 @@ from .health import Plan, bare, explain, read_only
 _QUOTE = mysql.dialect().identifier_preparer.quote
 _STATISTICS = table(
     "statistics",
-    *map(column, ("table_schema", "table_name", "index_name", "column_name", "collation")),
+    *map(column, ("table_schema", "table_name", "index_name", "column_name", "collation", "is_visible")),
     schema="information_schema",
 )
 _TABLES = table(
@@ -67,8 +67,6 @@ class MySQL(Adapter):
     needed = "SKIP LOCKED"
     timestamp = utc(mysql.DATETIME, fsp=6)
     error_text = mysql.VARCHAR(2000, charset="utf8mb4")
-    hidden: ClassVar[ColumnElement[bool]] = column("is_visible") == "NO"
-    """Of an index, in ``information_schema.statistics``."""
     reads_only: ClassVar[str] = "transaction_read_only"
     """The variable that says so of a session."""
     # deadlock, lock wait timeout, record has changed since last read
@@ -152,7 +150,8 @@ class MySQL(Adapter):
         return {(index, name) for index, name in connection.execute(terms.where(_is_of(table)))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        return connection.scalars(select(_STATISTICS.c.index_name).where(_is_of(table), self.hidden)).all()
+        hidden = select(_STATISTICS.c.index_name).where(_is_of(table), _STATISTICS.c.is_visible == "NO")
+        return connection.scalars(hidden).all()
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
         of_session = literal_column(f"@@session.{self.reads_only}", String)

@@ -79,7 +79,9 @@ _SHORT = 200
 
 _QUOTED = re.compile(r'^"(.+)"$')
 _INDEXES = table(
-    "all_indexes", *map(column, ("table_owner", "table_name", "index_name", "status", "visibility")), schema="sys"
+    "all_indexes",
+    *(column(name, String) for name in ("table_owner", "table_name", "index_name", "status", "visibility")),
+    schema="sys",
 )
 _GRANTS = table("all_tab_privs", *map(column, ("table_schema", "table_name", "privilege")), schema="sys")
 _POWERS = table("session_privs", column("privilege"), schema="sys")

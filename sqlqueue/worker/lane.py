@@ -16,6 +16,7 @@ from .config import Handler
 from .crew import Crew
 from .jobs import Job
 from .lookout import Lookout
+from .loops import soon
 from .outcomes import RELEASED, Outcome
 from .patience import bear, pauses
 from .performer import Performer
@@ -153,4 +154,4 @@ class Lane:
         if self.handler.mode == "lease":
             self._crew.settle(job, outcome)
         if not self._room.is_set():
-            self._loop.call_soon_threadsafe(self._room.set)
+            soon(self._loop, self._room.set)

@@ -12,6 +12,7 @@ from ..operations.upkeep import next_due
 from ..wakeups import channel_of, subscribe
 from .config import Handler
 from .crew import Crew
+from .loops import soon
 from .patience import pauses
 
 FIRST_LOOK = 0.1
@@ -31,7 +32,7 @@ class Lookout:
 
     def wake(self) -> None:
         """There may be work; from any thread."""
-        self._loop.call_soon_threadsafe(self._news.set)
+        soon(self._loop, self._news.set)
 
     def close(self) -> None:
         self._unsubscribe()

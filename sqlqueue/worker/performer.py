@@ -21,6 +21,7 @@ from ..exc import ClaimLostError
 from .config import Handler
 from .database import Database
 from .jobs import Job, current
+from .loops import soon
 from .outcomes import COMPLETED, Outcome, outcome_of
 from .reports import Reports
 
@@ -43,7 +44,7 @@ class Performer:
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        job.begin(lambda: loop.call_soon_threadsafe(task.cancel))
+        job.begin(lambda: soon(loop, task.cancel))
         outcome: Outcome | None = await greenlet_spawn(self._perform, job)
         return outcome
 

@@ -19,6 +19,7 @@ from .exclusive import ExclusiveLane
 from .heartbeat import Heartbeat
 from .jobs import Holdings
 from .lane import Lane
+from .loops import soon
 from .maintenance import maintain
 from .notifier import notifiers
 from .patience import insist
@@ -58,9 +59,9 @@ class Run:
 
     def stop(self, *, at_once: bool) -> None:
         """From any thread."""
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        soon(self._loop, self._stopping.set)
         if at_once:
-            self._loop.call_soon_threadsafe(self._hurrying.set)
+            soon(self._loop, self._hurrying.set)
 
     async def serve(self) -> None:
         """Until :meth:`stop`.  :class:`.SchemaMismatchError` at once if the tables are not what the queues need."""

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ..claims import Claim
 from .database import Database
 from .jobs import Holdings, Job
+from .loops import soon
 from .outcomes import Outcome, write_outcomes
 from .patience import insist
 from .reports import Reports
@@ -40,7 +41,7 @@ class Settler:
     def put(self, job: Job, outcome: Outcome) -> None:
         self._pending.append(_Pending(job, outcome))
         if not self._some.is_set():
-            self._loop.call_soon_threadsafe(self._some.set)
+            soon(self._loop, self._some.set)
 
     def close(self) -> None:
         """Let :meth:`run` end, once all is written."""

@@ -101,6 +101,8 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
         with suppress(ResourceClosedError):
             list(adapter.table_findings(connection, spec))
         adapter.missing_privileges(connection, spec, live)
+        adapter.descending(connection, spec.table, [])
+        adapter.unusable(connection, spec.table)
     return {f"check {number}": statement for number, statement in enumerate(log, 1)}
 
 

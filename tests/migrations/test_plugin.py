@@ -49,6 +49,7 @@ class Bystander(Base):
 
 CLAIM, DUE = "ix_plugin_job_claim", "ix_plugin_job_due"
 BY_TOPIC, DUE_BY_TOPIC = "ix_plugin_job_topic_claim", "ix_plugin_job_topic_due"
+NOT_USABLE = f"the index {CLAIM} of plugin_job is not usable: it was never finished, or is switched off"
 READY = "state = 'available'"
 COMES_DUE = "state IN ('scheduled', 'retryable', 'running')"
 
@@ -144,9 +145,15 @@ def test_an_index_that_was_never_finished_is_mended(migrated: Project, sync_db: 
             connection.exec_driver_sql("SET lock_timeout = '50ms'")
             with pytest.raises(DBAPIError):
                 unfinished.create(connection)
-    assert _messages(sync_db) == [
-        f"the index {CLAIM} of plugin_job is not usable: it was never finished, or is switched off"
-    ]
+    assert _messages(sync_db) == [NOT_USABLE]
+    _is_mended(migrated, sync_db)
+
+
+@pytest.mark.requires("hide_index")
+def test_an_index_that_is_switched_off_is_mended(migrated: Project, sync_db: Database) -> None:
+    with sync_db.engine.begin() as connection:
+        connection.exec_driver_sql(sync_db.case.hide_index.format(table="plugin_job", index=CLAIM))
+    assert _messages(sync_db) == [NOT_USABLE]
     _is_mended(migrated, sync_db)
 
 
@@ -201,6 +208,17 @@ def test_it_is_on_by_its_import_alone_and_once(migrated: Project, sync_db: Datab
     by_default = migrated.configured(autogenerate_plugins=None)
     script = by_default.revise("mend").read_text().partition("def downgrade")[0]
     assert script.count("create_index") == 1
+
+
+def test_a_table_of_the_same_revision_keeps_nobody_waiting(sync_db: Database, project: MakeProject) -> None:
+    options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
+    made = project(Base.metadata, plugin=True, options=options, version_table="plugin_version")
+    script = made.revise("first").read_text()
+    assert "autocommit_block" not in script
+    assert "completed" not in script
+    assert "SET (fillfactor = 80" in script
+    made.upgrade()
+    made.check()
 
 
 @pytest.mark.parametrize("given", [{"existing_rows": "completed"}, True])

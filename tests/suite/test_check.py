@@ -136,6 +136,15 @@ def test_a_column_that_is_otherwise(healthy: Database, name: str) -> None:
         verify_schema(connection, Base)
 
 
+def test_columns_of_others_are_their_own_affair(healthy: Database) -> None:
+    execute(
+        healthy,
+        "ALTER TABLE checked_post ADD COLUMN theirs INTEGER",
+        "ALTER TABLE checked_post ADD COLUMN more INTEGER DEFAULT 0 NOT NULL",
+    )
+    assert findings(healthy) == []
+
+
 @pytest.mark.requires("naive_moments")
 def test_moments_without_a_zone_or_fractions(healthy: Database) -> None:
     _make_otherwise(healthy, _changed("claimed_at", type=DateTime()))
