@@ -20,7 +20,7 @@ from .exc import (
 )
 from .findings import Finding, Severity
 from .health import check, verify_schema
-from .mixins import QueueMixin, TopicMixin
+from .mixins import QueueMixin, TopicMixin, TraceMixin
 from .operations import (
     ErrorGroup,
     QueueStats,
@@ -78,6 +78,7 @@ __all__ = [
     "Snooze",
     "Status",
     "TopicMixin",
+    "TraceMixin",
     "UnsettledClaimError",
     "UnsupportedDialectError",
     "UnsupportedIsolationError",

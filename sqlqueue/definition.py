@@ -18,6 +18,7 @@ from .options import QueueOptions
 from .schema import attach_indexes
 from .spec import QueueSpec
 from .states import Status
+from .tracing import LONGEST, present_trace
 
 if TYPE_CHECKING:
     from .mixins import QueueMixin
@@ -41,9 +42,10 @@ _COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "finished_at": lambda _: {"type_": timestamp_type(), "nullable": True},
     "error": lambda _: {"type_": error_type(), "nullable": True},
     "created_at": lambda _: _moment(nullable=False),
+    "trace_context": lambda _: {"type_": String(LONGEST), "insert_default": present_trace, "nullable": True},
     "topic": lambda _: {"type_": String(128), "server_default": "default", "nullable": False},
 }
-_OPTIONAL = frozenset({"claimed_by", "claimed_at", "finished_at", "error"})
+_OPTIONAL = frozenset({"claimed_by", "claimed_at", "finished_at", "error", "trace_context"})
 
 
 def _moment(*, nullable: bool) -> dict[str, Any]:

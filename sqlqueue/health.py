@@ -156,7 +156,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         yield Finding.of(spec, Severity.ERROR, _CODES[type(difference)], difference.message, _MIGRATE)
     if live:
         yield from misfits(connection.dialect, spec, live)
-    further = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {*spec.mapper.self_and_descendants.__iter__().__next__().tables, *[t for m in spec.mapper.self_and_descendants for t in m.tables]}
+    further = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=table.schema):
             message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"

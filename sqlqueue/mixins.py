@@ -81,5 +81,15 @@ def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
     return iter(seen)
 
 
+class TraceMixin(QueueMixin):
+    """A queue whose tasks carry the trace in which they were enqueued to where they are handled (OpenTelemetry)."""
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "trace_context")
+
+    if TYPE_CHECKING:
+        trace_context: Mapped[str | None]
+        """A W3C ``traceparent`` header."""
+
+
 event.listen(QueueMixin, "after_mapper_constructed", definition.make_spec, propagate=True)
 event.listen(QueueMixin, "before_insert", definition.schedule, propagate=True)

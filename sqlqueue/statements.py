@@ -151,12 +151,16 @@ def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
     return delete(spec.table).where(criterion)
 
 
+def is_hung(spec: QueueSpec) -> Criterion:
+    """Its claimer's lease has ended, with nothing settled."""
+    return and_(spec["available_at"] <= utcnow(), spec["status"] == state(Status.RUNNING))
+
+
 def is_exhausted(spec: QueueSpec) -> Criterion:
     """Its last claimer's lease has ended, and no attempt is left."""
     return and_(
         spec["finished_at"].is_(None),
-        spec["available_at"] <= utcnow(),
-        spec["status"] == state(Status.RUNNING),
+        is_hung(spec),
         is_due(spec),
         spec["attempt"] >= spec["max_attempts"],
     )

@@ -91,16 +91,16 @@ class Held:
         return _stamp(self.spec, self.claimed_by) if self.claimed_by is not None else []
 
 
+def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
+    """Final at once, whatever it was."""
+    return [(spec["status"], state(status)), (spec["available_at"], utcnow()), (spec["finished_at"], utcnow())]
+
+
 def finishing(held: Held, status: Status) -> list[Assignment]:
     """Final at once; or available again, with a budget of its own, if it is to run again."""
     spec, again = held.spec, held.runs_again
     if again is None or status is Status.CANCELLED:
-        return [
-            (spec["status"], state(status)),
-            (spec["available_at"], utcnow()),
-            (spec["finished_at"], utcnow()),
-            *held.written(),
-        ]
+        return [*ending(spec, status), *held.written()]
     return [
         (spec["status"], case((again, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),

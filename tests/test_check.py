@@ -18,7 +18,7 @@ from sqlqueue.cli import application
 from sqlqueue.dialects import adapters
 from sqlqueue.plans import unserved
 from tests.checked import Base, EmptyBase, Plain, Post
-from tests.models import Invoice
+from tests.models import Invoice, Notice
 
 MODELS = """
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -130,6 +130,11 @@ def test_no_queue(function: Any, target: Any, said: str) -> None:
     with engine.connect() as connection, pytest.raises(ArgumentError, match=said):
         function(connection, target)
     engine.dispose()
+
+
+def test_classes_of_one_table_are_one_queue() -> None:
+    models = [finding.model for finding in findings("sqlite://", Notice.metadata) if finding.table == "notice"]
+    assert models == [Notice]
 
 
 def test_the_further_tables_of_a_model() -> None:

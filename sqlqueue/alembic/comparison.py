@@ -125,6 +125,7 @@ class Revision:
             self._keep_order(op)
             yield from of_queue(op, self.queues[key], self.options, is_new=key in self.created)
         elif was_queue(op):
+            self._keep_order(op)
             yield from of_former_queue(op, self.options)
         else:
             yield op

@@ -33,7 +33,7 @@ class AdoptRowsOp(MigrateOperation):
 
     def __init__(self, table_name: str, status: str, finished_at: str, becomes: Status, *, schema: str | None) -> None:
         self.table_name = table_name
-        self.values = {status: f"'{becomes.value}'", finished_at: "CURRENT_TIMESTAMP"}
+        self.values = {status: f"'{becomes}'", finished_at: "CURRENT_TIMESTAMP"}
         """SQL by column."""
         self.becomes = becomes
         self.schema = schema
@@ -42,7 +42,7 @@ class AdoptRowsOp(MigrateOperation):
         return ForgetRowsOp(self)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
-        return ("adopt_rows", self.schema, self.table_name, self.becomes.value)
+        return ("adopt_rows", self.schema, self.table_name, self.becomes)
 
 
 class ForgetRowsOp(MigrateOperation):
@@ -98,14 +98,14 @@ def _render_concurrently(context: AutogenContext, op: ConcurrentIndexesOps) -> l
 
 @renderers.dispatch_for(AdoptRowsOp)
 def _render_adoption(context: AutogenContext, op: AdoptRowsOp) -> list[str]:
-    if op.becomes is Status.AVAILABLE:
+    if op.becomes == Status.AVAILABLE:
         return [f"# Rows from before {op.table_name} was a queue become available: workers take them all."]
     sa = context.opts["sqlalchemy_module_prefix"] or ""
     columns = ", ".join(f"{sa}column({name!r})" for name in op.values)
     schema = f", schema={op.schema!r}" if op.schema else ""
     values = ", ".join(f"{name!r}: {sa}text({value!r})" for name, value in op.values.items())
     return [
-        f"# Rows from before {op.table_name} was a queue become {op.becomes.value}: no worker takes them.",
+        f"# Rows from before {op.table_name} was a queue become {op.becomes}: no worker takes them.",
         "# Where some of them shall be worked on, add .where(...): those that it leaves out are available.",
         f"{_op(context)}execute({sa}table({op.table_name!r}, {columns}{schema}).update().values({{{values}}}))",
     ]

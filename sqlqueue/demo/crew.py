@@ -20,7 +20,8 @@ from .errors import DemoError
 from .worker import indexer
 
 # Not a fork of this process: a child would share its connections to the database.
-_CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+_START: Any = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+_CONTEXT = get_context(_START)
 _PATIENCE = 60
 
 
@@ -83,7 +84,8 @@ class _Member:
 
     @property
     def lives(self) -> bool:
-        return self._process.is_alive()
+        lives: bool = self._process.is_alive()
+        return lives
 
     @property
     def has_crashed(self) -> bool:
@@ -110,7 +112,8 @@ class _Member:
         self._killed = True
         self._process.kill()
         self._process.join()
-        return self._process.pid
+        pid: int | None = self._process.pid
+        return pid
 
 
 @contextmanager

@@ -8,17 +8,17 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, case, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from ..checks import count, duration
 from ..clock import utcnow
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
-from ..spec import Criterion, QueueSpec, Where, spec_of
-from ..statements import is_exhausted, is_final, only, remove, state, write
+from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..statements import is_exhausted, is_final, is_hung, only, remove, state, write
 from ..states import FINAL, Status
-from ..transitions import Held, finishing, redriving
+from ..transitions import Held, ending, finishing, redriving
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
 
@@ -41,8 +41,13 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where]) -> int:
     """All tasks that satisfy ``where`` and are not final are ``cancelled``."""
-    criterion = only(spec, ~is_final(spec), *where)
-    return _change(session, spec, criterion, finishing(Held(spec=spec), Status.CANCELLED))
+    return _change(session, spec, only(spec, ~is_final(spec), *where), ending(spec, Status.CANCELLED))
+
+
+def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str) -> int:
+    """All tasks that satisfy ``where`` and are not final are ``discarded``."""
+    values = [*ending(spec, Status.DISCARDED), (spec["error"], text)]
+    return _change(session, spec, only(spec, ~is_final(spec), *where), values)
 
 
 def rescue(session: AnySession, entity: type[QueueMixin]) -> int:
@@ -94,6 +99,8 @@ class QueueStats:
     """How many tasks there are in each state."""
 
     counts: Mapping[Status, int]
+    hung: int = 0
+    """How many of those that are running have been so for longer than their lease."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -112,10 +119,11 @@ def stats(session: AnySession, entity: type[QueueMixin], *where: Where) -> Queue
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
-    counted = select(spec["status"], func.count()).where(only(spec, spec["status"].is_not(None), *where))
-    rows: Any = adapter.execute(session, spec, counted.group_by(spec["status"]))
-    found = {Status(name): number for name, number in rows}
-    return QueueStats(MappingProxyType(dict.fromkeys(Status, 0) | found))
+    hung = func.count(case((is_hung(spec), literal_column("1"))))
+    counted = select(spec["status"], func.count(), hung).where(only(spec, spec["status"].is_not(None), *where))
+    rows = adapter.execute(session, spec, counted.group_by(spec["status"])).all()
+    found = {Status(name): number for name, number, _ in rows}
+    return QueueStats(MappingProxyType(dict.fromkeys(Status, 0) | found), sum(number for *_, number in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,8 @@ class ErrorGroup:
     count: int
     first_seen: datetime | None
     last_seen: datetime | None
+    example: Identity
+    """The primary key of one of them, the last by key."""
 
 
 def errors(session: AnySession, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
@@ -133,15 +143,28 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where) -> list
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
-    count = func.count()
-    claimed = spec["claimed_at"]
-    grouped = (
-        select(spec["error"], count, func.min(claimed), func.max(claimed))
-        .where(only(spec, spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED), *where))
-        .group_by(spec["error"])
-        .order_by(count.desc(), spec["error"])
+    statement = _grouped(spec, only(spec, spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED), *where))
+    rows = adapter.execute(session, spec, statement)
+    return [ErrorGroup(*row[:4], example=tuple(row[4:])) for row in rows]
+
+
+def _grouped(spec: QueueSpec, criterion: Criterion) -> Select[Any]:
+    # by window functions and not GROUP BY, so that the example is a row's whole key, however many columns it has
+    alike, claimed = {"partition_by": spec["error"]}, spec["claimed_at"]
+    failures = (
+        select(
+            spec["error"].label("message"),
+            func.count().over(**alike).label("count"),
+            func.min(claimed).over(**alike).label("first_seen"),
+            func.max(claimed).over(**alike).label("last_seen"),
+            *(column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)),
+            func.row_number().over(**alike, order_by=[key.desc() for key in spec.primary_key]).label("position"),
+        )
+        .where(criterion)
+        .subquery("failures")
     )
-    return [ErrorGroup(*tuple(row)) for row in adapter.execute(session, spec, grouped)]
+    *shown, position = failures.c
+    return select(*shown).where(position == literal_column("1")).order_by(failures.c["count"].desc(), failures.c.message)
 
 
 def _change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:

@@ -21,7 +21,7 @@ from ..texts import error_text
 from ..transitions import Held, extending, failing, finishing, handing_back
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
-from .sets import cancel_where
+from .sets import cancel_where, discard_where
 
 Tasks: TypeAlias = QueueMixin | Claim | Iterable[QueueMixin] | Iterable[Claim]
 Holds: TypeAlias = Sequence[tuple[Hold, InstanceState[Any] | None]]
@@ -59,11 +59,28 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
     _settle(session, tasks, "failed", _updating(values))
 
 
-def discard(session: AnySession, tasks: Tasks, error: BaseException | str) -> None:
-    """Give up at once: ``discarded``, a dead letter, with the text of ``error``.  For the rest see :func:`complete`."""
-    text = error_text(error)
+@overload
+def discard(session: AnySession, tasks: Tasks, /, error: BaseException | str) -> None: ...
+@overload
+def discard(
+    session: AnySession, entity: type[QueueMixin], /, *where: Where, error: BaseException | str
+) -> int: ...
+def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseException | str | None = None) -> int | None:
+    """Give up at once: ``discarded``, a dead letter, with the text of ``error``.
+
+    With claims it settles them, see :func:`complete`.  With a model it discards all of its tasks that satisfy ``where``
+    and are not final, running ones included (their claims are lost), and returns how many.
+    """
+    if isinstance(tasks, type):
+        if error is None:
+            raise ArgumentError("a dead letter says why it is one: discard(session, Task, Task.id == 7, error='...')")
+        return discard_where(session_of(session), spec_of(tasks), where, error_text(error))
+    if len(where) + (error is not None) != 1:
+        raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
+    text = error_text(where[0] if error is None else error)
     values = _updating(lambda held, _: [*finishing(held, Status.DISCARDED), (held.spec["error"], text)])
     _settle(session, tasks, "discarded", values)
+    return None
 
 
 @overload

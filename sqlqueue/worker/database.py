@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, update
@@ -14,12 +13,15 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from ..dialects import adapter_for
 from ..exc import ArgumentError, ConfigurationError
 from ..spec import QueueSpec
+from .threads import DaemonThreads
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
 R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
+THREADS = 8
+"""For the transactions of the worker itself; handlers have their own."""
 Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
@@ -75,7 +77,7 @@ class SyncDatabase:
 
     def __init__(self, sessions: sessionmaker[Any]) -> None:
         self._sessions = sessions
-        self._threads = ThreadPoolExecutor(thread_name_prefix="sqlqueue-database")
+        self._threads = DaemonThreads(THREADS, "database")
 
     async def run(self, work: Work[R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
@@ -96,7 +98,7 @@ class SyncDatabase:
         return SyncConnections()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown()
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         pass

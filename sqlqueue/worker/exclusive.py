@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.orm import Session
 
@@ -16,6 +15,7 @@ from .lookout import Lookout
 from .outcomes import COMPLETED, write_outcomes
 from .patience import bear, pauses
 from .performer import Performer, closing
+from .threads import DaemonThreads
 
 
 class ExclusiveLane:
@@ -26,7 +26,7 @@ class ExclusiveLane:
         self._crew = crew
         self._lookout = Lookout(handler, crew)
         self._performer = _LockingPerformer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
-        self._threads = ThreadPoolExecutor(handler.concurrency, f"sqlqueue-{handler.function.__name__}")
+        self._threads = DaemonThreads(handler.concurrency, handler.function.__name__)
         self._slots: list[asyncio.Task[None]] = []
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
@@ -48,7 +48,7 @@ class ExclusiveLane:
             slot.cancel(reason)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
 
     async def run(self) -> None:
         """Until :meth:`drain`.  While there is nothing to do, one looks out for all slots."""

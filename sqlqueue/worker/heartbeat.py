@@ -47,6 +47,7 @@ class Heartbeat(threading.Thread):
             while not self._stopped.wait(wait.total_seconds()):
                 try:
                     self._beat(own)
+                    self._reports.reached()
                     wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
                     wait = next(patience)

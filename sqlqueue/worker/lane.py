@@ -78,6 +78,7 @@ class Lane:
         while not self._draining:
             try:
                 await self._turn()
+                self._crew.reports.reached()
                 patience = pauses()
             except Exception as error:
                 await bear(error, next(patience), self._crew.reports)

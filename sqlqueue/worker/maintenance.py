@@ -14,9 +14,11 @@ from .. import operations
 from ..spec import QueueSpec
 from .crew import Crew
 from .patience import insist
+from .reports import Reports
 
 RESCUE_EVERY = timedelta(seconds=30)
 PRUNE_EVERY = timedelta(minutes=5)
+REPORT_EVERY = timedelta(minutes=1)
 PRUNED = 1_000
 """Rows that one transaction deletes at the most."""
 
@@ -25,14 +27,21 @@ async def maintain(specs: Iterable[QueueSpec], crew: Crew) -> None:
     """Until cancelled."""
     async with asyncio.TaskGroup() as tasks:
         for spec in specs:
-            for chore, every in _chores(spec):
+            for chore, every in _chores(spec, crew.reports):
                 tasks.create_task(_repeat(chore, every, crew))
 
 
-def _chores(spec: QueueSpec) -> Iterable[tuple[Callable[[Session], int], timedelta]]:
+def _chores(spec: QueueSpec, reports: Reports) -> Iterable[tuple[Callable[[Session], int], timedelta]]:
     yield partial(operations.rescue, entity=spec.entity), RESCUE_EVERY
     if spec.options.retention is not None:
         yield partial(operations.prune, entity=spec.entity, limit=PRUNED), PRUNE_EVERY
+    if reports.wants_depth:
+        yield partial(_report_depth, spec=spec, reports=reports), REPORT_EVERY
+
+
+def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
+    reports.depth(spec, operations.stats(session, spec.entity))
+    return 0
 
 
 async def _repeat(chore: Callable[[Session], int], every: timedelta, crew: Crew) -> None:

@@ -36,12 +36,15 @@ async def insist(attempt: Callable[[], Awaitable[R]], what: str, reports: Report
     """Call ``attempt`` until the database lets it succeed; other errors are raised."""
     for pause in pauses():
         try:
-            return await attempt()
+            result = await attempt()
         except Exception as error:
             if not passes(error):
                 raise
             reports.database_error(what, error, pause)
             await asyncio.sleep(pause.total_seconds())
+        else:
+            reports.reached()
+            return result
     raise AssertionError
 
 

@@ -72,7 +72,8 @@ class Performer:
         """What is called within may ask for :func:`.current_job`."""
         token = current.set(job)
         try:
-            yield
+            with self.reports.running(job):
+                yield
         finally:
             current.reset(token)
 

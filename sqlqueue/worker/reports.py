@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from ..operations import QueueStats
+from ..spec import QueueSpec
+from ..tracing import HAS_OPENTELEMETRY
+from .health import Pulse
 from .jobs import Job
 from .outcomes import Outcome, is_signal
 
@@ -17,8 +23,20 @@ class Reports:
     """Log lines, each with its facts as attributes of the record, and counts of what has happened."""
 
     def __init__(self) -> None:
+        self.pulse = Pulse()
         self.counts: Counter[str] = Counter()
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+
+    wants_depth = False
+    """Whether :meth:`depth` does anything with what it is told."""
+
+    @contextmanager
+    def running(self, job: Job) -> Iterator[None]:
+        """The handler is called within."""
+        yield
+
+    def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
+        """How many tasks there are."""
 
     def claimed(self, job: Job) -> None:
         self.counts["claimed"] += 1
@@ -47,7 +65,12 @@ class Reports:
         self.counts["retries"] += 1
         self._say(logging.INFO, "%s is run again, its transaction was the victim of another: %s", job, error)
 
+    def reached(self) -> None:
+        """The database does what it is asked."""
+        self.pulse.reached()
+
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
+        self.pulse.missed()
         self.counts["database_errors"] += 1
         said = str(error).partition("\n")[0]
         logger.warning("cannot %s, next try in %.1f s: %s", what, pause.total_seconds(), said)
@@ -60,3 +83,12 @@ class Reports:
         if logger.isEnabledFor(level):
             named = {"queue": job.claim.entity.__name__, "identity": job.claim.identity, "attempt": job.claim.attempt}
             logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
+
+
+def make_reports() -> Reports:
+    """With OpenTelemetry where its API is installed."""
+    if not HAS_OPENTELEMETRY:
+        return Reports()
+    from .telemetry import Telemetry  # noqa: PLC0415
+
+    return Telemetry()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from .config import Handler, Settings
 from .crew import Crew
 from .database import Database
 from .exclusive import ExclusiveLane
+from .health import Health
 from .heartbeat import Heartbeat
 from .jobs import Holdings
 from .lane import Lane
@@ -28,6 +29,9 @@ from .settler import Settler
 
 TICK = 0.02
 """Seconds between two looks at whether the last handler has ended, while the worker stops."""
+
+LAST_WORDS = 5.0
+"""Seconds for what is left to be written when the worker stops."""
 
 
 class Run:
@@ -54,6 +58,11 @@ class Run:
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
         self._lanes = [(ExclusiveLane if h.mode == "lock" else Lane)(h, self._crew) for h in handlers]
 
+    def health(self) -> Health:
+        return self._crew.reports.pulse.health(
+            beats=self._heartbeat.is_alive(), running=len(self._holdings), counts=self._crew.reports.counts
+        )
+
     def signalled(self) -> None:
         self.stop(at_once=self._stopping.is_set())
 
@@ -72,16 +81,16 @@ class Run:
         for notifier in self._notifiers:
             notifier.start()
         settling = asyncio.create_task(self._settler.run())
-        chores = asyncio.create_task(maintain(self._specs, self._crew))
+        chores = asyncio.gather(maintain(self._specs, self._crew), self._crew.reports.pulse.beat())
         lanes = [asyncio.create_task(lane.run()) for lane in self._lanes]
         try:
             await self._stopping.wait()
         finally:
             chores.cancel()
             await self._drain()
-            await asyncio.gather(chores, *lanes, return_exceptions=True)
+            await _end(lanes)
             self._settler.close()
-            await settling
+            await _end([settling])
             self._end()
             logger.info("worker %s has ended", self._crew.name)
 
@@ -123,3 +132,15 @@ class Run:
 
 def _verify(session: Session, spec: QueueSpec) -> None:
     verify_schema(session.connection(spec.bind_arguments), spec.entity)
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """They are about to end, unless the database does not answer: then leases will have to."""
+    ended, pending = await asyncio.wait(tasks, timeout=LAST_WORDS)
+    for task in pending:
+        task.cancel()
+    for error in (task.exception() for task in ended):
+        if error is not None:
+            raise error
+    if pending:
+        logger.warning("the database does not answer: not all is written, and some leases will end by themselves")

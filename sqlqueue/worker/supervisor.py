@@ -27,13 +27,13 @@ SETTLED = 30.0
 """Seconds after which a process that dies was well, so that its successor need not wait long."""
 
 
-def supervise(load: Callable[[], Worker], processes: int) -> int:
-    """Run so many processes of the worker that ``load``, which is pickled, returns in each; the exit status.
+def supervise(load: Callable[[int], Worker], processes: int) -> int:
+    """Run so many processes of the worker that ``load``, which is pickled, returns for each's number; the exit status.
 
     SIGTERM and SIGINT are passed on, the second one too.  A process that dies is replaced, after a pause that grows
     from one time to the next.  One that cannot start at all, such as for a schema that does not fit, ends them all.
     """
-    crew = [_Child(number, load) for number in range(1, processes + 1)]
+    crew = [_Child(number, load) for number in range(processes)]
     _CONTEXT.set_forkserver_preload(_PRELOADED)
     with _signals(crew):
         for child in crew:
@@ -51,8 +51,9 @@ def supervise(load: Callable[[], Worker], processes: int) -> int:
 class _Child:
     """One place among the processes, and who holds it."""
 
-    def __init__(self, number: int, load: Callable[[], Worker]) -> None:
-        self._name = f"sqlqueue-worker-{number}"
+    def __init__(self, number: int, load: Callable[[int], Worker]) -> None:
+        self._number = number
+        self._name = f"sqlqueue-worker-{number + 1}"
         self._load = load
         self._process: Any = None
         self._begun = 0.0
@@ -64,7 +65,7 @@ class _Child:
     def start(self) -> None:
         self._due = None
         self._begun = time.monotonic()
-        self._process = _CONTEXT.Process(target=_main, args=(self._load,), name=self._name)
+        self._process = _CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
         with _no_interrupts():
             self._process.start()
 
@@ -109,9 +110,9 @@ class _Child:
         logger.error("%s has died (%s), replaced in %.1f s", self._name, self.status, pause.total_seconds())
 
 
-def _main(load: Callable[[], Worker]) -> None:
+def _main(load: Callable[[int], Worker], number: int) -> None:
     """A worker process from its beginning to its end."""
-    worker = load()
+    worker = load(number)
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
         worker.run()

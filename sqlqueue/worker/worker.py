@@ -15,7 +15,8 @@ from ..exc import ArgumentError, HandlerNotFoundError
 from ..spec import T, Where
 from .config import Handler, Mode, Settings, handler_of
 from .database import Sessions, database_of
-from .reports import Reports
+from .health import Health
+from .reports import make_reports
 from .run import Run
 
 S = TypeVar("S")
@@ -57,8 +58,9 @@ class Worker:
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
         self.handlers: list[Handler] = []
-        self.reports = Reports()
+        self.reports = make_reports()
         self._run: Run | None = None
+        self._stop_first = False
 
     def handler(
         self,
@@ -123,13 +125,23 @@ class Worker:
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
         self._run = Run(self.handlers, self._database, self.reports, self._settings)
+        if self._stop_first:
+            self._run.stop(at_once=False)
         try:
             await self._run.serve()
         finally:
-            self._run = None
+            self._run, self._stop_first = None, False
+
+    def health(self) -> Health | None:
+        """How it is, ``None`` unless it runs.  From any thread; asks nothing of the database."""
+        return None if self._run is None else self._run.health()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let :meth:`run` or :meth:`serve` end, as by a signal; ``at_once`` as by the second.  From any thread."""
+        """Let :meth:`run` or :meth:`serve` end, as by a signal; ``at_once`` as by the second.  From any thread.
+
+        One that has not begun yet ends as soon as it does.
+        """
+        self._stop_first = True  # before the look: it may begin between the two
         if self._run is not None:
             self._run.stop(at_once=at_once)
 
@@ -141,7 +153,9 @@ class Worker:
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
     def _signalled(self) -> None:
-        if self._run is not None:
+        if self._run is None:
+            self.stop()
+        else:
             self._run.signalled()
 
 
