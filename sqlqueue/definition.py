@@ -12,7 +12,7 @@ from sqlalchemy import Column, Integer, String, text
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
 
 from .clock import aware, utcnow
-from .dialects import error_type, timestamp_type
+from .dialects import error_type, json_type, timestamp_type
 from .exc import ConfigurationError
 from .options import QueueOptions
 from .schema import attach_indexes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MIXINS = f"{__package__}.mixins"
 LONGEST_NAME = 200
 """Of a claimer, in characters."""
+LONGEST_TASK = 255
+"""Of the name of a function, in characters."""
 
 _COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "status": lambda _: {"type_": String(16), "server_default": Status.AVAILABLE.value, "nullable": False},
@@ -44,8 +46,10 @@ _COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "created_at": lambda _: _moment(nullable=False),
     "trace_context": lambda _: {"type_": String(LONGEST), "insert_default": present_trace, "nullable": True},
     "topic": lambda _: {"type_": String(128), "server_default": "default", "nullable": False},
+    "task": lambda _: {"type_": String(LONGEST_TASK), "nullable": False},
+    "arguments": lambda _: {"type_": json_type(), "nullable": True},
 }
-_OPTIONAL = frozenset({"claimed_by", "claimed_at", "finished_at", "error", "trace_context"})
+_OPTIONAL = frozenset({"claimed_by", "claimed_at", "finished_at", "error", "trace_context", "arguments"})
 
 
 def _moment(*, nullable: bool) -> dict[str, Any]:

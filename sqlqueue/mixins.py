@@ -64,6 +64,18 @@ class TopicMixin(QueueMixin):
         topic: Mapped[str]
 
 
+class JobMixin(QueueMixin):
+    """A queue of function calls: each row names a function and has its arguments, see :meth:`.Worker.task`."""
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "task", "arguments")
+
+    if TYPE_CHECKING:
+        task: Mapped[str]
+        """The name of the function."""
+        arguments: Mapped[dict[str, Any] | None]
+        """Its arguments by name, as JSON; those that are left out have their defaults when it is called."""
+
+
 def queues(metadata: MetaData) -> list[QueueSpec]:
     """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
     found = (cls.__dict__.get("__queue_spec__") for cls in _subclasses(QueueMixin))

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from sqlalchemy import URL, DateTime, String, TextClause, text
+from sqlalchemy import JSON, URL, DateTime, String, TextClause, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.ext.compiler import compiles
@@ -76,6 +76,15 @@ def error_type() -> TypeEngine[Any]:
     for adapter in adapters().values():
         if adapter.error_text is not None:
             kind = kind.with_variant(adapter.error_text, adapter.name)
+    return kind
+
+
+def json_type() -> TypeEngine[Any]:
+    """JSON, in the type that each engine has for it."""
+    kind: TypeEngine[Any] = JSON()
+    for adapter in adapters().values():
+        if adapter.json is not None:
+            kind = kind.with_variant(adapter.json, adapter.name)
     return kind
 
 

@@ -59,6 +59,8 @@ class Adapter(Inspection, Health, Liveness):
     """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
     error_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of errors, where ``String`` does not hold all of Unicode."""
+    json: ClassVar[TypeEngine[Any] | None] = None
+    """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
     batch: ClassVar[int] = 5_000
     """How many keys one statement names at the most."""
     returning: ClassVar[bool] = True

@@ -37,6 +37,7 @@ from sqlalchemy.sql.elements import ClauseElement
 
 from ..clock import utc
 from ..findings import Finding
+from ..jsontext import json_text
 from ..spec import QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
@@ -101,6 +102,7 @@ class Oracle(Adapter):
     needed = "FETCH FIRST and long names"
     timestamp = utc(oracle.TIMESTAMP)
     error_text = oracle.NVARCHAR2(2000)
+    json = json_text()  # SQLAlchemy has a JSON for Oracle from 2.1 on, and Oracle itself from 21c on
     # resource busy, deadlock, cannot serialize access
     transient: ClassVar[Collection[int]] = (54, 60, 8177)
     # shutdown, closed, killed, no listener, cannot connect

@@ -83,7 +83,8 @@ def _extend(
     if free:
         running = and_(adapter.key_in(spec, free), spec["status"] == state(Status.RUNNING))
         adapter.change(session, spec, write(spec, running, extending(held, lease)), free)
-    rest = [claim for claim in claims if claim.identity not in set(free)]
+    extended = set(free)
+    rest = [claim for claim in claims if claim.identity not in extended]
     if not rest:
         return []
     locked = select(*spec.primary_key).where(held.fence(rest, adapter.key_in))

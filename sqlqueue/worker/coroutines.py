@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from ..dialects import adapter_for
 from ..spec import QueueSpec
-from .database import Heard, Work, engine_of, own_engine
+from .database import Begun, Heard, Work, engine_of, own_engine
 
 R = TypeVar("R")
 
@@ -61,15 +61,16 @@ class AsyncConnections:
             result: R = await session.run_sync(work)
             return result
 
-    def listen(self, engine: Engine, heard: Heard) -> None:
-        self._runner.run(self._listen(self._own(engine), heard))
+    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
+        self._runner.run(self._listen(self._own(engine), begun, heard))
 
-    async def _listen(self, engine: AsyncEngine, heard: Heard) -> None:
+    async def _listen(self, engine: AsyncEngine, begun: Begun, heard: Heard) -> None:
         adapter = adapter_for(engine.dialect)
         connection: AsyncConnection
         async with engine.connect() as connection:
             pooled = await connection.get_raw_connection()
             await adapter.listen_async(pooled.driver_connection)
+            begun()
             while heard(set(await adapter.news_async(pooled.driver_connection, 1))):
                 pass
             await connection.invalidate()  # it listens still

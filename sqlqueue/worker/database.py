@@ -22,6 +22,7 @@ R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
 THREADS = 8
 """For the transactions of the worker itself; handlers have their own."""
+Begun: TypeAlias = Callable[[], None]
 Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
@@ -65,8 +66,8 @@ class OwnConnections(Protocol):
         """``work`` in a transaction of its own, committed at its end."""
         ...
 
-    def listen(self, engine: Engine, heard: Heard) -> None:
-        """Hand to ``heard`` what there is news of, at least once a second, until it returns false."""
+    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
+        """Call ``begun``; hand to ``heard`` what there is news of, at least once a second, until it returns false."""
         ...
 
     def close(self) -> None: ...
@@ -112,12 +113,13 @@ class SyncConnections:
         with Session(own_engine(self._engines, engine)) as session, session.begin():
             return work(session)
 
-    def listen(self, engine: Engine, heard: Heard) -> None:
+    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
         adapter = adapter_for(engine.dialect)
         pooled = own_engine(self._engines, engine).raw_connection()
         connection = pooled.driver_connection
         try:
             adapter.listen(connection)
+            begun()
             while heard(set(adapter.news(connection, 1))):
                 pass
         finally:

@@ -72,8 +72,9 @@ class Job:
         """Stop its handler, as far as that can be done."""
         self.reason = reason
         self._lost.set()
-        if self._interrupt is not None:
-            self._interrupt()
+        interrupt = self._interrupt  # the handler's thread may take it away after a look at it
+        if interrupt is not None:
+            interrupt()
 
     def __repr__(self) -> str:
         return f"attempt {self.claim.attempt} of {self.claim.entity.__name__} {self.claim.identity}"

@@ -47,5 +47,8 @@ def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
 async def _repeat(chore: Callable[[Session], int], every: timedelta, crew: Crew) -> None:
     while True:
         await asyncio.sleep(every.total_seconds() * random.uniform(0.75, 1.25))
-        while await insist(lambda: crew.database.run(chore), "maintain a queue", crew.reports) >= PRUNED:
-            pass
+        try:
+            while await insist(lambda: crew.database.run(chore), "maintain a queue", crew.reports) >= PRUNED:
+                pass
+        except Exception as error:  # such as for rows that others refer to
+            crew.reports.broken("maintain a queue", error)

@@ -34,15 +34,17 @@ class Notifier(threading.Thread):
         try:
             while not self._stopped.is_set():
                 try:
-                    own.listen(self._engine, self._heard)
+                    own.listen(self._engine, self._begun, self._heard)
                     patience = pauses()
                 except Exception as error:
                     pause = next(patience)
                     self._reports.database_error("listen for notifications", error, pause)
                     self._stopped.wait(pause.total_seconds())
-                    spread(self._names)  # what was said in the meantime nobody has heard
         finally:
             own.close()
+
+    def _begun(self) -> None:
+        spread(self._names)  # what was said before nobody has heard
 
     def _heard(self, names: set[str]) -> bool:
         spread(names & self._names)

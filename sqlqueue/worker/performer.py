@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import time
 from collections.abc import Awaitable, Iterator
@@ -17,7 +18,7 @@ from sqlalchemy.orm.attributes import instance_state
 from .. import operations
 from ..claims import carry, is_unsettled
 from ..dialects.base import Adapter
-from ..exc import ClaimLostError
+from ..exc import ArgumentError, ClaimLostError
 from .config import Handler
 from .database import Database
 from .jobs import Job, current
@@ -54,6 +55,9 @@ class Performer:
         return self._perform(job)
 
     def _perform(self, job: Job) -> Outcome | None:
+        if job.is_lost:  # while it waited for its turn
+            self.reports.lost(job)
+            return None
         try:
             with self.known(job):
                 self._try(job)
@@ -96,15 +100,21 @@ class Performer:
         """The handler's writes and the completion are one commit."""
         handed, session = self.database.open()
         with closing(session):
-            task = _attach(session, job)
-            self.call(handed, task)
-            job.settling = True
-            if is_unsettled(task):
-                operations.complete(session, task)
-            session.commit()
+            try:
+                task = _attach(session, job)
+                self.call(handed, task)
+                job.settling = True
+                if is_unsettled(task):
+                    operations.complete(session, task)
+                session.commit()
+            except BaseException:
+                session.rollback()  # a close alone would leave instances as the handler made them, for the next try
+                raise
 
     def call(self, *arguments: Any) -> None:
         result = self.handler.function(*arguments)
+        if inspect.isawaitable(result) != self.handler.is_coroutine:
+            _refuse(self.handler, result)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
@@ -126,6 +136,14 @@ class Performer:
             # no fault of the task's: not counted, but not at once either, in case it is after all
             return Outcome("snoozed", delay=self.handler.spec.options.retry(job.claim.attempt))
         return outcome_of(error)
+
+
+def _refuse(handler: Handler, result: Any) -> None:
+    """What a wrapper returns may be something else than what it wraps."""
+    if inspect.iscoroutine(result):
+        result.close()
+    kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")
+    raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
 
 
 async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> None:

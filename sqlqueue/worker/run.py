@@ -81,12 +81,16 @@ class Run:
         for notifier in self._notifiers:
             notifier.start()
         settling = asyncio.create_task(self._settler.run())
-        chores = asyncio.gather(maintain(self._specs, self._crew), self._crew.reports.pulse.beat())
+        chores = [
+            asyncio.create_task(maintain(self._specs, self._crew)),
+            asyncio.create_task(self._crew.reports.pulse.beat()),
+        ]
         lanes = [asyncio.create_task(lane.run()) for lane in self._lanes]
         try:
             await self._stopping.wait()
         finally:
-            chores.cancel()
+            for chore in chores:
+                chore.cancel()
             await self._drain()
             await _end(lanes)
             self._settler.close()
@@ -139,8 +143,7 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     ended, pending = await asyncio.wait(tasks, timeout=LAST_WORDS)
     for task in pending:
         task.cancel()
-    for error in (task.exception() for task in ended):
-        if error is not None:
-            raise error
+    for task in ended:
+        task.result()
     if pending:
         logger.warning("the database does not answer: not all is written, and some leases will end by themselves")

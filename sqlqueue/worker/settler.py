@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from ..claims import Claim
+from ..wakeups import channel_of, spread
 from .database import Database
 from .jobs import Holdings, Job
 from .loops import soon
@@ -19,6 +18,8 @@ from .reports import Reports
 GATHER = 0.003
 """Seconds for which the first outcome waits for others.  What is not written yet is done again after a crash."""
 LARGEST = 500
+WAITING = ("failed", "snoozed")
+"""Outcomes that come due at a moment of which no lookout knows yet."""
 
 
 class _Pending(NamedTuple):
@@ -54,7 +55,8 @@ class Settler:
             if len(self._pending) < LARGEST and not self._closing:
                 await asyncio.sleep(GATHER)
             self._some.clear()
-            batch, self._pending[:LARGEST] = self._pending[:LARGEST], []
+            batch = self._pending[:LARGEST]
+            del self._pending[: len(batch)]  # and not what came in the meantime
             if self._pending or self._closing:
                 self._some.set()
             await self._write(batch)
@@ -64,20 +66,21 @@ class Settler:
             return
         try:
             lost = set(await insist(lambda: self._settle(batch), "settle tasks", self._reports))
-        except SQLAlchemyError as error:
+        except Exception as error:
             await self._write_each(batch, error)
             return
         for job, _ in batch:
             self._holdings.remove(job)
             if job.claim in lost:
                 self._reports.lost(job)
+        spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
 
     async def _settle(self, batch: Sequence[_Pending]) -> list[Claim]:
         return await self._database.run(
             lambda session: write_outcomes(session, ((job.claim, outcome) for job, outcome in batch))
         )
 
-    async def _write_each(self, batch: Sequence[_Pending], error: SQLAlchemyError) -> None:
+    async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
         """One of them cannot be written, and must not keep the others from it.  Its lease will end."""
         if len(batch) > 1:
             for each in batch:

@@ -64,10 +64,14 @@ class _Child:
 
     def start(self) -> None:
         self._due = None
+        if self._stopping:
+            return
         self._begun = time.monotonic()
         self._process = _CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
         with _no_interrupts():
             self._process.start()
+        if self._stopping:  # a signal came while it was started
+            self.signal(signal.SIGTERM)
 
     @property
     def lives(self) -> bool:

@@ -42,9 +42,11 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """No more calls will come; what runs is left to end by itself."""
-        for _ in range(self._count):
-            self._calls.put(None)
+        """What runs is left to end by itself; a later call begins anew."""
+        with self._lock:
+            for _ in range(self._begun):
+                self._calls.put(None)
+            self._begun = 0
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
