@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .backoff import ExponentialBackoff, RetryPolicy
 from .claims import Claim, claim_of
+from .clock import utcnow
 from .exc import (
     ArgumentError,
     ClaimLostError,
@@ -20,7 +21,7 @@ from .exc import (
 )
 from .findings import Finding, Severity
 from .health import check, verify_schema
-from .mixins import QueueMixin, TopicMixin, TraceMixin
+from .mixins import JobMixin, QueueMixin, TopicMixin, TraceMixin
 from .operations import (
     ErrorGroup,
     QueueStats,
@@ -35,6 +36,7 @@ from .operations import (
     enqueue,
     errors,
     fail,
+    find,
     heartbeat,
     prune,
     release,
@@ -44,6 +46,7 @@ from .operations import (
     stats,
 )
 from .options import QueueOptions
+from .pausing import Pause, PauseMixin, pause, paused, resume
 from .session import QueueSession
 from .states import Status
 from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
@@ -65,6 +68,9 @@ __all__ = [
     "Finding",
     "HandlerNotFoundError",
     "IllegalTransitionError",
+    "JobMixin",
+    "Pause",
+    "PauseMixin",
     "QueueMixin",
     "QueueOptions",
     "QueueSession",
@@ -97,13 +103,18 @@ __all__ = [
     "enqueue",
     "errors",
     "fail",
+    "find",
     "heartbeat",
+    "pause",
+    "paused",
     "prune",
     "release",
     "rescue",
+    "resume",
     "retry",
     "snooze",
     "stats",
+    "utcnow",
     "verify_schema",
 ]
 

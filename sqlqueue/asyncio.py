@@ -11,12 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
-from . import operations
+from . import operations, pausing
 from .mixins import QueueMixin
 from .operations.claiming import Lease, OrderBy
 from .operations.enqueueing import OnConflict
 from .operations.sets import ErrorGroup, QueueStats
 from .operations.settling import Tasks
+from .pausing import Pause
 from .session import QueueSession
 from .spec import T, Where
 
@@ -129,9 +130,14 @@ class AsyncQueueSession(AsyncSession):
         """See :func:`sqlqueue.fail`."""
         await self.run_sync(operations.fail, tasks, error, retry_in)
 
-    async def discard(self, tasks: Tasks, error: BaseException | str) -> None:
+    @overload
+    async def discard(self, tasks: Tasks, /, error: BaseException | str) -> None: ...
+    @overload
+    async def discard(self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
+    async def discard(self, tasks: Any, /, *where: Any, **error: Any) -> int | None:
         """See :func:`sqlqueue.discard`."""
-        await self.run_sync(operations.discard, tasks, error)
+        discarded: int | None = await self.run_sync(operations.discard, tasks, *where, **error)
+        return discarded
 
     @overload
     async def cancel(self, tasks: Tasks, /) -> None: ...
@@ -192,6 +198,36 @@ class AsyncQueueSession(AsyncSession):
     async def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""
         return await self.run_sync(operations.errors, entity, *where)
+
+    async def find(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int | None = None,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.find`."""
+        return await self.run_sync(operations.find, entity, *where, limit=limit, order_by=order_by, options=options)
+
+    async def pause(
+        self,
+        entity: type[QueueMixin],
+        topic: str | None = None,
+        *,
+        reason: str | None = None,
+        paused_by: str | None = None,
+    ) -> bool:
+        """See :func:`sqlqueue.pause`."""
+        return await self.run_sync(pausing.pause, entity, topic, reason=reason, paused_by=paused_by)
+
+    async def resume(self, entity: type[QueueMixin], topic: str | None = None) -> bool:
+        """See :func:`sqlqueue.resume`."""
+        return await self.run_sync(pausing.resume, entity, topic)
+
+    async def paused(self, entity: type[QueueMixin]) -> list[Pause]:
+        """See :func:`sqlqueue.paused`."""
+        return await self.run_sync(pausing.paused, entity)
 
 
 def _leave(session: Session, block: AbstractContextManager[object], error: BaseException) -> bool | None:

@@ -105,15 +105,14 @@ def declare(cls: type[QueueMixin]) -> None:
         _refuse_missing(cls, [name for name in attributes.values() if name not in existing.c])
         attributes = {}
     for role, name in attributes.items():
-        _place(cls, role, name)
+        place(cls, name, _COLUMNS[role](cls.__queue__), optional=role in _OPTIONAL)
     for name in _inherited_declarations(cls) - set(attributes.values()):
         setattr(cls, name, None)  # a mixin's own mixin declared it, by a name that this class has changed
     cls.__queue_declared__ = frozenset(attributes.values())  # type: ignore[attr-defined]
 
 
-def _place(cls: type[QueueMixin], role: str, name: str) -> None:
+def place(cls: type[Any], name: str, arguments: dict[str, Any], *, optional: bool = False) -> None:
     """Declare one column, in the way in which the class's kind of model knows its fields."""
-    arguments = _COLUMNS[role](cls.__queue__)
     kind = arguments.pop("type_")
     if hasattr(cls, "__sqlmodel_relationships__"):
         column = mapped_column(kind, **arguments).column
@@ -121,7 +120,7 @@ def _place(cls: type[QueueMixin], role: str, name: str) -> None:
         _annotate(cls, name, Any)
     elif issubclass(cls, MappedAsDataclass):
         setattr(cls, name, mapped_column(kind, **arguments, **_FIELD))
-        _annotate(cls, name, Mapped[Any | None] if role in _OPTIONAL else Mapped[Any])
+        _annotate(cls, name, Mapped[Any | None] if optional else Mapped[Any])
     else:
         setattr(cls, name, mapped_column(kind, **arguments))
 

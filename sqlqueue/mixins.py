@@ -78,12 +78,12 @@ class JobMixin(QueueMixin):
 
 def queues(metadata: MetaData) -> list[QueueSpec]:
     """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
-    found = (cls.__dict__.get("__queue_spec__") for cls in _subclasses(QueueMixin))
+    found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
     specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
     return sorted(specs, key=lambda spec: spec.table.key)
 
 
-def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
     """All of them, each once, bases first."""
     level = cls.__subclasses__()
     seen: dict[type[Any], None] = {}

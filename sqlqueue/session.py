@@ -10,12 +10,13 @@ from typing import Any, overload
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
-from . import operations
+from . import operations, pausing
 from .mixins import QueueMixin
 from .operations.claiming import Lease, OrderBy
 from .operations.enqueueing import OnConflict
 from .operations.sets import ErrorGroup, QueueStats
 from .operations.settling import Tasks
+from .pausing import Pause
 from .spec import T, Where
 
 
@@ -101,9 +102,14 @@ class QueueSession(Session):
         """See :func:`sqlqueue.fail`."""
         operations.fail(self, tasks, error, retry_in)
 
-    def discard(self, tasks: Tasks, error: BaseException | str) -> None:
+    @overload
+    def discard(self, tasks: Tasks, /, error: BaseException | str) -> None: ...
+    @overload
+    def discard(self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
+    def discard(self, tasks: Any, /, *where: Any, **error: Any) -> int | None:
         """See :func:`sqlqueue.discard`."""
-        operations.discard(self, tasks, error)
+        discarded: int | None = operations.discard(self, tasks, *where, **error)
+        return discarded
 
     @overload
     def cancel(self, tasks: Tasks, /) -> None: ...
@@ -161,3 +167,33 @@ class QueueSession(Session):
     def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""
         return operations.errors(self, entity, *where)
+
+    def find(
+        self,
+        entity: type[T],
+        *where: Where,
+        limit: int | None = None,
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.find`."""
+        return operations.find(self, entity, *where, limit=limit, order_by=order_by, options=options)
+
+    def pause(
+        self,
+        entity: type[QueueMixin],
+        topic: str | None = None,
+        *,
+        reason: str | None = None,
+        paused_by: str | None = None,
+    ) -> bool:
+        """See :func:`sqlqueue.pause`."""
+        return pausing.pause(self, entity, topic, reason=reason, paused_by=paused_by)
+
+    def resume(self, entity: type[QueueMixin], topic: str | None = None) -> bool:
+        """See :func:`sqlqueue.resume`."""
+        return pausing.resume(self, entity, topic)
+
+    def paused(self, entity: type[QueueMixin]) -> list[Pause]:
+        """See :func:`sqlqueue.paused`."""
+        return pausing.paused(self, entity)

@@ -32,10 +32,13 @@ class _News:
     """Sent to the database, which forgets what a savepoint that is rolled back has sent."""
 
 
-def announce(session: Session, spec: QueueSpec) -> None:
-    """Tell workers of this queue to look, once this transaction is committed; one notification, however many rows."""
+def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None:
+    """Tell workers of this queue to look, once this transaction is committed; one notification, however many rows.
+
+    ``name`` is that of other news than of work, if it is not for the queue's lanes.
+    """
     news: _News = session.info.setdefault(_KEY, _News())
-    name = channel_of(spec)
+    name = name or channel_of(spec)
     news.names.add(name)
     transaction = innermost(session)
     if spec.options.notify and not any(name in news.sent[each] for each in lineage(transaction)):

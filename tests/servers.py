@@ -81,7 +81,7 @@ def _find(case: EngineCase, stack: ExitStack) -> Server:
     reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
     if case.container:
         try:
-            return _contained(case, case.container, stack)
+            return contained(case, case.container, stack)[0]
         except Unavailable as refusal:
             reason = refusal
     if case.embedded is None:
@@ -97,7 +97,8 @@ def _first_line(error: object) -> str:
     return str(error).partition("\n")[0]
 
 
-def _contained(case: EngineCase, container: Container, stack: ExitStack) -> Server:
+def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple[Server, Any]:
+    """A server that answers, and its container, which ends with the stack."""
     image = os.environ.get(case.image_variable, container.image)
     _check_odbc_driver(container)
     _fetch(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
@@ -109,7 +110,7 @@ def _contained(case: EngineCase, container: Container, stack: ExitStack) -> Serv
         entrance = url._replace(database=None)
         _answering(entrance, image, running, container.patience.total_seconds())
         _execute(entrance, container.prepare)
-    return _answering(url, image, running, container.patience.total_seconds())
+    return _answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
 
 
 def _check_odbc_driver(container: Container) -> None:
@@ -154,11 +155,12 @@ def _docker() -> Any:
 def _run(image: str, container: Container) -> Any:
     from testcontainers.core.container import DockerContainer
 
-    description = DockerContainer(image).with_exposed_ports(container.port)
+    description = DockerContainer(image, stop_signal=container.stop_signal)
+    description = description.with_bind_ports(container.port, container.host_port)
     for name, value in container.environment.items():
         description = description.with_env(name, value)
-    if container.command:
-        description = description.with_command(container.command)
+    if command := f"{container.command} {container.fast}".strip():
+        description = description.with_command(command)
     if container.in_memory:
         description = description.with_tmpfs_mount(container.in_memory)
     try:

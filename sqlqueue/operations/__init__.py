@@ -3,6 +3,7 @@
 from ._connection import default_claimer
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .enqueueing import enqueue
+from .listing import find
 from .sets import ErrorGroup, QueueStats, errors, prune, rescue, retry, stats
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 
@@ -21,6 +22,7 @@ __all__ = [
     "enqueue",
     "errors",
     "fail",
+    "find",
     "heartbeat",
     "prune",
     "release",

@@ -121,7 +121,7 @@ def stats(session: AnySession, entity: type[QueueMixin], *where: Where) -> Queue
     adapter = open_(session, spec)
     hung = func.count(case((is_hung(spec), literal_column("1"))))
     counted = select(spec["status"], func.count(), hung).where(only(spec, spec["status"].is_not(None), *where))
-    rows = adapter.execute(session, spec, counted.group_by(spec["status"])).all()
+    rows: Any = adapter.execute(session, spec, counted.group_by(spec["status"])).all()
     found = {Status(name): number for name, number, _ in rows}
     return QueueStats(MappingProxyType(dict.fromkeys(Status, 0) | found), sum(number for *_, number in rows))
 
@@ -143,18 +143,21 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where) -> list
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
-    statement = _grouped(spec, only(spec, spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED), *where))
-    rows = adapter.execute(session, spec, statement)
-    return [ErrorGroup(*row[:4], example=tuple(row[4:])) for row in rows]
+    statement = _grouped(
+        spec, only(spec, spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED), *where)
+    )
+    rows: Any = adapter.execute(session, spec, statement)
+    return [ErrorGroup(text, tasks, first, last, tuple(key)) for text, tasks, first, last, *key in rows]
 
 
 def _grouped(spec: QueueSpec, criterion: Criterion) -> Select[Any]:
     # by window functions and not GROUP BY, so that the example is a row's whole key, however many columns it has
-    alike, claimed = {"partition_by": spec["error"]}, spec["claimed_at"]
+    alike: Any = {"partition_by": spec["error"]}
+    claimed = spec["claimed_at"]
     failures = (
         select(
             spec["error"].label("message"),
-            func.count().over(**alike).label("count"),
+            func.count().over(**alike).label("tasks"),
             func.min(claimed).over(**alike).label("first_seen"),
             func.max(claimed).over(**alike).label("last_seen"),
             *(column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)),
@@ -164,7 +167,7 @@ def _grouped(spec: QueueSpec, criterion: Criterion) -> Select[Any]:
         .subquery("failures")
     )
     *shown, position = failures.c
-    return select(*shown).where(position == literal_column("1")).order_by(failures.c["count"].desc(), failures.c.message)
+    return select(*shown).where(position == literal_column("1")).order_by(failures.c.tasks.desc(), failures.c.message)
 
 
 def _change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:

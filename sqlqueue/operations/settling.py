@@ -62,9 +62,7 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
 @overload
 def discard(session: AnySession, tasks: Tasks, /, error: BaseException | str) -> None: ...
 @overload
-def discard(
-    session: AnySession, entity: type[QueueMixin], /, *where: Where, error: BaseException | str
-) -> int: ...
+def discard(session: AnySession, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
 def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseException | str | None = None) -> int | None:
     """Give up at once: ``discarded``, a dead letter, with the text of ``error``.
 

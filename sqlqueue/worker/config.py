@@ -83,19 +83,27 @@ def handler_of(
         batch=concurrency if batch is None else count("batch", batch),
         mode=mode,
         takes_session=takes_session,
-        is_coroutine=inspect.iscoroutinefunction(inspect.unwrap(function)),
+        is_coroutine=_is_coroutine(function),
     )
+
+
+def _is_coroutine(function: Callable[..., Any]) -> bool:
+    plain = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
 
 
 def _takes_session(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise ArgumentError(f"{function!r} is no function")
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ArgumentError(f"{function!r} is a generator, and a call of it does nothing: leave the yield out")
+    given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [
         each
         for each in inspect.signature(function).parameters.values()
-        if each.kind in kinds and each.default is inspect.Parameter.empty
+        if each.default is inspect.Parameter.empty and each.kind not in variable
     ]
-    if len(parameters) not in (1, 2):
+    if len(parameters) not in (1, 2) or any(each.kind not in given for each in parameters):
         raise ArgumentError(f"a handler takes (task) or (session, task), not {inspect.signature(function)}")
     return len(parameters) == 2  # noqa: PLR2004

@@ -7,8 +7,10 @@ from datetime import timedelta
 
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..spec import QueueSpec
+from ..spec import QueueSpec, Where
+from .config import Handler
 from .database import Database
+from .gate import Gate
 from .jobs import Holdings, Job
 from .outcomes import Outcome
 from .reports import Reports
@@ -22,12 +24,17 @@ class Crew:
     poll: timedelta
     """The longest time between two looks for work."""
     database: Database
+    gate: Gate
     holdings: Holdings
     settler: Settler
     reports: Reports
 
     def adapter(self, spec: QueueSpec) -> Adapter:
         return adapter_for(self.database.engine(spec).dialect)
+
+    def where(self, handler: Handler) -> tuple[Where, ...]:
+        """What its tasks satisfy that may be claimed now."""
+        return (*handler.where, *self.gate.where(handler.spec))
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
         """``outcome`` is to be written; without one there is nothing left to be done for ``job``.  From any thread."""

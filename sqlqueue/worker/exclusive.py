@@ -25,7 +25,7 @@ class ExclusiveLane:
         self._handler = handler
         self._crew = crew
         self._lookout = Lookout(handler, crew)
-        self._performer = _LockingPerformer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
+        self._performer = _LockingPerformer(handler, crew)
         self._threads = DaemonThreads(handler.concurrency, handler.function.__name__)
         self._slots: list[asyncio.Task[None]] = []
         self._work, self._none = asyncio.Event(), asyncio.Event()
@@ -48,6 +48,7 @@ class ExclusiveLane:
             slot.cancel(reason)
 
     def close(self) -> None:
+        self._lookout.close()
         self._threads.shutdown()
 
     async def run(self) -> None:
@@ -98,18 +99,28 @@ class ExclusiveLane:
 
 
 class _LockingPerformer(Performer):
+    def __init__(self, handler: Handler, crew: Crew) -> None:
+        super().__init__(handler, crew.database, crew.adapter(handler.spec), crew.reports)
+        self._crew = crew
+        self._holdings = crew.holdings
+
     def claim_and_perform(self, claimed_by: str) -> bool:
         """One task, if there is one; whether there was."""
         handed, session = self.database.open()
         with closing(session):
             handler = self.handler
-            task = operations.claim(session, handler.entity, *handler.where, lease=None, claimed_by=claimed_by)
+            where = self._crew.where(handler)
+            task = operations.claim(session, handler.entity, *where, lease=None, claimed_by=claimed_by)
             if task is None:
                 return False
             job = Job(handler, task)
             self.reports.claimed(job)
-            self._perform_locked(job, handed, session)
-            session.commit()
+            self._holdings.add(job)
+            try:
+                self._perform_locked(job, handed, session)
+                session.commit()
+            finally:
+                self._holdings.remove(job)
             return True
 
     def _perform_locked(self, job: Job, handed: object, session: Session) -> None:

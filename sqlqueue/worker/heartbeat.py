@@ -23,6 +23,12 @@ BEATS = 3
 """Heartbeats to a lease."""
 
 
+def _interval(handler: Handler) -> timedelta:
+    """Between two looks at its jobs; nothing else reports that a thread takes too long."""
+    beat = handler.lease / BEATS
+    return beat if handler.timeout is None or handler.is_coroutine else min(beat, handler.timeout)
+
+
 class Heartbeat(threading.Thread):
     """A thread with connections of its own: a blocked event loop or a busy pool does not end a lease."""
 
@@ -32,9 +38,14 @@ class Heartbeat(threading.Thread):
         self._holdings = holdings
         self._reports = reports
         self._engines: dict[QueueSpec, Engine] = {h.spec: database.engine(h.spec) for h in handlers}
-        self._interval = min((h.lease for h in handlers), default=timedelta(minutes=1)) / BEATS
+        self._interval = min(_interval(handler) for handler in handlers)
         self._due: dict[tuple[object, timedelta], float] = {}
         self._stopped = threading.Event()
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it has begun, and ended without being told to."""
+        return self.ident is not None and not self.is_alive() and not self._stopped.is_set()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -59,6 +70,8 @@ class Heartbeat(threading.Thread):
         self._look_at_the_clock()
         alike: defaultdict[tuple[QueueSpec, timedelta], list[Job]] = defaultdict(list)
         for job in self._holdings:
+            if job.handler.mode != "lease":
+                continue
             alike[job.handler.spec, job.handler.lease].append(job)
         for (spec, lease), jobs in alike.items():
             if self._due.get((spec, lease), 0) > time.monotonic():

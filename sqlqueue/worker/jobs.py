@@ -89,7 +89,7 @@ def current_job() -> Job:
 
 
 class Holdings:
-    """All that this worker holds, from claim to settlement: whose leases are to be extended."""
+    """All that this worker holds, from claim to settlement."""
 
     def __init__(self) -> None:
         self._jobs: dict[Claim, Job] = {}

@@ -39,7 +39,8 @@ class Lane:
         self._lookout = Lookout(handler, crew)
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
-        self._draining = False
+        self._draining = self._claiming = False
+        self._holds = handler.mode == "lease"
         self._jobs: set[Job] = set()
         self._mean: float | None = None
         self._promoted = time.monotonic()
@@ -51,16 +52,16 @@ class Lane:
             self._slots = ThreadSlots(performer, handler.concurrency, handler.function.__name__, self._done)
 
     def drain(self) -> None:
-        """Claim nothing more, and release what has not begun."""
+        """Claim nothing more, and release what has not begun; what cannot be released is still done."""
         self._draining = True
         self._lookout.close()
         self._room.set()
-        for job in self._slots.withdraw():
+        for job in self._slots.withdraw() if self._holds else ():
             self._release(job)
 
     @property
     def is_idle(self) -> bool:
-        return not self._jobs
+        return not self._jobs and not self._claiming
 
     def abandon(self, reason: str) -> None:
         """Stop what runs, as far as that can be done, and release it."""
@@ -70,6 +71,7 @@ class Lane:
                 self._release(job)
 
     def close(self) -> None:
+        self._lookout.close()
         self._slots.close()
 
     async def run(self) -> None:
@@ -88,9 +90,13 @@ class Lane:
         if self._draining:
             return
         self._lookout.expect()
-        tasks = await self._crew.database.run(partial(self._claim, limit=wanted))
-        for task in tasks:
-            self._start(task)
+        self._claiming = True
+        try:
+            tasks = await self._crew.database.run(partial(self._claim, limit=wanted))
+            for task in tasks:
+                self._start(task)
+        finally:
+            self._claiming = False
         if tasks:
             self._lookout.refresh()
         if self._draining:
@@ -117,42 +123,37 @@ class Lane:
             await self._room.wait()
 
     def _ahead(self) -> int:
-        if self._mean is None:
+        if self._mean is None or not self._holds:
             return 0
         return min(self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
 
     def _claim(self, session: Session, limit: int) -> Sequence[Any]:
-        handler = self.handler
+        handler, where = self.handler, self._crew.where(self.handler)
         if handler.mode == "at-most-once":
-            return operations.consume_many(
-                session, handler.entity, *handler.where, limit=limit, claimed_by=self._crew.name
-            )
+            return operations.consume_many(session, handler.entity, *where, limit=limit, claimed_by=self._crew.name)
         return operations.claim_many(
-            session, handler.entity, *handler.where, limit=limit, lease=handler.lease, claimed_by=self._crew.name
+            session, handler.entity, *where, limit=limit, lease=handler.lease, claimed_by=self._crew.name
         )
 
     def _start(self, task: Any) -> None:
         job = Job(self.handler, task)
         self._crew.reports.claimed(job)
-        if self.handler.mode == "lease":
-            self._crew.holdings.add(job)
+        self._crew.holdings.add(job)
         self._jobs.add(job)
-        if self._draining:
+        if self._draining and self._holds:
             self._release(job)
         else:
             self._slots.put(job)
 
     def _release(self, job: Job) -> None:
         self._jobs.discard(job)
-        if self.handler.mode == "lease":
-            self._crew.settle(job, RELEASED)
+        self._crew.settle(job, RELEASED if self._holds else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
         """A handler has ended; on whatever thread."""
         if job.seconds is not None:
             self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
         self._jobs.discard(job)
-        if self.handler.mode == "lease":
-            self._crew.settle(job, outcome)
+        self._crew.settle(job, outcome if self._holds else None)
         if not self._room.is_set():
             soon(self._loop, self._room.set)

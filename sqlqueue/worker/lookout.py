@@ -26,6 +26,7 @@ class Lookout:
         self._handler = handler
         self._crew = crew
         self._news = asyncio.Event()
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
@@ -35,12 +36,15 @@ class Lookout:
         soon(self._loop, self._news.set)
 
     def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed = True
         self._unsubscribe()
         self._news.set()
 
     def expect(self) -> None:
         """What is heard from here on is news: call it before each claim."""
-        self._news.clear()
+        if not self._closed:
+            self._news.clear()
 
     def refresh(self) -> None:
         """There was work, so look sooner again."""
@@ -57,7 +61,7 @@ class Lookout:
                 return
 
     def _look(self, session: Session) -> timedelta | None:
-        return next_due(session, self._handler.entity, *self._handler.where)
+        return next_due(session, self._handler.entity, *self._crew.where(self._handler))
 
     async def _heard(self, pause: timedelta) -> bool:
         try:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
@@ -132,7 +133,7 @@ class Performer:
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
             self.reports.lost(job)
             return None
-        if isinstance(error, DBAPIError) and self.adapter.is_outage(error):
+        if isinstance(error, PoolTimeoutError) or (isinstance(error, DBAPIError) and self.adapter.is_outage(error)):
             # no fault of the task's: not counted, but not at once either, in case it is after all
             return Outcome("snoozed", delay=self.handler.spec.options.retry(job.claim.attempt))
         return outcome_of(error)

@@ -11,11 +11,13 @@ from sqlalchemy.orm import Session
 from ..health import verify_schema
 from ..operations import default_claimer
 from ..spec import QueueSpec
+from ..statements import picks
 from ..wakeups import channel_of
 from .config import Handler, Settings
 from .crew import Crew
 from .database import Database
 from .exclusive import ExclusiveLane
+from .gate import Gate
 from .health import Health
 from .heartbeat import Heartbeat
 from .jobs import Holdings
@@ -39,28 +41,32 @@ class Run:
 
     def __init__(self, handlers: Sequence[Handler], database: Database, reports: Reports, settings: Settings) -> None:
         self._loop = asyncio.get_running_loop()
+        for handler in handlers:
+            picks(handler.spec, handler.where, ())  # criteria that make no sense are refused before anything begins
         self._specs: list[QueueSpec] = list(dict.fromkeys(handler.spec for handler in handlers))
         self._database = database
         self._grace = settings.grace
         self._holdings = Holdings()
         self._settler = Settler(database, self._holdings, reports)
+        self._gate = Gate(self._specs, database, settings.poll, reports)
         self._crew = Crew(
             name=settings.name or default_claimer(),
             poll=settings.poll,
             database=database,
+            gate=self._gate,
             holdings=self._holdings,
             settler=self._settler,
             reports=reports,
         )
         self._stopping, self._hurrying = asyncio.Event(), asyncio.Event()
         self._heartbeat = Heartbeat(handlers, database, self._holdings, reports)
-        engines = [(database.engine(spec), channel_of(spec)) for spec in self._specs]
+        engines = [*((database.engine(spec), channel_of(spec)) for spec in self._specs), *self._gate.channels]
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
         self._lanes = [(ExclusiveLane if h.mode == "lock" else Lane)(h, self._crew) for h in handlers]
 
     def health(self) -> Health:
         return self._crew.reports.pulse.health(
-            beats=self._heartbeat.is_alive(), running=len(self._holdings), counts=self._crew.reports.counts
+            beats=not self._heartbeat.has_died, running=len(self._holdings), counts=self._crew.reports.counts
         )
 
     def signalled(self) -> None:
@@ -75,15 +81,23 @@ class Run:
     async def serve(self) -> None:
         """Until :meth:`stop`.  :class:`.SchemaMismatchError` at once if the tables are not what the queues need."""
         logger.info("worker %s begins", self._crew.name)
-        if not await self._verify():
-            return
+        pulse = asyncio.create_task(self._crew.reports.pulse.beat())
+        try:
+            if await self._verify():
+                await self._work()
+        finally:
+            pulse.cancel()
+            self._end()
+            logger.info("worker %s has ended", self._crew.name)
+
+    async def _work(self) -> None:
         self._heartbeat.start()
         for notifier in self._notifiers:
             notifier.start()
         settling = asyncio.create_task(self._settler.run())
         chores = [
             asyncio.create_task(maintain(self._specs, self._crew)),
-            asyncio.create_task(self._crew.reports.pulse.beat()),
+            asyncio.create_task(self._gate.run()),
         ]
         lanes = [asyncio.create_task(lane.run()) for lane in self._lanes]
         try:
@@ -95,8 +109,6 @@ class Run:
             await _end(lanes)
             self._settler.close()
             await _end([settling])
-            self._end()
-            logger.info("worker %s has ended", self._crew.name)
 
     async def _verify(self) -> bool:
         """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
@@ -112,6 +124,7 @@ class Run:
     async def _look_at_schema(self) -> None:
         for spec in self._specs:
             await self._database.run(partial(_verify, spec=spec))
+        await self._gate.verify()
 
     async def _drain(self) -> None:
         """Give what runs its time; release the rest."""

@@ -11,13 +11,18 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
 from ..checks import duration
+from ..definition import LONGEST_NAME
 from ..exc import ArgumentError, HandlerNotFoundError
+from ..functions import RegisterTask, TaskFunction
+from ..functions.task import J
+from ..mixins import QueueMixin
 from ..spec import T, Where
 from .config import Handler, Mode, Settings, handler_of
 from .database import Sessions, database_of
 from .health import Health
 from .reports import make_reports
 from .run import Run
+from .tasks import Tasks
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -53,11 +58,15 @@ class Worker:
         grace: timedelta = timedelta(seconds=30),
         notify: bool = True,
     ) -> None:
+        self.sessions = sessions
         self._database = database_of(sessions)
+        if name is not None and not 0 < len(name) <= LONGEST_NAME:
+            raise ArgumentError(f"name={name!r}: give one of 1 to {LONGEST_NAME} characters")
         self._settings = Settings(
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
         self.handlers: list[Handler] = []
+        self._tasks: dict[type[QueueMixin], Tasks] = {}
         self.reports = make_reports()
         self._run: Run | None = None
         self._stop_first = False
@@ -107,7 +116,43 @@ class Worker:
 
         return register
 
-    def _check(self, handler: Handler) -> None:
+    def task(
+        self,
+        entity: type[J],
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        timeout: timedelta | None = None,
+        lease: timedelta | None = None,
+    ) -> RegisterTask[J]:
+        """Make a function, or a coroutine function, a task: its calls can be enqueued as rows of ``entity``.
+
+        What it becomes is called as before, and ``enqueue(session, *args, **kwargs)`` stores a call.  Its arguments
+        are JSON; those of other kinds (moments, UUIDs, enumerations, models of pydantic) need an annotation and the
+        extra ``pydantic``, and come back as what is annotated.  What it returns is dropped.
+
+        If its first parameter is a session, by its annotation or by the name ``session``, it gets the worker's, with
+        the guarantees of :meth:`handler`; all that is said there of exceptions holds too.  A name that this worker
+        does not know, and arguments that no longer fit, are failures of that one row and are retried, for another
+        worker may be newer.
+
+        ``name``: by which rows know the function, ``module.qualname`` if not given.  Give one to what may be moved.
+        ``concurrency`` (10), ``timeout``, ``lease``: as for :meth:`handler`; one value for all tasks of ``entity``,
+        which share one handler.  They are all functions or all coroutine functions.
+        """
+
+        def register(function: Callable[..., Any]) -> Any:
+            task: TaskFunction[..., ..., Any, J] = TaskFunction(function, entity, name)
+            self._check(task)
+            tasks = self._tasks.setdefault(entity, Tasks(entity))
+            before = tasks.handler
+            handler = tasks.add(task, concurrency=concurrency, timeout=timeout, lease=lease)
+            self.handlers = [*(each for each in self.handlers if each is not before), handler]
+            return task
+
+        return register
+
+    def _check(self, handler: Handler | TaskFunction[..., ..., Any, Any]) -> None:
         if handler.takes_session and handler.is_coroutine != self._database.is_async:
             kinds = ("coroutine", "an async_sessionmaker") if handler.is_coroutine else ("function", "a sessionmaker")
             raise ArgumentError(f"{handler.name}: a {kinds[0]} that takes a session needs a worker of {kinds[1]}")

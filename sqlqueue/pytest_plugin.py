@@ -1,0 +1,31 @@
+"""The fixture ``queue`` for the tests of applications."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .exc import ConfigurationError
+from .testing.fixture import AsyncQueue, Queue
+
+
+@pytest.fixture
+def queue_worker() -> Any:
+    """To be overridden: the application's :class:`.Worker`."""
+    raise ConfigurationError("define a fixture queue_worker that returns your sqlqueue.Worker")
+
+
+@pytest.fixture
+def queue_session() -> Any:
+    """To be overridden: the session of a test, sync or async."""
+    raise ConfigurationError("define a fixture queue_session that returns the session of a test")
+
+
+@pytest.fixture
+def queue(queue_worker: Any, queue_session: Any) -> Queue | AsyncQueue:
+    """The functions of :mod:`sqlqueue.testing` with the worker and the session of the test.
+
+    A :class:`.Queue`, or an :class:`.AsyncQueue` if the session is an asyncio one.
+    """
+    return (AsyncQueue if hasattr(queue_session, "run_sync") else Queue)(queue_worker, queue_session)

@@ -1,0 +1,78 @@
+"""The functions of this package with a worker and a session at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, overload
+
+from ..functions import TaskFunction
+from ..functions.task import J
+from ..mixins import QueueMixin
+from ..operations._connection import AnySession
+from ..spec import T, Where
+from ..worker import Worker
+from ..worker.outcomes import Kind
+from .assertions import assert_enqueued
+from .performing import Counts, drain, perform
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+_NOW = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What the fixture ``queue`` gives.  Each method is the function of the same name, where it is documented."""
+
+    worker: Worker
+    session: AnySession
+
+    def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
+        """See :func:`sqlqueue.testing.drain`."""
+        return drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
+
+    def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
+        """See :func:`sqlqueue.testing.perform`."""
+        return perform(self.worker, self.session, task, raise_errors=raise_errors)
+
+    @overload
+    def assert_enqueued(
+        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[T]: ...
+    @overload
+    def assert_enqueued(
+        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[J]: ...
+    def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        """See :func:`sqlqueue.testing.assert_enqueued`."""
+        return assert_enqueued(self.session, what, *where, count=count, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncQueue:
+    """:class:`Queue` with an asyncio session."""
+
+    worker: Worker
+    session: AsyncSession | async_scoped_session[Any]
+
+    async def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
+        """See :func:`sqlqueue.testing.drain`."""
+        return await drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
+
+    async def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
+        """See :func:`sqlqueue.testing.perform`."""
+        return await perform(self.worker, self.session, task, raise_errors=raise_errors)
+
+    @overload
+    async def assert_enqueued(
+        self, what: type[T], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[T]: ...
+    @overload
+    async def assert_enqueued(
+        self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
+    ) -> list[J]: ...
+    async def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
+        """See :func:`sqlqueue.testing.assert_enqueued`."""
+        return await assert_enqueued(self.session, what, *where, count=count, **values)

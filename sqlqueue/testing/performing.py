@@ -1,0 +1,263 @@
+"""Does tasks as a worker would, in the session of a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, overload
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from .. import operations
+from ..checks import count, duration
+from ..claims import claim_of, is_unsettled
+from ..clock import utcnow
+from ..exc import ArgumentError, ClaimLostError, HandlerNotFoundError
+from ..mixins import QueueMixin
+from ..operations._connection import AnySession, open_, session_of
+from ..spec import QueueSpec, spec_of
+from ..statements import only, state, write
+from ..states import Status
+from ..worker import Job, Worker
+from ..worker.config import Handler
+from ..worker.jobs import current
+from ..worker.outcomes import Kind, is_signal, outcome_of, write_outcomes
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+
+Counts: TypeAlias = Counter[Kind]
+"""How many tasks came to which end: ``counts["completed"]``."""
+_NAME = "sqlqueue.testing"
+
+
+class _Ended(NamedTuple):
+    kind: Kind
+    error: Exception | None
+
+
+@overload
+def perform(worker: Worker, session: AnySession, task: QueueMixin, *, raise_errors: bool = ...) -> Kind: ...
+@overload
+def perform(
+    worker: Worker, session: AsyncSession | async_scoped_session[Any], task: QueueMixin, *, raise_errors: bool = ...
+) -> Coroutine[Any, Any, Kind]: ...
+def perform(worker: Worker, session: Any, task: QueueMixin, *, raise_errors: bool = True) -> Any:
+    """Call the worker's handler for ``task`` in the session's transaction, within a savepoint, and settle the task.
+
+    ``task`` is a row of this session, claimed already or claimed now.  Returns how it ended: ``"completed"``, or what
+    became of it by an exception: ``"failed"``, ``"snoozed"``, ``"discarded"``, ``"cancelled"``.  Nothing is committed.
+
+    An exception rolls back to the savepoint, is recorded as the task's failure, and is raised; ``raise_errors=False``
+    leaves it at the record.  Those by which a handler steers (:class:`.Retry` and the like) are not raised.
+
+    Raises :class:`.HandlerNotFoundError` if the worker has no handler for it, :class:`.ArgumentError` if it cannot be
+    claimed now, and for a handler that takes a session of the other kind.  No handler's timeout is enforced.
+    """
+    if hasattr(session, "run_sync"):
+        return _perform_async(worker, session, task, raise_errors)
+    session = session_of(session)
+    return _said(_perform_one(session, session, worker, task), raise_errors)
+
+
+@overload
+def drain(
+    worker: Worker,
+    session: AnySession | sessionmaker[Any] | None = None,
+    /,
+    *models: type[QueueMixin],
+    raise_errors: bool = ...,
+    ahead: timedelta = ...,
+    limit: int = ...,
+) -> Counts: ...
+@overload
+def drain(
+    worker: Worker,
+    session: AsyncSession | async_scoped_session[Any] | async_sessionmaker[Any],
+    /,
+    *models: type[QueueMixin],
+    raise_errors: bool = ...,
+    ahead: timedelta = ...,
+    limit: int = ...,
+) -> Coroutine[Any, Any, Counts]: ...
+def drain(
+    worker: Worker,
+    session: Any = None,
+    /,
+    *models: type[QueueMixin],
+    raise_errors: bool = True,
+    ahead: timedelta = timedelta(0),
+    limit: int = 1_000,
+) -> Any:
+    """:func:`perform` all that the worker has handlers for and that may be done now, and what follows from it.
+
+    ``session``: a session, in whose transaction it happens; or a ``sessionmaker`` (the worker's own if none is given),
+    with a committed transaction for each task.  ``models``: of these alone.  One task after the other, those of one
+    handler in claim order, handlers in the order of their registration.  Returns how many came to which end.
+
+    ``ahead``: do as well what is scheduled or to be retried by then, as if so much time had passed.
+    ``limit``: more tasks than this are an :class:`AssertionError`: one seems to enqueue itself again and again.
+    """
+    wanted = [each for each in worker.handlers if not models or issubclass(each.entity, models)]
+    draining = _Draining(wanted, raise_errors, duration("ahead", ahead, zero=True), count("limit", limit))
+    where = worker.sessions if session is None else session
+    if not _is_async(where):
+        return _drain(where, draining)
+    if session is None:
+        raise ArgumentError("this worker's sessions are asyncio ones: await drain(worker, Session)")
+    return _drain_async(where, draining)
+
+
+def _is_async(where: Any) -> bool:
+    return hasattr(where, "run_sync") or type(where).__name__ == "async_sessionmaker"
+
+
+async def _perform_async(worker: Worker, session: Any, task: QueueMixin, raise_errors: bool) -> Kind:
+    return _said(await session.run_sync(_perform_one, session, worker, task), raise_errors)
+
+
+def _drain(where: Any, draining: _Draining) -> Counts:
+    goes_on = True
+    while goes_on:
+        transaction: AbstractContextManager[Any] = _transaction(where)
+        with transaction as session:
+            ended = draining.next(session_of(session), session)
+        goes_on = draining.note(ended)
+    return draining.counts
+
+
+async def _drain_async(where: Any, draining: _Draining) -> Counts:
+    goes_on = True
+    while goes_on:
+        transaction: AbstractAsyncContextManager[Any] = _transaction(where)
+        async with transaction as session:
+            ended = await session.run_sync(draining.next, session)
+        goes_on = draining.note(ended)
+    return draining.counts
+
+
+def _transaction(where: Any) -> Any:
+    return (
+        nullcontext(where)
+        if isinstance(where, (Session, scoped_session)) or hasattr(where, "run_sync")
+        else where.begin()
+    )
+
+
+@dataclass
+class _Draining:
+    handlers: list[Handler]
+    raise_errors: bool
+    ahead: timedelta
+    limit: int
+    counts: Counts = field(default_factory=Counter)
+    horizon: datetime | None = None
+
+    def next(self, session: Session, handed: Any) -> _Ended | None:
+        """Do one task, if there is one."""
+        if self.ahead:
+            for spec in {handler.spec for handler in self.handlers}:
+                self._advance(session, spec)
+        for handler in self.handlers:
+            task = operations.claim(session, handler.entity, *handler.where, claimed_by=_NAME)
+            if task is not None:
+                return _perform(session, handed, handler, task)
+        return None
+
+    def note(self, ended: _Ended | None) -> bool:
+        """Whether there may be more."""
+        if ended is None:
+            return False
+        self.counts[_said(ended, self.raise_errors)] += 1
+        if self.counts.total() > self.limit:
+            raise AssertionError(f"there is no end of it, so far {dict(self.counts)}: does a task enqueue itself anew?")
+        return True
+
+    def _advance(self, session: Session, spec: QueueSpec) -> None:
+        """Let what is due by the horizon be due now.  The horizon stays: what is snoozed meanwhile is beyond it."""
+        adapter = open_(session, spec)
+        if self.horizon is None:
+            now: datetime = adapter.execute(session, spec, select(utcnow())).scalar_one()
+            self.horizon = now + self.ahead
+        waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
+        due = only(spec, waits, spec["available_at"] > utcnow(), spec["available_at"] <= self.horizon)
+        adapter.count(session, spec, write(spec, due, [(spec["available_at"], utcnow())]))
+
+
+def _said(ended: _Ended, raise_errors: bool) -> Kind:
+    if raise_errors and ended.error is not None:
+        raise ended.error
+    return ended.kind
+
+
+def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Ended:
+    session.flush()
+    handler = _handler(session, worker.handlers, task)
+    if not is_unsettled(task):
+        _claim(session, task)
+    return _perform(session, handed, handler, task)
+
+
+def _handler(session: Session, handlers: Iterable[Handler], task: QueueMixin) -> Handler:
+    spec = spec_of(type(task))
+    adapter, key = open_(session, spec), spec.key(spec.identity_of(task))
+    for handler in handlers:
+        if isinstance(task, handler.entity) and (
+            not handler.where or adapter.exists(session, spec, only(spec, key, *handler.where))
+        ):
+            return handler
+    name = type(task).__name__
+    raise HandlerNotFoundError(f"this worker has no handler for {task!r}, a {name}: register one", name=name)
+
+
+def _claim(session: Session, task: QueueMixin) -> None:
+    spec = spec_of(type(task))
+    identity = spec.identity_of(task)
+    if operations.claim(session, type(task), spec.key(identity), claimed_by=_NAME) is not task:
+        status, since = (getattr(task, spec.attributes[role]) for role in ("status", "available_at"))
+        raise ArgumentError(f"{type(task).__name__} {identity} cannot be claimed now: it is {status}, of {since}")
+
+
+def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Ended:
+    """The handler in a savepoint, and its task settled: by the test's transaction, which goes on."""
+    held = claim_of(task)
+    if handler.mode == "at-most-once":
+        operations.complete(session, held)
+    savepoint = session.begin_nested()
+    try:
+        _call(session, handed, handler, task)
+        savepoint.commit()
+    except Exception as error:
+        if isinstance(error, ClaimLostError) or session.get_nested_transaction() is not savepoint:
+            raise  # the engine has ended the whole transaction, or this is about another task
+        savepoint.rollback()
+        if not is_unsettled(task):
+            return _Ended("completed", error)
+        outcome = outcome_of(error)
+        write_outcomes(session, [(held, outcome)])
+        return _Ended(outcome.kind, None if is_signal(error) else error)
+    if is_unsettled(task):
+        operations.complete(session, held)
+    return _Ended("completed", None)
+
+
+def _call(session: Session, handed: Any, handler: Handler, task: Any) -> None:
+    is_async = handed is not session
+    if handler.takes_session and handler.is_coroutine != is_async:
+        raise ArgumentError(f"{handler.name} takes a session of the other kind: {'not ' * is_async}an asyncio one")
+    token = current.set(Job(handler, task))
+    try:
+        result = handler.function(*([handed] if handler.takes_session else []), task)
+        if handler.is_coroutine and is_async:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(result)
+        elif handler.is_coroutine:
+            asyncio.run(cast("Coroutine[Any, Any, object]", result))
+    finally:
+        current.reset(token)

@@ -1,0 +1,193 @@
+"""Pausing a queue, or a topic of it, in all workers at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, create_engine, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
+
+import sqlqueue
+from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
+from tests.harness import Database
+from tests.models import Mail, Notice, QueuePause, Reminder, Task
+from tests.suite.scenes import clock, waited
+
+
+def keys(db: Database) -> set[str]:
+    with db.engine.connect() as connection:
+        return set(connection.scalars(select(QueuePause.queue)))
+
+
+# -- the functions -----------------------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume(db: Database) -> None:
+    with db.begin() as session:
+        assert session.paused(Task) == []
+        assert session.resume(Task) is False
+        assert session.pause(Task, reason="the mail server is down", paused_by="ada") is True
+    with db.begin() as session:
+        (pause,) = session.paused(Task)
+        assert session.paused(Mail) == []
+    assert (pause.topic, pause.paused_by, pause.reason) == (None, "ada", "the mail server is down")
+    assert abs(pause.paused_at - clock(db)) < timedelta(minutes=1)
+    with db.begin() as session:
+        assert session.resume(Task) is True
+        assert session.paused(Task) == []
+    assert keys(db) == set()
+
+
+def test_to_pause_again_changes_nothing(db: Database) -> None:
+    with db.begin() as session:
+        session.pause(Task, reason="first", paused_by="ada")
+        assert session.pause(Task, reason="within the same transaction") is False
+    with db.begin() as session:
+        assert session.pause(Task, reason="second", paused_by="grace") is False
+        (pause,) = session.paused(Task)
+    assert (pause.reason, pause.paused_by) == ("first", "ada")
+
+
+def test_topics_are_paused_by_themselves(db: Database) -> None:
+    with db.begin() as session:
+        assert [session.pause(Mail, topic) for topic in ("news", "bills", None)] == [True] * 3
+        assert [pause.topic for pause in session.paused(Mail)] == [None, "bills", "news"]
+    assert keys(db) == {"mail", "mail:bills", "mail:news"}
+    with db.begin() as session:
+        assert session.resume(Mail) is True
+        assert session.resume(Mail, "sales") is False
+        assert [pause.topic for pause in session.paused(Mail)] == ["bills", "news"]
+
+
+def test_classes_of_one_table_are_paused_together(db: Database) -> None:
+    with db.begin() as session:
+        session.pause(Reminder)
+        assert session.paused(Notice)
+
+
+def test_it_is_part_of_the_transaction(db: Database) -> None:
+    with db.session() as session:
+        session.pause(Task)
+        session.rollback()
+    assert keys(db) == set()
+
+
+def test_two_at_once(db: Database) -> None:
+    first, second = db.session(), db.session()
+    assert first.pause(Task, paused_by="first")
+    had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
+    second.commit()
+    assert had_to_wait
+    assert told == [False]
+    with db.begin() as session:
+        assert [pause.paused_by for pause in session.paused(Task)] == ["first"]
+
+
+def test_what_a_pause_is_told(db: Database) -> None:
+    nasty = "nul \0 and \ud800 and 𝄞" + "x" * 3_000
+    with db.begin() as session:
+        session.pause(Mail, "ünïcödé"[:1], reason=nasty)
+        (pause,) = session.paused(Mail)
+    assert pause.reason.startswith("nul \\x00 and \\ud800 and 𝄞")
+    assert pause.reason.endswith("…")
+    assert ":" in pause.paused_by  # host:pid
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda session: session.pause(Task, "news"), "has no topics"),
+        (lambda session: session.pause(Mail, ""), "name of a topic"),
+        (lambda session: session.pause(Mail, 7), "name of a topic"),
+        (lambda session: session.pause(Task, paused_by=""), "1 to 200 characters"),
+        (lambda session: session.pause(QueuePause), "no queue model"),
+    ],
+)
+def test_what_cannot_be_paused(sync_db: Database, call: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        call(sync_db.session())
+
+
+def test_functions_on_a_plain_session(db: Database) -> None:
+    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+        assert session.run(sqlqueue.pause, Task) is True
+        assert len(session.run(sqlqueue.paused, Task)) == 1
+        assert session.run(sqlqueue.resume, Task) is True
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_model() -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    engine = create_engine("sqlite://")
+    with Session(engine) as session:
+        for call in (sqlqueue.pause, sqlqueue.resume):
+            with pytest.raises(ConfigurationError, match=r"class QueuePause\(PauseMixin, Base\):") as refused:
+                call(session, Job)
+            assert refused.value.model is Job
+        assert sqlqueue.paused(session, Job) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("dataclasses", [False, True])
+def test_models_of_its_own(dataclasses: bool) -> None:
+    class Plain(DeclarativeBase):
+        pass
+
+    class Dataclasses(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    base: Any = Dataclasses if dataclasses else Plain
+
+    class Common(base):
+        __abstract__ = True
+
+    class Job(QueueMixin, Common):
+        __tablename__ = "job"
+        id: Mapped[int] = mapped_column(primary_key=True, **({"init": False} if dataclasses else {}))
+
+    class Stop(PauseMixin, Common):
+        __tablename__ = "stop"
+
+    engine = create_engine("sqlite://")
+    base.metadata.create_all(engine)
+    with Session(engine) as session:
+        sqlqueue.pause(session, Job, reason="why")
+        assert session.scalars(select(Stop)).one().reason == "why"
+    engine.dispose()
+
+    class Second(PauseMixin, Common):
+        __tablename__ = "second"
+
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="second, stop"):
+        sqlqueue.pause(session, Job)
+
+
+def test_a_model_of_sqlmodel() -> None:
+    sqlmodel = pytest.importorskip("sqlmodel")
+
+    class Base(sqlmodel.SQLModel):
+        metadata = MetaData()
+
+    class Job(QueueMixin, Base, table=True):
+        id: int | None = sqlmodel.Field(default=None, primary_key=True)
+
+    class Stop(PauseMixin, Base, table=True):
+        pass
+
+    engine = create_engine("sqlite://")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        assert sqlqueue.pause(session, Job)
+        assert sqlqueue.paused(session, Job)
+    engine.dispose()

@@ -1,0 +1,201 @@
+"""Workers that run in threads of the test, and handlers of the kind that a database's workers take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from datetime import timedelta
+from threading import Event, Lock, Thread
+from typing import Any
+
+from sqlalchemy import event, select
+
+from sqlqueue import Worker, current_job
+from tests.harness import Database
+from tests.models import Ledger, Task
+
+LONG = timedelta(seconds=60)
+"""As `poll`: nothing is found by looking now and then."""
+POLL = timedelta(seconds=0.3)
+_THREADS = ThreadPoolExecutor(50)
+PATIENCE = 10.0
+"""Seconds that no test waits for, unless it fails."""
+
+
+class Workers:
+    """The workers of one test, which end with it."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._running: list[Running] = []
+
+    def make(
+        self, *, poll: timedelta = timedelta(seconds=0.3), engine: Database | None = None, **options: Any
+    ) -> Worker:
+        """On an engine of its own: what an event loop opens belongs to it."""
+        engine = engine or self._db.variant(pool_size=20)
+        return Worker(engine.sessions(), poll=poll, **options)
+
+    def start(self, worker: Worker) -> Running:
+        running = Running(worker)
+        self._running.append(running)
+        return running
+
+    def end_test(self) -> None:
+        for running in self._running:
+            running.worker.stop(at_once=True)
+        for running in self._running:
+            running.wait()
+
+
+class Running:
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:
+            self.error = error
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self.worker.stop(at_once=at_once)
+        self.wait()
+
+    def wait(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the worker does not end"
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+
+class Meeting:
+    """Handlers arrive, and stay until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Any] = []
+        self.most = 0
+        """How many were here at once."""
+        self.lost: list[Any] = []
+        """Those who left since their tasks were no longer theirs."""
+        self._present = 0
+        self._lock = Lock()
+        self._go = Event()
+
+    def __call__(self, task: Any) -> None:
+        job = current_job()
+        with self._lock:
+            self._present += 1
+            self.most = max(self.most, self._present)
+            self.arrived.append(task.id)
+        while not self._go.is_set():
+            if job.wait(0.01):
+                self.lost.append(task.id)
+                break
+        with self._lock:
+            self._present -= 1
+
+    def wait_for(self, count: int = 1) -> None:
+        eventually(lambda: len(self.arrived) >= count)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
+    """What `holds` returns once it is true."""
+    deadline = time.monotonic() + within
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it has not come about"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def seen(db: Database, name: str) -> Iterator[list[Any]]:
+    """How often this event comes about on the engine of the sessions of `db`."""
+    found: list[Any] = []
+
+    def listener(*arguments: Any, **_: Any) -> None:
+        found.append(arguments)
+
+    event.listen(db.session_engine, name, listener)
+    try:
+        yield found
+    finally:
+        event.remove(db.session_engine, name, listener)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def write_ledger(session: Any, task: Any) -> None:
+    """Twice for one task is an error."""
+    session.add(Ledger(task_id=task.id, worker="worker"))
+
+
+async def _in_thread(during: Callable[[Any], None], task: Any) -> None:
+    """As `asyncio.to_thread`, which has few of them."""
+    await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, during, task)
+
+
+def with_session(
+    db: Database, write: Callable[[Any, Any], None] = write_ledger, *, during: Callable[[Any], None] = nothing
+) -> Any:
+    """A handler: `during` may block, `write` is given a sync session."""
+
+    def function(session: Any, task: Any) -> None:
+        during(task)
+        write(session, task)
+
+    async def coroutine(session: Any, task: Any) -> None:
+        await _in_thread(during, task)
+        await session.run_sync(write, task)
+
+    return coroutine if db.is_async else function
+
+
+def without_session(db: Database, during: Callable[[Any], None] = nothing) -> Any:
+    def function(task: Any) -> None:
+        during(task)
+
+    async def coroutine(task: Any) -> None:
+        await _in_thread(during, task)
+
+    return coroutine if db.is_async else function
+
+
+def raising(db: Database, error: BaseException, *, session: bool = True) -> Any:
+    """A handler that fails after it has written."""
+
+    def write(session: Any, task: Any) -> None:
+        write_ledger(session, task)
+        session.flush()
+        raise error
+
+    def during(task: Any) -> None:
+        raise error
+
+    return with_session(db, write) if session else without_session(db, during)
+
+
+def statuses(db: Database, model: Any = Task) -> dict[Any, str]:
+    with db.engine.connect() as connection:
+        return {row.id: row.status for row in connection.execute(select(model.id, model.status))}
+
+
+def all_are(db: Database, status: str, model: Any = Task) -> Callable[[], bool]:
+    return lambda: set(statuses(db, model).values()) == {status}

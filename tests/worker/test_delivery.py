@@ -1,0 +1,219 @@
+"""What a handler does and the completion of its task: one commit, a batch of commits, a lock, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from sqlqueue.dialects import adapter_for
+from tests.harness import Database
+from tests.models import Ledger, Notice, Reminder, Spool, Task
+from tests.suite.scenes import count, end_leases, row, rows
+from tests.worker.crew import (
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    nothing,
+    raising,
+    seen,
+    statuses,
+    with_session,
+    without_session,
+)
+
+
+def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(20, "ready", "scheduled", "retryable", "expired"))
+    worker = workers.make(name="me")
+    worker.handler(Task)(with_session(db))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 20
+    assert count(db, Task, Task.claimed_by == "me", Task.finished_at.is_not(None)) == 20
+    assert worker.reports.counts["completed"] == worker.reports.counts["claimed"] == 20
+
+
+def test_what_fails_has_written_nothing(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(2))
+    worker = workers.make()
+    worker.handler(Task)(raising(db, ValueError("no luck")))
+    workers.start(worker)
+    eventually(all_are(db, "retryable"))
+    assert count(db, Ledger) == 0
+    assert count(db, Task, Task.error == "ValueError: no luck") == 2
+
+
+def test_the_writes_of_a_zombie_are_rolled_back(
+    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.insert(Task, rows(1))
+    worker = workers.make(name="zombie")  # whose lease is of 5 minutes: no heartbeat tells it
+    worker.handler(Task)(with_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for()
+    end_leases(db)
+    with db.begin() as other:
+        (successor,) = other.claim_many(Task, limit=1, claimed_by="other")
+    meeting.let_go()
+    eventually(lambda: worker.reports.counts["lost"])
+    assert count(db, Ledger) == 0
+    assert (row(db, successor)["status"], row(db, successor)["claimed_by"]) == ("running", "other")
+    (line,) = [record for record in caplog.records if "is lost" in record.message]
+    assert (line.levelno, line.__dict__["queue"], line.__dict__["attempt"]) == (logging.WARNING, "Task", 1)
+
+
+def test_without_a_session_completions_are_written_together(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(200))
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=LONG)
+    worker.handler(Task, concurrency=200)(without_session(db))
+    with seen(engine, "commit") as commits:
+        workers.start(worker)
+        eventually(all_are(db, "completed"))
+    assert len(commits) < 60, "each task has a commit of its own"
+
+
+def test_one_that_is_lost_keeps_no_other_from_being_completed(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(3))
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db, meeting))
+    workers.start(worker)
+    meeting.wait_for(3)
+    lost = meeting.arrived[0]
+    with db.begin() as other:
+        assert other.cancel(Task, Task.id == lost) == 1
+    meeting.let_go()
+    eventually(lambda: sorted(statuses(db).values()) == ["cancelled", "completed", "completed"])
+    assert statuses(db)[lost] == "cancelled"
+
+
+def test_a_victim_of_others_is_run_again_from_what_the_row_says(db: Database, workers: Workers) -> None:
+    """The second try must not see what the first one made of the instance."""
+    db.insert(Task, rows(1, number=1))
+    tries: list[int] = []
+
+    def write(session: Any, task: Any) -> None:
+        tries.append(task.number)
+        task.number += 1
+        session.flush()
+        if len(tries) < 3:
+            raise OperationalError("…", {}, deadlock(session.connection()))
+
+    worker = workers.make()
+    worker.handler(Task)(with_session(db, write))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert tries == [1, 1, 1]
+    assert count(db, Task, Task.number == 2, Task.attempt == 1) == 1
+    assert worker.reports.counts["retries"] == 2
+
+
+def deadlock(connection: Any) -> Any:
+    """The driver's error, as far as this engine's adapter looks at it."""
+    code = next(iter(adapter_for(connection.dialect).transient), 5)
+    error = connection.dialect.loaded_dbapi.OperationalError(code, "…")
+    for attribute in ("sqlstate", "sqlite_errorcode"):
+        with contextlib.suppress(AttributeError):
+            setattr(error, attribute, code)
+    return error
+
+
+def test_rows_that_are_deleted_when_they_are_done(db: Database, workers: Workers) -> None:
+    db.insert(Spool, rows(10))
+    worker = workers.make()
+    worker.handler(Spool, Spool.id % 2 == 0)(with_session(db, nothing))
+    worker.handler(Spool, Spool.id % 2 == 1)(without_session(db))
+    workers.start(worker)
+    eventually(lambda: count(db, Spool) == 0)
+
+
+def test_the_classes_of_one_table(db: Database, workers: Workers) -> None:
+    with db.begin() as session:
+        session.add_all([Notice(), Reminder(about="tea"), Notice(), Reminder(about="milk")])
+    seen: list[str] = []
+    worker = workers.make()
+    worker.handler(Notice)(with_session(db, lambda session, task: seen.append(getattr(task, "about", "notice"))))
+    workers.start(worker)
+    eventually(all_are(db, "completed", Notice))
+    assert sorted(seen) == ["milk", "notice", "notice", "tea"]
+
+
+# -- mode="lock" -----------------------------------------------------------------------------------------------------
+
+
+def test_by_its_lock_a_task_is_done_in_one_transaction(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(5, "ready", "scheduled", "retryable"))
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine, name="me")
+    worker.handler(Task, concurrency=2, mode="lock")(with_session(db))
+    with seen(engine, "commit") as commits:
+        workers.start(worker)
+        eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 5
+    assert count(db, Task, Task.attempt == 0) == 0
+    assert len(commits) >= 5
+    assert count(db, Task, Task.claimed_by == "me") == 5
+
+
+@pytest.mark.requires("locks_rows")
+def test_while_it_is_locked_nothing_is_written(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(1))
+    worker = workers.make()
+    worker.handler(Task, mode="lock")(with_session(db, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for()
+    assert statuses(db) == {meeting.arrived[0]: "available"}
+    with db.begin() as other:
+        assert other.claim(Task) is None
+    meeting.let_go()
+    eventually(all_are(db, "completed"))
+    running.stop()
+
+
+def test_by_its_lock_a_failure_is_recorded_without_what_was_written(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(1, max_attempts=1))
+    worker = workers.make()
+    worker.handler(Task, mode="lock")(raising(db, ValueError("no luck")))
+    workers.start(worker)
+    eventually(all_are(db, "discarded"))
+    assert count(db, Task, Task.error == "ValueError: no luck", Task.attempt == 1) == 1
+    assert count(db, Ledger) == 0
+
+
+# -- mode="at-most-once" ---------------------------------------------------------------------------------------------
+
+
+def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(2))
+    seen: list[str] = []
+
+    def during(task: Any) -> None:
+        seen.append(statuses(db)[task.id])
+        raise ValueError("no luck")
+
+    worker = workers.make()
+    worker.handler(Task, mode="at-most-once")(without_session(db, during))
+    workers.start(worker)
+    eventually(lambda: worker.reports.counts["failed"] == 2)
+    assert seen == ["completed", "completed"]
+    assert set(statuses(db).values()) == {"completed"}
+
+
+def test_at_most_once_what_was_taken_is_done_before_the_worker_ends(
+    db: Database, workers: Workers, meeting: Meeting
+) -> None:
+    db.insert(Task, rows(20))
+    worker = workers.make()
+    worker.handler(Task, concurrency=2, mode="at-most-once")(without_session(db, meeting))
+    running = workers.start(worker)
+    meeting.wait_for(2)
+    worker.stop()
+    meeting.let_go()
+    running.wait()
+    assert count(db, Task, Task.status == "completed") == len(meeting.arrived)

@@ -1,0 +1,196 @@
+"""A worker and queues that are paused: nothing of theirs is claimed, whatever else goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, delete, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
+from tests.harness import Database
+from tests.models import Document, Mail, QueuePause, Spool, Task
+from tests.processes import Gate, Processes
+from tests.suite.scenes import clock, rows
+from tests.worker.crew import (
+    LONG,
+    Meeting,
+    Running,
+    Workers,
+    all_are,
+    eventually,
+    seen,
+    statuses,
+    with_session,
+    without_session,
+)
+
+OFTEN = timedelta(seconds=0.2)
+
+
+def write_pause(db: Database, key: str) -> None:
+    """As somebody far away does: nobody here is told."""
+    with db.engine.begin() as connection:
+        connection.execute(insert(QueuePause).values(queue=key, paused_at=clock(db), paused_by="far away"))
+
+
+def delete_pause(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(delete(QueuePause))
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, mode: Any) -> None:
+    write_pause(db, "task")
+    db.insert(Task, rows(4, "ready", "scheduled", "retryable", "expired"))
+    before, engine = statuses(db), db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=OFTEN)
+    worker.handler(Task, mode=mode)((with_session if mode == "lock" else without_session)(db))
+    with seen(engine, "cursor") as looks:
+        workers.start(worker)
+        eventually(lambda: len(looks) > 12)
+    assert statuses(db) == before
+    delete_pause(db)
+    eventually(all_are(db, "completed"))
+
+
+def test_what_runs_goes_on_and_nothing_more_is_begun(
+    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    db.insert(Task, rows(3))
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=LONG)
+    worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for()
+    with db.begin() as session:
+        session.pause(Task)
+    eventually(lambda: "paused are now: task" in caplog.text)  # at once: it was told
+    with seen(engine, "before_cursor_execute") as statements:
+        meeting.let_go()
+        eventually(lambda: any("available_at" in each[2] and "SELECT" in each[2] for each in statements))
+    assert sorted(statuses(db).values()) == ["available", "available", "completed"]
+    with db.begin() as session:
+        session.resume(Task)
+    eventually(all_are(db, "completed"))
+
+
+def test_only_topics(db: Database, workers: Workers) -> None:
+    write_pause(db, "mail:news")
+    db.insert(Mail, [{"id": number, "topic": topic} for number, topic in enumerate(("news", "bills", "news"))])
+    worker = workers.make(poll=OFTEN)
+    worker.handler(Mail)(without_session(db))
+    workers.start(worker)
+    eventually(lambda: statuses(db, Mail)[1] == "completed")
+    db.insert(Mail, [{"id": 3, "topic": "bills"}])
+    eventually(lambda: statuses(db, Mail)[3] == "completed")
+    assert statuses(db, Mail) == {0: "available", 1: "completed", 2: "available", 3: "completed"}
+    delete_pause(db)
+    eventually(all_are(db, "completed", Mail))
+
+
+def test_one_statement_now_and_then_for_all_queues(sync_db: Database, workers: Workers) -> None:
+    engine = sync_db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=OFTEN)
+    for model in (Task, Mail, Document, Spool):
+        worker.handler(model)(nothing_of(model))
+    with seen(engine, "before_cursor_execute") as statements:
+        workers.start(worker)
+        began = time.monotonic()
+        looks = eventually(lambda: (found := asked(statements)) if len(asked(statements)) > 5 else None)
+        elapsed = time.monotonic() - began
+    assert len(looks) <= 3 + elapsed / (0.75 * OFTEN.total_seconds())
+
+
+def nothing_of(_: Any) -> Any:
+    return lambda task: None
+
+
+def asked(statements: list[Any]) -> list[str]:
+    return [each[2] for each in tuple(statements) if "FROM queue_pause" in each[2]]
+
+
+@pytest.mark.requires("notifies")
+def test_another_process_tells(
+    db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db))
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    processes.spawn(pause_elsewhere, db.url).result()
+    eventually(lambda: "paused are now: task" in caplog.text)
+
+
+def pause_elsewhere(_: Gate, url: URL) -> None:
+    engine = create_engine(url)
+    with Session(engine) as session, session.begin():
+        pause(session, Task)
+    engine.dispose()
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Chore(QueueMixin, Base):
+    __tablename__ = "chore"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Stop(PauseMixin, Base):
+    __tablename__ = "stop"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'chores.db'}")
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def chores(engine: Engine) -> Worker:
+    worker = Worker(sessionmaker(engine), poll=OFTEN)
+    worker.handler(Chore)(lambda chore: None)
+    return worker
+
+
+def test_a_table_that_is_missing(file: Engine) -> None:
+    Stop.__table__.drop(file)  # type: ignore[attr-defined]
+    with pytest.raises(SchemaMismatchError, match="no table stop.*migrate") as refused:
+        chores(file).run()
+    assert refused.value.differences == ("missing table stop",)
+
+
+def test_a_table_that_cannot_be_read_for_a_while(file: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with Session(file) as session, session.begin():
+        pause(session, Chore)
+        session.add(Chore(id=1))
+    running = Running(chores(file))
+    with file.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE stop RENAME TO elsewhere")
+    eventually(lambda: "cannot see what is paused" in caplog.text)
+    with Session(file) as session:
+        assert session.get_one(Chore, 1).status == "available"
+    with file.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO stop")
+        connection.execute(delete(Stop))
+    eventually(lambda: status_of(file, 1) == "completed")
+    running.stop()
+
+
+def status_of(engine: Engine, key: int) -> str:
+    with Session(engine) as session:
+        return session.get_one(Chore, key).status

@@ -1,0 +1,271 @@
+"""How a handler's end decides on its task: by returning, by a signal, by an exception, or too late."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping
+
+from sqlqueue import Cancel, Discard, Retry, Snooze, current_job
+from tests.harness import Database
+from tests.models import Ledger, Mail, Task
+from tests.suite.scenes import count, row, rows
+from tests.worker.crew import (
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    raising,
+    statuses,
+    with_session,
+    without_session,
+)
+
+HOUR = timedelta(hours=1)
+
+
+def ends(db: Database, workers: Workers, error: Exception, status: str, *, session: bool, **columns: Any) -> RowMapping:
+    """The one row once a handler has raised `error`."""
+    db.insert(Task, rows(1, **columns))
+    worker = workers.make()
+    worker.handler(Task)(raising(db, error, session=session))
+    workers.start(worker)
+    eventually(all_are(db, status))
+    assert count(db, Ledger) == 0
+    with db.begin() as actor:
+        return row(db, actor.get(Task, next(iter(statuses(db)))))
+
+
+def delay(found: RowMapping) -> timedelta:
+    return round_(found["available_at"] - found["claimed_at"])
+
+
+def round_(some: timedelta) -> timedelta:
+    return timedelta(seconds=round(some.total_seconds(), -1))
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_an_exception_is_recorded_and_tried_again_after_the_backoff(
+    sync_db: Database, workers: Workers, session: bool
+) -> None:
+    found = ends(sync_db, workers, ValueError("no luck"), "retryable", session=session, attempt=1)
+    assert (found["error"], found["attempt"], delay(found)) == ("ValueError: no luck", 2, timedelta(seconds=30))
+
+
+def test_after_the_last_attempt_it_is_discarded(db: Database, workers: Workers) -> None:
+    found = ends(db, workers, ValueError("no luck"), "discarded", session=True, attempt=2)
+    assert (found["error"], found["attempt"]) == ("ValueError: no luck", 3)
+    assert found["finished_at"] is not None
+
+
+def test_retry(sync_db: Database, workers: Workers) -> None:
+    found = ends(sync_db, workers, Retry(HOUR, "later"), "retryable", session=True)
+    assert (found["error"], found["max_attempts"], delay(found)) == ("later", 3, HOUR)
+
+
+def test_snooze(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [])
+    found = ends(sync_db, workers, Snooze(HOUR), "scheduled", session=True, attempt=2)
+    assert (found["error"], found["attempt"], found["max_attempts"]) == (None, 3, 4)
+
+
+def test_discard(sync_db: Database, workers: Workers) -> None:
+    assert ends(sync_db, workers, Discard("no use"), "discarded", session=True)["error"] == "no use"
+
+
+def test_cancel(sync_db: Database, workers: Workers) -> None:
+    assert ends(sync_db, workers, Cancel(), "cancelled", session=True)["error"] is None
+
+
+def test_signals_are_no_errors(sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    ends(sync_db, workers, Retry(HOUR), "retryable", session=False)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(1))
+    begun: list[float] = []
+
+    def during(task: Any) -> None:
+        begun.append(time.monotonic())
+        if len(begun) == 1:
+            raise Retry(timedelta(seconds=0.3))
+
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db, during))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert 0.3 <= begun[1] - begun[0] < 0.6
+
+
+def test_what_becomes_of_the_others(db: Database, workers: Workers) -> None:
+    """Outcomes of every kind, written together."""
+    kinds = [None, ValueError("no luck"), Retry(HOUR), Snooze(HOUR), Discard("no use"), Cancel()]
+    db.insert(Task, [each for number in range(6) for each in rows(5, number=number)])
+
+    def during(task: Any) -> None:
+        if error := kinds[task.number]:
+            raise error
+
+    worker = workers.make()
+    worker.handler(Task)(without_session(db, during))
+    workers.start(worker)
+    eventually(lambda: not {"available", "running"} & set(statuses(db).values()))
+    ended = Counter(statuses(db).values())
+    assert ended == {"completed": 5, "retryable": 10, "scheduled": 5, "discarded": 5, "cancelled": 5}
+
+
+# -- too late ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_coroutine_that_takes_too_long_is_stopped_and_has_failed(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, rows(1))
+    stopped = threading.Event()
+    worker = workers.make()
+
+    @worker.handler(Task, timeout=timedelta(seconds=0.1))
+    async def wait(task: Task) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    workers.start(worker)
+    eventually(all_are(sync_db, "retryable"))
+    assert stopped.is_set()
+    assert count(sync_db, Task, Task.error == "TimeoutError: its handler ran for longer than 0:00:00.100000") == 1
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+def test_a_thread_that_takes_too_long_is_reported(
+    sync_db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture, mode: Any
+) -> None:
+    sync_db.insert(Task, rows(1))
+    worker = workers.make()
+    handler = with_session(sync_db, during=meeting) if mode == "lock" else without_session(sync_db, meeting)
+    worker.handler(Task, timeout=timedelta(seconds=0.1), mode=mode)(handler)
+    workers.start(worker)
+    eventually(lambda: worker.reports.counts["overdue"] == 1)
+    assert "runs for longer than 0:00:00.100000" in caplog.text
+    meeting.let_go()
+    eventually(all_are(sync_db, "completed"))
+
+
+def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
+    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.insert(Task, rows(2))
+    worker = workers.make(poll=LONG)
+    worker.handler(Task, lease=timedelta(seconds=0.6))(with_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for(2)
+    unwanted, wanted = meeting.arrived
+    with db.begin() as actor:
+        assert actor.cancel(Task, Task.id == unwanted) == 1
+    cancelled = time.monotonic()
+    eventually(lambda: meeting.lost == [unwanted])
+    assert time.monotonic() - cancelled < 0.2 + 0.3  # a heartbeat comes three times in a lease
+    eventually(lambda: worker.reports.counts["lost"] == 1)
+    meeting.let_go()
+    eventually(lambda: statuses(db) == {unwanted: "cancelled", wanted: "completed"})
+    assert count(db, Ledger) == 1
+    assert "it was cancelled" in caplog.text
+
+
+def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(40))
+
+    def during(task: Any) -> None:
+        if task.id != first + 20:
+            return
+        meeting(task)
+
+    first = min(statuses(db))
+    begun: list[int] = []
+    worker = workers.make(poll=LONG)
+
+    def noting(task: Any) -> None:
+        begun.append(task.id)
+        during(task)
+
+    worker.handler(Task, concurrency=1, lease=timedelta(seconds=0.6))(without_session(db, noting))
+    workers.start(worker)
+    meeting.wait_for()
+    with db.begin() as actor:
+        assert actor.cancel(Task, Task.id > first + 20, Task.status == "running") > 0, "nothing was claimed ahead"
+    unwanted = {key for key, status in statuses(db).items() if status == "cancelled"}
+    eventually(lambda: len(worker._run._holdings) == 1)  # type: ignore[union-attr]
+    meeting.let_go()
+    eventually(lambda: not {"available", "running"} & set(statuses(db).values()))
+    assert not unwanted & set(begun)
+
+
+def test_current_job(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(1))
+    jobs: list[Any] = []
+    worker = workers.make()
+    worker.handler(Task)(with_session(db, lambda session, task: jobs.append((current_job(), task))))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    ((job, task),) = jobs
+    assert (job.claim.identity, job.claim.attempt, job.is_lost) == ((task.id,), 1, False)
+    with pytest.raises(LookupError):
+        current_job()
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+
+def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: Workers) -> None:
+    db.insert(Mail, rows(6, topic="slow"))
+    db.insert(Mail, rows(6, topic="fast"))
+    db.insert(Mail, rows(2, topic="nobody's"))
+    db.insert(Task, rows(6))
+    places = {name: Meeting() for name in ("slow", "fast", "task")}
+    worker = workers.make()
+    worker.handler(Mail, Mail.topic == "slow", concurrency=2)(with_session(db, lambda *_: None, during=places["slow"]))
+    worker.handler(Mail, Mail.topic == "fast", concurrency=3)(without_session(db, places["fast"]))
+    worker.handler(Task, concurrency=4, batch=2)(without_session(db, places["task"]))
+    workers.start(worker)
+    for name, most in (("slow", 2), ("fast", 3), ("task", 4)):
+        places[name].wait_for(most)
+    for place in places.values():
+        place.let_go()
+    eventually(lambda: worker.reports.counts["completed"] == 18)
+    assert [places[name].most for name in ("slow", "fast", "task")] == [2, 3, 4]
+    assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
+
+
+def test_a_batch_is_no_larger_than_was_said(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+    sync_db.insert(Task, rows(8))
+    engine = sync_db.variant(pool_size=20)
+    worker = workers.make(engine=engine)
+    worker.handler(Task, concurrency=8, batch=2)(without_session(sync_db, meeting))
+    workers.start(worker)
+    meeting.wait_for(8)
+    with sync_db.begin() as actor:
+        moments = Counter(task.claimed_at for task in actor.query(Task))
+    assert set(moments.values()) <= {1, 2}
+
+
+def test_a_coroutine_without_a_session_runs_in_a_sync_worker_too(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, rows(3))
+    worker = workers.make()
+    threads: set[str] = set()
+
+    @worker.handler(Task)
+    async def wait(task: Task) -> None:
+        await asyncio.sleep(0.01)
+        threads.add(threading.current_thread().name)
+
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+    assert len(threads) == 1, "coroutines run on the loop"
