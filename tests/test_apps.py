@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from sqlalchemy import select
@@ -56,7 +56,7 @@ def served(db: Database) -> Iterator[str]:
 
 @pytest.mark.usefixtures("tables")
 def test_a_customer_is_greeted_after_the_answer_and_only_if_stored(db: Database) -> None:
-    with served(db) as url, httpx.Client(base_url=url) as client:
+    with served(db) as url, httpx2.Client(base_url=url) as client:
         answers = [client.post("/customers", params={"name": name}) for name in ("Ada", "Grace", "nobody")]
         assert [answer.status_code for answer in answers] == [201, 201, 422]
         keys = [answer.json()["id"] for answer in answers[:2]]

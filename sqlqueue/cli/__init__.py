@@ -22,6 +22,7 @@ def application() -> typer.Typer:
     """The commands.  What they are made with is imported here, and not by who imports this module."""
     import typer  # noqa: PLC0415
 
+    from ..bench.command import bench  # noqa: PLC0415
     from ..demo.command import demo  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
     from .work import work  # noqa: PLC0415
@@ -50,4 +51,5 @@ def application() -> typer.Typer:
     commands.command()(demo)
     commands.command()(check)
     commands.command()(work)
+    commands.command()(bench)
     return commands

@@ -17,6 +17,7 @@ from .patience import pauses
 
 FIRST_LOOK = 0.1
 """Seconds after which a worker that has run out of work looks again; later looks are further apart."""
+NOW = timedelta(0)
 
 
 class Lookout:
@@ -29,6 +30,8 @@ class Lookout:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
+        self._in_vain = False
+        """Whether a claim was tried since there seemed to be work, and has found none: others have it locked."""
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
 
     def wake(self) -> None:
@@ -49,15 +52,17 @@ class Lookout:
     def refresh(self) -> None:
         """There was work, so look sooner again."""
         self._looks = self._pauses()
+        self._in_vain = False
 
     async def wait(self) -> None:
         """Until a claim is worth trying."""
         while not self._news.is_set():
             due = await self._crew.database.run(self._look)
-            pause = next(self._looks)
-            if await self._heard(pause if due is None or not due else min(due, pause)):
+            if due == NOW and not self._in_vain:
+                self._in_vain = True
                 return
-            if due is not None and due <= pause:
+            pause = next(self._looks)
+            if await self._heard(min(due or pause, pause)) or (due is not None and due <= pause):
                 return
 
     def _look(self, session: Session) -> timedelta | None:
