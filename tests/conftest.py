@@ -27,9 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Servers start before the first test: its timeout is not theirs."""
-    if not session.config.option.collectonly:
+    """Servers start before the first test: its timeout is not theirs.  Side by side, each process starts what it is
+    given tests for."""
+    if not session.config.option.collectonly and session.config.getoption("dist", "no") == "no":
         session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of one engine stay together: with ``--dist loadgroup``, in one process and on one server."""
+    for item in items:
+        for case in _cases(item):
+            item.add_marker(pytest.mark.xdist_group(case.name))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

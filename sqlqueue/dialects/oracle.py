@@ -38,7 +38,7 @@ from sqlalchemy.sql.elements import ClauseElement
 from ..clock import utc
 from ..findings import Finding
 from ..jsontext import json_text
-from ..spec import QueueSpec
+from ..spec import Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
@@ -136,6 +136,17 @@ class Oracle(Adapter):
         if delete:
             self.delete(session, pick.spec, [pick.spec.identity_of(task) for task in tasks])
         return tasks
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        if pick.index is None:
+            return super().lock(session, pick)
+        # no limit goes with FOR UPDATE, so candidates are found first, and those locked that are still what is wanted
+        wanted = pick.select(*pick.spec.primary_key).limit(pick.limit)
+        found = [tuple(row) for row in self.execute(session, pick.spec, wanted)]
+        here = [
+            replace(pick, where=(*pick.where, self.key_in(pick.spec, some)), index=None) for some in self.batches(found)
+        ]
+        return [key for each in here for key in Adapter.lock(self, session, each)]
 
     def _load_rows(
         self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]

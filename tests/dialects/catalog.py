@@ -16,6 +16,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.upkeep import extend, next_due, promote
 from tests.dialects.recorder import KEY
 from tests.models import Base, CreditNote, DataBase, Document, Mail, Order, Parcel, Seat, Spool, Task, Ticket
 
@@ -34,6 +35,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _settling()
     yield from _enqueueing()
     yield from _sets()
+    yield from _upkeep()
 
 
 def _claiming() -> Iterator[tuple[str, Call]]:
@@ -85,8 +87,17 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.rescue", lambda s: s.rescue(Task)
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)
+    yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
     yield "Task.stats", lambda s: s.stats(Task)
     yield "Task.errors", lambda s: s.errors(Task)
+
+
+def _upkeep() -> Iterator[tuple[str, Call]]:
+    for model in (Task, Ticket, Seat, CreditNote):
+        yield f"{model.__name__}.next_due", lambda s, m=model: next_due(s, m)
+        yield f"{model.__name__}.promote", lambda s, m=model: promote(s, m, limit=100)
+        yield f"{model.__name__}.extend", lambda s, m=model: extend(s, _claims(m, 3), MINUTE)
+    yield "Mail.next_due(topic)", lambda s: next_due(s, Mail, Mail.topic == "t")
 
 
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
