@@ -67,6 +67,8 @@ class EngineCase:
 
     locks_rows: bool = True
     """Claimers lock single rows; without it, one writer locks the database."""
+    statements_row: str = ""
+    """The row of the README's table of guarantees that counts its statements."""
     children_never_wait: bool = False
     """The foreign key of a new row takes no lock that a claim of its parent minds, nor the other way round."""
     notifies: bool = False
@@ -122,8 +124,16 @@ class EngineCase:
     """Keeps a session's planner from reading in the order of an index."""
     connections_sql: str | None = None
     """Names the connections of this account but the one that asks."""
+    connection_id: str | None = None
+    """The function that says what this connection is called there."""
     kill_sql: str | None = None
     """Ends a `{connection}`."""
+    impatient_sql: str | None = None
+    """Lets a session wait for locks only shortly."""
+    idle_sql: str | None = None
+    """Lets the server end a session that does nothing in a transaction for long, and say so."""
+    strict_snapshots: bool = False
+    """In REPEATABLE READ, what has changed since it was first looked at cannot be written."""
     definition_sql: str | None = None
     """Says in the engine's own words how the indexes of a `{table}` are defined, and more if it likes."""
 
@@ -191,6 +201,7 @@ _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET 
 ENGINES = (
     EngineCase(
         name="sqlite",
+        statements_row="on MySQL, MariaDB, SQLite",
         partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
@@ -205,6 +216,7 @@ ENGINES = (
     ),
     EngineCase(
         name="postgresql",
+        statements_row="statements on PostgreSQL",
         partial_indexes=True,
         concurrent_indexes=True,
         storage_parameters=True,
@@ -230,7 +242,11 @@ ENGINES = (
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
         connections_sql="SELECT pid FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()",
+        connection_id="pg_backend_pid",
         kill_sql="SELECT pg_terminate_backend({connection})",
+        impatient_sql="SET lock_timeout = '100ms'",
+        idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
+        strict_snapshots=True,
         account_sql="CREATE USER {name} PASSWORD '{password}'",
         sequences=True,
         read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
@@ -242,6 +258,7 @@ ENGINES = (
     ),
     EngineCase(
         name="mysql",
+        statements_row="on MySQL, MariaDB, SQLite",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
@@ -252,7 +269,9 @@ ENGINES = (
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
+        connection_id="connection_id",
         kill_sql="KILL {connection}",
+        impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
@@ -263,6 +282,7 @@ ENGINES = (
     ),
     EngineCase(
         name="mariadb",
+        statements_row="on MySQL, MariaDB, SQLite",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd"),
@@ -272,7 +292,10 @@ ENGINES = (
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
+        connection_id="connection_id",
         kill_sql="KILL {connection}",
+        impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
+        strict_snapshots=True,
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",

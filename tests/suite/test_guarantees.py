@@ -1,0 +1,237 @@
+"""The table of guarantees in README.md, row by row and column by column, on every engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue import ClaimLostError, UnsettledClaimError
+from tests.harness import Actor, Database
+from tests.models import Ledger, Task
+from tests.suite.scenes import count, end_leases
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+class Way:
+    """A column of the table: how a task is claimed, worked on and settled."""
+
+    heading: str
+    commits_claim = False
+    settles = True
+
+    def claim(self, session: Actor) -> Any:
+        return session.claim(Task)
+
+    def begin(self, session: Actor) -> Any:
+        """Until the work begins."""
+        task = self.claim(session)
+        if self.commits_claim:
+            session.commit()
+        return task
+
+    def work(self, session: Actor, task: Any) -> None:
+        session.add(Ledger(task_id=task.id, worker="me"))
+        session.flush()
+
+    def end(self, session: Actor, task: Any) -> None:
+        if self.settles:
+            session.complete(task)
+        session.commit()
+
+
+class OpenTransaction(Way):
+    heading = "one open transaction"
+
+
+class Lease(Way):
+    heading = "a lease"
+    commits_claim = True
+
+
+class Lock(Way):
+    heading = "`lease=None`"
+
+    def claim(self, session: Actor) -> Any:
+        return session.claim(Task, lease=None)
+
+
+class Consume(Way):
+    heading = "`consume`"
+    commits_claim = True
+    settles = False
+
+    def claim(self, session: Actor) -> Any:
+        return session.consume(Task)
+
+
+WAYS = [OpenTransaction(), Lease(), Lock(), Consume()]
+every_way = pytest.mark.parametrize("way", WAYS, ids=[way.heading.strip("`") for way in WAYS])
+
+
+def cell(row: str, way: Way) -> str:
+    """What the table says."""
+    table = re.search(r"^\| \| one open transaction .*?\n\n", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert table is not None
+    lines = [[part.strip() for part in line.strip("|").split("|")] for line in table[0].strip().splitlines()]
+    (found,) = (line for line in lines if line[0] == row)
+    return found[lines[0].index(way.heading)]
+
+
+def crash(session: Actor) -> None:
+    """As if the process were gone: nothing is said to the server any more."""
+    session.run(lambda inner: inner.invalidate())
+
+
+def lose_connection(session: Actor) -> None:
+    """The session does not know of it."""
+    session.run(lambda inner: inner.connection().connection.driver_connection.close())
+
+
+@pytest.fixture
+def one_task(sync_db: Database) -> Database:
+    sync_db.insert(Task, [{"id": 1}])
+    return sync_db
+
+
+@every_way
+@pytest.mark.requires("locks_rows")
+def test_others_are_kept_away(one_task: Database, way: Way) -> None:
+    with one_task.session() as session, one_task.session() as other:
+        assert way.begin(session) is not None
+        assert other.claim(Task) is None
+        assert other.claim(Task, lease=None) is None
+
+
+@every_way
+def test_a_crash_before_the_first_commit_is_undone(one_task: Database, way: Way) -> None:
+    crashing = one_task.variant().session()
+    way.claim(crashing)
+    crash(crashing)
+    eventually(lambda: one_task.session().claim(Task), lambda task: task.attempt == 1)
+
+
+@every_way
+def test_a_crash_after_the_commit_of_the_claim(one_task: Database, way: Way) -> None:
+    crashing = one_task.variant().session()
+    way.begin(crashing)
+    crash(crashing)
+    end_leases(one_task)
+    if way.settles:
+        attempt = 2 if way.commits_claim else 1
+        eventually(lambda: one_task.session().claim(Task), lambda task: task.attempt == attempt)
+    else:
+        assert one_task.session().claim(Task) is None
+        assert count(one_task, Ledger) == 0
+
+
+@every_way
+def test_who_comes_back_late_writes_nothing(one_task: Database, way: Way) -> None:
+    if not way.settles:
+        return  # "nothing to lose": its work is its alone
+    late, other = one_task.variant().session(), one_task.session()
+    task = way.begin(late)
+    if not way.commits_claim:
+        lose_connection(late)
+    end_leases(one_task)
+    successor = eventually(lambda: other.claim(Task), lambda task: task is not None)
+    other.commit()
+    with pytest.raises(ClaimLostError if way.commits_claim else DBAPIError):
+        late_work(way, late, task)
+    crash(late)
+    other.complete(successor)
+    other.commit()
+    assert count(one_task, Ledger) == 0
+
+
+def late_work(way: Way, session: Actor, task: Any) -> None:
+    way.work(session, task)
+    way.end(session, task)
+
+
+@every_way
+def test_a_commit_with_nothing_settled(one_task: Database, way: Way) -> None:
+    with one_task.session() as session:
+        way.claim(session)
+        if isinstance(way, Lock):
+            with pytest.raises(UnsettledClaimError):
+                session.commit()
+            session.rollback()
+        else:
+            session.commit()
+    with one_task.engine.connect() as connection:
+        status = connection.scalar(select(Task.status))
+    assert status == {"`lease=None`": "available", "`consume`": "completed"}.get(way.heading, "running")
+
+
+@every_way
+def test_effects_here(one_task: Database, way: Way) -> None:
+    """The first try writes, and fails before its commit; the others go on until nothing is left to be claimed."""
+    tries = 0
+    while True:
+        with one_task.session() as session:
+            task = way.begin(session)
+            if task is None:
+                break
+            tries += 1
+            way.work(session, task)
+            if tries > 1:
+                way.end(session, task)
+        end_leases(one_task)
+    assert (tries, count(one_task, Ledger)) == {"exactly once": (2, 1), "at most once": (1, 0)}[
+        cell("effects here", way)
+    ]
+
+
+@contextmanager
+def seen(database: Database, name: str) -> Iterator[list[str]]:
+    """The statements, or the commits, of the sessions of `database`."""
+    log: list[str] = []
+
+    def note(_connection: object, *arguments: Any) -> None:
+        log.append(str(arguments[1]) if arguments else "")
+
+    event.listen(database.session_engine, name, note)
+    try:
+        yield log
+    finally:
+        event.remove(database.session_engine, name, note)
+
+
+def told(statements: list[str]) -> int:
+    """How many of them the table counts: not those by which SQLite becomes the writer."""
+    return sum(not statement.startswith(("BEGIN", "UPDATE task SET status=task")) for statement in statements)
+
+
+@every_way
+@pytest.mark.requires("statements_row")
+def test_as_many_statements_and_commits_as_the_table_says(one_task: Database, way: Way) -> None:
+    database = one_task.variant(isolation_level="READ COMMITTED" if one_task.case.locks_rows else "SERIALIZABLE")
+    one_task.insert(Task, [{"id": 2}, {"id": 3}])
+    with database.session() as session:  # a connection and a dialect that are known already
+        way.end(session, way.begin(session))
+        with seen(database, "before_cursor_execute") as statements, seen(database, "commit") as commits:
+            task = way.begin(session)
+            claiming = len(statements)
+            way.end(session, task)
+    said = [int(number) for number in cell(one_task.case.statements_row, way).partition(",")[0].split(" + ")]
+    used = [told(statements[:claiming]), told(statements[claiming:])]
+    assert used[: len(said)] == said
+    assert len(commits) == int(cell("commits", way).partition(",")[0])
+
+
+def eventually(call: Callable[[], Any], holds: Callable[[Any], Any]) -> Any:
+    """The server may take a moment to see that a connection is gone."""
+    for _ in range(200):
+        found = call()
+        if found is not None and holds(found):
+            return found
+        assert found is None, f"not what was expected: {found}"
+    raise AssertionError("nothing was found")
