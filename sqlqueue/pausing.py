@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import MetaData, String, Table, delete, false, insert, select
+from sqlalchemy import MetaData, String, Table, delete, false, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped
 
@@ -71,9 +71,9 @@ def pause(
 ) -> bool:
     """Let no worker claim tasks of this queue, or of one ``topic`` of it, until :func:`resume`.
 
-    In the session's transaction.  Workers notice within their ``poll``, at once where they are notified; what runs
-    goes on to its end.  Classes that share a table are paused together.  A claim that is not a worker's does not ask:
-    see :func:`paused`.
+    In the session's transaction, where it is best the first, as a claim is.  Workers notice within their ``poll``, at
+    once where they are notified; what runs goes on to its end.  Classes that share a table are paused together.  A
+    claim that is not a worker's does not ask: see :func:`paused`.
 
     Returns false, and changes nothing, if it is paused already; of several who do it at once, one gets true.
     :class:`.ConfigurationError` if the application has no model for it, see :class:`PauseMixin`.
@@ -85,12 +85,15 @@ def pause(
         raise ArgumentError(f"paused_by={paused_by!r}: give a name of 1 to {LONGEST_NAME} characters")
     session = session_of(session)
     adapter = open_(session, spec, claims=True)
-    values = {"queue": key, "paused_by": who, "reason": None if reason is None else error_text(reason)}
-    if adapter.execute(session, spec, select(table.c.queue).where(table.c.queue == key)).first() is not None:
+    # an UPDATE and not a SELECT: it waits for a resume() that is not committed yet
+    unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
+    if adapter.execute(session, spec, unchanged).rowcount:
         return False
+    why = None if reason is None else error_text(reason)
+    values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
     try:
         with session.begin_nested():
-            adapter.execute(session, spec, insert(table).values(**values, paused_at=utcnow()))
+            adapter.execute(session, spec, insert(table).values(values))
     except IntegrityError as error:
         if adapter.is_duplicate(error):
             return False  # somebody else was faster

@@ -18,6 +18,7 @@ from sqlalchemy import (
     exists,
     literal_column,
     select,
+    true,
     update,
 )
 from sqlalchemy.orm import QueryableAttribute
@@ -170,4 +171,4 @@ def only(spec: QueueSpec, *criteria: Where) -> Criterion:
     """All of ``criteria``, for the rows of this class alone."""
     inherited = spec.inherited
     own = [_own_criteria(spec, criterion) for criterion in criteria]
-    return and_(*own, *([] if inherited is None else [inherited]))
+    return and_(true(), *own, *([] if inherited is None else [inherited]))

@@ -84,6 +84,10 @@ class Actor:
             return self._loop.run(self.session.run_sync(function, *args, **kwargs))
         return function(self.session, *args, **kwargs)
 
+    def hand(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `function(session, ...)` with the session as it is, and wait for what it returns."""
+        return self._call(function, self.session, *args, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.session, name)
         return partial(self._call, value) if callable(value) else value

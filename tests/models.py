@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import DateTime, ForeignKey, Integer, String, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 
-from sqlqueue import ExponentialBackoff, PauseMixin, QueueMixin, QueueOptions, TopicMixin, TraceMixin
+from sqlqueue import ExponentialBackoff, JobMixin, PauseMixin, QueueMixin, QueueOptions, TopicMixin, TraceMixin
 
 
 class Base(DeclarativeBase):
@@ -42,6 +42,7 @@ class Mail(TopicMixin, Base):
     """Divided by topic, with the children and the parent that real models have."""
 
     __tablename__ = "mail"
+    __queue__ = QueueOptions(retention=timedelta(days=1))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     account_id: Mapped[int | None] = mapped_column(ForeignKey("account.id"))
@@ -109,7 +110,7 @@ class Spool(QueueMixin, Base):
     """Rows are gone when they are done."""
 
     __tablename__ = "spool"
-    __queue__ = QueueOptions(on_complete="delete")
+    __queue__ = QueueOptions(on_complete="delete", notify=False)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     text: Mapped[str] = mapped_column(String(100), default="")
@@ -119,6 +120,14 @@ class Traced(TraceMixin, Base):
     """Carries a trace from where it is enqueued to where it is handled."""
 
     __tablename__ = "traced"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Job(JobMixin, TopicMixin, Base):
+    """Calls of functions."""
+
+    __tablename__ = "job"
 
     id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -43,6 +44,9 @@ class Child:
         value = self._receive("returned", timeout)
         self._process.join(timeout)
         return value
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """As `kill -9`: nothing in the child gets to clean up."""

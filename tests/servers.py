@@ -43,7 +43,7 @@ class Servers:
         """Side by side: the slowest engine decides how long it takes."""
         pending = [case for case in cases if case not in self._found]
         for case in pending:
-            if reason := _missing_driver(case):
+            if reason := missing_driver(case):
                 self._found[case] = reason
         startable = [case for case in pending if case not in self._found]
         with ThreadPoolExecutor() as pool:
@@ -66,7 +66,7 @@ class Servers:
             return reason
 
 
-def _missing_driver(case: EngineCase) -> Unavailable | None:
+def missing_driver(case: EngineCase) -> Unavailable | None:
     for driver in (case.sync_driver, case.async_driver):
         try:
             URL.create(driver).get_dialect().import_dbapi()
@@ -77,7 +77,7 @@ def _missing_driver(case: EngineCase) -> Unavailable | None:
 
 def _find(case: EngineCase, stack: ExitStack) -> Server:
     if given := os.environ.get(case.url_variable):
-        return _answering(make_url(given), case.url_variable)
+        return answering(make_url(given), case.url_variable)
     reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
     if case.container:
         try:
@@ -88,7 +88,7 @@ def _find(case: EngineCase, stack: ExitStack) -> Server:
         raise reason
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-", ignore_cleanup_errors=True)))
     try:
-        return _answering(make_url(case.embedded(directory)), "embedded")
+        return answering(make_url(case.embedded(directory)), "embedded")
     except ImportError as error:
         raise Unavailable(f"{reason}, and {error.name} is not installed") from error
 
@@ -108,9 +108,9 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
     url = container.url(case.sync_driver, host, port)
     if container.prepare:
         entrance = url._replace(database=None)
-        _answering(entrance, image, running, container.patience.total_seconds())
+        answering(entrance, image, running, container.patience.total_seconds())
         _execute(entrance, container.prepare)
-    return _answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
+    return answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
 
 
 def _check_odbc_driver(container: Container) -> None:
@@ -170,7 +170,7 @@ def _run(image: str, container: Container) -> Any:
         raise Unavailable(f"{image} does not start: {_first_line(error)}") from error
 
 
-def _answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:
+def answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:
     """Proof is a connection: images report themselves ready before, or twice."""
     deadline = time.monotonic() + patience
     engine = create_engine(url, poolclass=NullPool)

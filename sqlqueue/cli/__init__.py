@@ -24,7 +24,11 @@ def application() -> typer.Typer:
 
     from ..bench.command import bench  # noqa: PLC0415
     from ..demo.command import demo  # noqa: PLC0415
+    from .changes import cancel, discard, prune, retry  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
+    from .pausing import pause, resume  # noqa: PLC0415
+    from .stats import errors, stats  # noqa: PLC0415
+    from .tasks import list_tasks, show  # noqa: PLC0415
     from .work import work  # noqa: PLC0415
 
     commands = typer.Typer(
@@ -52,4 +56,8 @@ def application() -> typer.Typer:
     commands.command()(check)
     commands.command()(work)
     commands.command()(bench)
+    on_call = "Commands for the people on call"
+    commands.command("list", rich_help_panel=on_call)(list_tasks)
+    for command in (stats, errors, show, retry, cancel, discard, prune, pause, resume):
+        commands.command(rich_help_panel=on_call)(command)
     return commands

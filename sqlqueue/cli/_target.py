@@ -68,10 +68,10 @@ def run(url: str, function: Callable[[Connection], R]) -> R:
 
     The connection is closed, and what it left uncommitted rolled back.
     """
-    parsed, is_async = _parsed(url)
+    where, is_async = parsed(url)
     if is_async:
-        return _run_async(parsed, function)
-    engine = create_engine(parsed, poolclass=NullPool)
+        return _run_async(where, function)
+    engine = create_engine(where, poolclass=NullPool)
     with engine.connect() as connection:
         return function(connection)
 
@@ -88,17 +88,17 @@ def _run_async(url: URL, function: Callable[[Connection], R]) -> R:
     return asyncio.run(connected())
 
 
-def _parsed(url: str) -> tuple[URL, bool]:
+def parsed(url: str) -> tuple[URL, bool]:
     """The URL of a database that may be there, and whether its driver is async."""
     try:
-        parsed = make_url(url)
+        where = make_url(url)
     except ArgumentError as error:
         raise typer.BadParameter("--url is not of the form dialect+driver://user:password@host/name") from error
     try:
-        dialect = parsed.get_dialect()
+        dialect = where.get_dialect()
         dialect.import_dbapi()
     except (NoSuchModuleError, ImportError) as error:
-        raise typer.BadParameter(f"the driver for {parsed.drivername} is not installed: {error}") from error
-    if (absent := adapter_for(dialect()).absent(parsed)) is not None:
+        raise typer.BadParameter(f"the driver for {where.drivername} is not installed: {error}") from error
+    if (absent := adapter_for(dialect()).absent(where)) is not None:
         raise typer.BadParameter(absent)
-    return parsed, dialect.is_async
+    return where, dialect.is_async

@@ -69,8 +69,8 @@ class MySQL(Adapter):
     error_text = mysql.VARCHAR(2000, charset="utf8mb4")
     reads_only: ClassVar[str] = "transaction_read_only"
     """The variable that says so of a session."""
-    # deadlock, lock wait timeout, record has changed since last read
-    transient: ClassVar[Collection[int]] = (1213, 1205, 1020)
+    # deadlock, lock wait timeout, lock not available at once, record has changed since last read
+    transient: ClassVar[Collection[int]] = (1213, 1205, 3572, 1020)
     # too many connections, shutdown, killed, cannot connect, gone away, lost
     outages: ClassVar[Collection[int]] = (1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031)
     returning = False

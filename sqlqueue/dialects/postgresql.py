@@ -36,8 +36,10 @@ from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
 from .notifications import Notifications
 
-# admin shutdown, crash shutdown, cannot connect now, too many connections
-_OUTAGES = frozenset({"57P01", "57P02", "57P03", "53300"})
+# admin shutdown, crash shutdown, cannot connect now, idle session timeout, too many connections
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300"})
+# idle-in-transaction and transaction timeout, which end the connection too
+_TOO_SLOW = frozenset({"25P03", "25P04"})
 
 
 class PostgreSQL(Notifications, Adapter):
@@ -181,10 +183,10 @@ class PostgreSQL(Notifications, Adapter):
         return getattr(error.orig, "sqlstate", None)
 
     def is_outage(self, error: DBAPIError) -> bool:
-        if error.connection_invalidated:
-            return True
-        # an operational error without a code is the client's own: it could not connect
         code = self.code(error)
+        if error.connection_invalidated:
+            return code not in _TOO_SLOW
+        # an operational error without a code is the client's own: it could not connect
         return isinstance(error, OperationalError) if code is None else code in _OUTAGES or code.startswith("08")
 
 

@@ -30,6 +30,10 @@ class SQLite(Adapter):
     minimum: ClassVar[tuple[int, ...]] = (3, 35)
     needed = "RETURNING"
     partial_index: ClassVar[str | None] = "sqlite_where"
+    # busy, locked
+    transient: ClassVar[Collection[int]] = (5, 6)
+    # the same, for whoever writes for that long, it is no task's fault; and cannot be opened
+    outages: ClassVar[Collection[int]] = (5, 6, 14)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         if seconds is None:
@@ -113,8 +117,13 @@ class SQLite(Adapter):
         return getattr(error.orig, "sqlite_errorcode", None)
 
     def is_transient(self, error: DBAPIError) -> bool:
-        # SQLITE_BUSY and SQLITE_LOCKED, whose extended codes have them in their lowest byte
-        return (self.code(error) or 0) & 0xFF in (5, 6)
+        return self._primary_code(error) in self.transient
+
+    def is_outage(self, error: DBAPIError) -> bool:
+        return self._primary_code(error) in self.outages
+
+    def _primary_code(self, error: DBAPIError) -> int:
+        return (self.code(error) or 0) & 0xFF  # the lowest byte of an extended code
 
 
 def _begin_immediate(connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:

@@ -17,10 +17,11 @@ from .. import operations
 from ..checks import count, duration
 from ..claims import claim_of, is_unsettled
 from ..clock import utcnow
+from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..mixins import QueueMixin
 from ..operations._connection import AnySession, open_, session_of
-from ..spec import QueueSpec, spec_of
+from ..spec import Identity, QueueSpec, spec_of
 from ..statements import only, state, write
 from ..states import Status
 from ..worker import Job, Worker
@@ -100,7 +101,7 @@ def drain(
     with a committed transaction for each task.  ``models``: of these alone.  One task after the other, those of one
     handler in claim order, handlers in the order of their registration.  Returns how many came to which end.
 
-    ``ahead``: do as well what is scheduled or to be retried by then, as if so much time had passed.
+    ``ahead``: let so much time pass for what is scheduled or to be retried, from one task that is due to the next.
     ``limit``: more tasks than this are an :class:`AssertionError`: one seems to enqueue itself again and again.
     """
     wanted = [each for each in worker.handlers if not models or issubclass(each.entity, models)]
@@ -156,18 +157,16 @@ class _Draining:
     ahead: timedelta
     limit: int
     counts: Counts = field(default_factory=Counter)
-    horizon: datetime | None = None
 
     def next(self, session: Session, handed: Any) -> _Ended | None:
         """Do one task, if there is one."""
-        if self.ahead:
-            for spec in {handler.spec for handler in self.handlers}:
-                self._advance(session, spec)
-        for handler in self.handlers:
-            task = operations.claim(session, handler.entity, *handler.where, claimed_by=_NAME)
-            if task is not None:
-                return _perform(session, handed, handler, task)
-        return None
+        while True:
+            for handler in self.handlers:
+                task = operations.claim(session, handler.entity, *handler.where, claimed_by=_NAME)
+                if task is not None:
+                    return _perform(session, handed, handler, task)
+            if not self.ahead or not self._wait(session):
+                return None
 
     def note(self, ended: _Ended | None) -> bool:
         """Whether there may be more."""
@@ -178,15 +177,25 @@ class _Draining:
             raise AssertionError(f"there is no end of it, so far {dict(self.counts)}: does a task enqueue itself anew?")
         return True
 
-    def _advance(self, session: Session, spec: QueueSpec) -> None:
-        """Let what is due by the horizon be due now.  The horizon stays: what is snoozed meanwhile is beyond it."""
-        adapter = open_(session, spec)
-        if self.horizon is None:
-            now: datetime = adapter.execute(session, spec, select(utcnow())).scalar_one()
-            self.horizon = now + self.ahead
-        waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
-        due = only(spec, waits, spec["available_at"] > utcnow(), spec["available_at"] <= self.horizon)
-        adapter.count(session, spec, write(spec, due, [(spec["available_at"], utcnow())]))
+    def _wait(self, session: Session) -> bool:
+        """Let time pass for all that waits, until the first is due; whether that was in the time that is left."""
+        waiting = [each for spec in {handler.spec for handler in self.handlers} for each in _waiting(session, spec)]
+        step = min((left for _, _, _, left in waiting), default=None)
+        if step is None or step > self.ahead:
+            return False
+        self.ahead -= step
+        for spec, identity, moment, _ in waiting:
+            earlier = write(spec, spec.key(identity), [(spec["available_at"], moment - step)])
+            open_(session, spec).count(session, spec, earlier)
+        return True
+
+
+def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identity, datetime, timedelta]]:
+    """What waits for its time: which row, until when, for how long."""
+    waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
+    asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
+    rows: Iterable[Any] = open_(session, spec).execute(session, spec, asked)
+    return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in rows]
 
 
 def _said(ended: _Ended, raise_errors: bool) -> Kind:
@@ -196,16 +205,16 @@ def _said(ended: _Ended, raise_errors: bool) -> Kind:
 
 
 def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Ended:
-    session.flush()
-    handler = _handler(session, worker.handlers, task)
+    adapter = open_(session, spec_of(type(task)), claims=True)
+    handler = _handler(session, adapter, worker.handlers, task)
     if not is_unsettled(task):
         _claim(session, task)
     return _perform(session, handed, handler, task)
 
 
-def _handler(session: Session, handlers: Iterable[Handler], task: QueueMixin) -> Handler:
+def _handler(session: Session, adapter: Adapter, handlers: Iterable[Handler], task: QueueMixin) -> Handler:
     spec = spec_of(type(task))
-    adapter, key = open_(session, spec), spec.key(spec.identity_of(task))
+    key = spec.key(spec.identity_of(task))
     for handler in handlers:
         if isinstance(task, handler.entity) and (
             not handler.where or adapter.exists(session, spec, only(spec, key, *handler.where))
@@ -239,7 +248,6 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
         if not is_unsettled(task):
             return _Ended("completed", error)
         outcome = outcome_of(error)
-        write_outcomes(session, [(held, outcome)])
         return _Ended(outcome.kind, None if is_signal(error) else error)
     if is_unsettled(task):
         operations.complete(session, held)

@@ -69,11 +69,13 @@ class AsyncConnections:
         connection: AsyncConnection
         async with engine.connect() as connection:
             pooled = await connection.get_raw_connection()
-            await adapter.listen_async(pooled.driver_connection)
-            begun()
-            while heard(set(await adapter.news_async(pooled.driver_connection, 1))):
-                pass
-            await connection.invalidate()  # it listens still
+            try:
+                await adapter.listen_async(pooled.driver_connection)
+                begun()
+                while heard(set(await adapter.news_async(pooled.driver_connection, 1))):
+                    pass
+            finally:
+                await connection.invalidate()  # it listens still
 
     def _own(self, engine: Engine) -> AsyncEngine:
         return AsyncEngine(own_engine(self._engines, engine))

@@ -71,6 +71,8 @@ class Lane:
                 self._release(job)
 
     def close(self) -> None:
+        for job in tuple(self._jobs):
+            job.lose("the worker has ended, and the database did not answer")
         self._lookout.close()
         self._slots.close()
 

@@ -23,6 +23,7 @@ class Notifier(threading.Thread):
         self._names = set(names)
         self._database = database
         self._reports = reports
+        self._patience = pauses()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -30,20 +31,19 @@ class Notifier(threading.Thread):
 
     def run(self) -> None:
         own = self._database.own()
-        patience = pauses()
         try:
             while not self._stopped.is_set():
                 try:
                     own.listen(self._engine, self._begun, self._heard)
-                    patience = pauses()
                 except Exception as error:
-                    pause = next(patience)
+                    pause = next(self._patience)
                     self._reports.database_error("listen for notifications", error, pause)
                     self._stopped.wait(pause.total_seconds())
         finally:
             own.close()
 
     def _begun(self) -> None:
+        self._patience = pauses()
         spread(self._names)  # what was said before nobody has heard
 
     def _heard(self, names: set[str]) -> bool:

@@ -56,6 +56,13 @@ class Performer:
         return self._perform(job)
 
     def _perform(self, job: Job) -> Outcome | None:
+        try:
+            return self._performed(job)
+        except Exception as error:  # such as of a retry policy; the slot must not end with it
+            self.reports.broken(f"tell what becomes of {job}", error)
+            return None
+
+    def _performed(self, job: Job) -> Outcome | None:
         if job.is_lost:  # while it waited for its turn
             self.reports.lost(job)
             return None

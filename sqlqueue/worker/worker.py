@@ -20,6 +20,7 @@ from ..spec import T, Where
 from .config import Handler, Mode, Settings, handler_of
 from .database import Sessions, database_of
 from .health import Health
+from .loops import cancel_others
 from .reports import make_reports
 from .run import Run
 from .tasks import Tasks
@@ -195,6 +196,8 @@ class Worker:
             try:
                 await self.serve()
             finally:
+                await cancel_others()
+                await _quiet()
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
     def _signalled(self) -> None:
@@ -202,6 +205,15 @@ class Worker:
             self.stop()
         else:
             self._run.signalled()
+
+
+async def _quiet() -> None:
+    """What was cancelled hands its connections back, before the event loop that they belong to ends."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=1)
 
 
 @contextmanager

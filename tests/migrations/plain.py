@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Integer, MetaData, String, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from sqlqueue import QueueMixin, QueueOptions, TopicMixin
+from sqlqueue import JobMixin, QueueMixin, QueueOptions, TopicMixin
 
 MESSAGE = String(100)
 
@@ -90,6 +90,21 @@ class CreditNote(Invoice):
     amount: Mapped[int] = mapped_column(Integer, default=0)
 
 
+class Call(JobMixin, Base):
+    """Of a function, by other names."""
+
+    __tablename__ = "plain_call"
+    __queue__ = QueueOptions(columns={"task": "function", "arguments": "givenArguments"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Errand(JobMixin, Base):
+    __tablename__ = "plain_errand"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
 class DataBase(MappedAsDataclass, DeclarativeBase):
     metadata = Base.metadata
 
@@ -103,7 +118,13 @@ class Letter(QueueMixin, DataBase):
 
 def example(kind: type) -> object:
     """An instance that can be stored."""
-    keys = {Document: {"id": "a"}, Seat: {"line": "a", "number": 1}, Letter: {"recipient": "ada"}}
+    keys = {
+        Document: {"id": "a"},
+        Seat: {"line": "a", "number": 1},
+        Letter: {"recipient": "ada"},
+        Call: {"function": "send", "givenArguments": {"to": ["ada", None]}},
+        Errand: {"task": "send"},
+    }
     return kind(**keys.get(kind, {}))
 
 

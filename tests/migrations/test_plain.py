@@ -30,6 +30,8 @@ QUEUES = (
     plain.Invoice,
     plain.CreditNote,
     plain.Letter,
+    plain.Call,
+    plain.Errand,
 )
 
 

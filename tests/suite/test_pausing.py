@@ -27,8 +27,9 @@ def keys(db: Database) -> set[str]:
 
 def test_pause_and_resume(db: Database) -> None:
     with db.begin() as session:
-        assert session.paused(Task) == []
         assert session.resume(Task) is False
+        assert session.paused(Task) == []
+    with db.begin() as session:
         assert session.pause(Task, reason="the mail server is down", paused_by="ada") is True
     with db.begin() as session:
         (pause,) = session.paused(Task)
@@ -84,6 +85,18 @@ def test_two_at_once(db: Database) -> None:
     assert told == [False]
     with db.begin() as session:
         assert [pause.paused_by for pause in session.paused(Task)] == ["first"]
+
+
+def test_while_somebody_resumes(db: Database) -> None:
+    with db.begin() as session:
+        session.pause(Task, paused_by="first")
+    first, second = db.session(), db.session()
+    assert first.resume(Task)
+    had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
+    second.commit()
+    assert had_to_wait
+    assert told == [True]
+    assert keys(db) == {"task"}
 
 
 def test_what_a_pause_is_told(db: Database) -> None:

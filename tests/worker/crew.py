@@ -95,14 +95,14 @@ class Meeting:
         self._go = Event()
 
     def __call__(self, task: Any) -> None:
-        job = current_job()
+        job, key = current_job(), task.id
         with self._lock:
             self._present += 1
             self.most = max(self.most, self._present)
-            self.arrived.append(task.id)
+            self.arrived.append(key)
         while not self._go.is_set():
             if job.wait(0.01):
-                self.lost.append(task.id)
+                self.lost.append(key)
                 break
         with self._lock:
             self._present -= 1

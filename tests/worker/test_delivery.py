@@ -54,7 +54,7 @@ def test_the_writes_of_a_zombie_are_rolled_back(
 ) -> None:
     db.insert(Task, rows(1))
     worker = workers.make(name="zombie")  # whose lease is of 5 minutes: no heartbeat tells it
-    worker.handler(Task)(with_session(db, during=meeting))
+    worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
     workers.start(worker)
     meeting.wait_for()
     end_leases(db)

@@ -153,6 +153,7 @@ def test_a_thread_that_takes_too_long_is_reported(
     handler = with_session(sync_db, during=meeting) if mode == "lock" else without_session(sync_db, meeting)
     worker.handler(Task, timeout=timedelta(seconds=0.1), mode=mode)(handler)
     workers.start(worker)
+    meeting.wait_for()
     eventually(lambda: worker.reports.counts["overdue"] == 1)
     assert "runs for longer than 0:00:00.100000" in caplog.text
     meeting.let_go()

@@ -1,0 +1,43 @@
+"""Which queues a command is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from ..health import specs_of
+from ..spec import QueueSpec
+from ._target import load
+
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help="Which queue, if there are several: the name of its model or of its table.",
+    ),
+]
+
+
+def queues_of(target: str, name: str | None) -> list[QueueSpec]:
+    """Those of ``target``, or the one of this name."""
+    found = specs_of(load(target))
+    chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
+    if not chosen:
+        raise typer.BadParameter(f"there is no queue {name} in {target}: there are {_names(found)}")
+    return chosen
+
+
+def queue_of(target: str, name: str | None) -> QueueSpec:
+    """The only one."""
+    found = queues_of(target, name)
+    if len(found) > 1:
+        raise typer.BadParameter(f"{target} has {len(found)} queues: say --queue and one of {_names(found)}")
+    return found[0]
+
+
+def _names(specs: Iterable[QueueSpec]) -> str:
+    return ", ".join(spec.entity.__name__ for spec in specs)

@@ -1,0 +1,80 @@
+"""Values as people write them: ages, keys, and what a column holds."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import typer
+from sqlalchemy import ColumnElement
+
+from ..spec import Identity, QueueSpec
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_LARGEST = 2**63
+"""What a database takes for an integer is smaller."""
+
+
+def age(text: str) -> timedelta:
+    """``90s``, ``15m``, ``2h``, ``7d``, ``1h30m``."""
+    if not re.fullmatch(r"(\d{1,9}[smhdw])+", text):
+        raise typer.BadParameter(f"{text!r} is no duration: write 90s, 15m, 2h, 7d or 1h30m")
+    return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
+
+
+def identity(spec: QueueSpec, text: str) -> Identity:
+    """A primary key; its columns are separated by commas, as in a line of CSV."""
+    columns = spec.primary_key
+    parts = next(csv.reader([text], skipinitialspace=True), []) if len(columns) > 1 else [text]
+    if len(parts) != len(columns):
+        names = ",".join(column.name for column in columns)
+        raise typer.BadParameter(f"{text!r} is no key of {spec.entity.__name__}: give {names}")
+    return tuple(value(column, part) for column, part in zip(columns, parts, strict=True))
+
+
+def value(column: ColumnElement[Any], text: str) -> Any:
+    """What ``text`` says, as the type of ``column`` has it."""
+    kind = _kind(column)
+    reader = _READERS.get(kind, kind.__getitem__ if issubclass(kind, Enum) else None)
+    if reader is None:
+        raise typer.BadParameter(f"{column} is of type {column.type}, which cannot be written here")
+    try:
+        return reader(text)
+    except (ValueError, KeyError, ArithmeticError) as error:
+        raise typer.BadParameter(f"{text!r} is no value for {column}, which is of type {column.type}") from error
+
+
+def _kind(column: ColumnElement[Any]) -> type[Any]:
+    try:
+        return column.type.python_type
+    except NotImplementedError:
+        return object
+
+
+def _integer(text: str) -> int:
+    number = int(text)
+    if abs(number) >= _LARGEST:
+        raise ValueError(text)
+    return number
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+
+
+_READERS: dict[type[Any], Callable[[str], Any]] = {
+    int: _integer,
+    str: str,
+    float: float,
+    bool: _truth,
+    Decimal: Decimal,
+    UUID: UUID,
+    date: date.fromisoformat,
+    datetime: datetime.fromisoformat,
+}

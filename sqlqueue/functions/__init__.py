@@ -1,0 +1,6 @@
+"""Function jobs: calls of functions as the rows of a model, see :meth:`.Worker.task`."""
+
+from .registry import Functions
+from .task import RegisterTask, TaskFunction
+
+__all__ = ["Functions", "RegisterTask", "TaskFunction"]

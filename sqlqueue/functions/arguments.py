@@ -1,0 +1,143 @@
+"""The arguments of a function: from a call to JSON, and back to a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import BoundArguments, Parameter, Signature
+from typing import Any, Protocol, get_type_hints
+
+from sqlalchemy.orm import Session
+
+from ..exc import ArgumentError
+from .plain import Kinds, PlainCodec, is_plain, is_portable
+
+_SESSIONS = ("Session", "QueueSession", "AsyncSession", "AsyncQueueSession")
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+class Codec(Protocol):
+    """Raises :class:`ValueError` for what does not fit."""
+
+    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]: ...
+    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a function takes beside the session.  Raises :class:`.ArgumentError` for all that does not fit."""
+
+    function: str
+    """Its name, for people."""
+    takes_session: bool
+    signature: Signature
+    codec: Codec
+
+    def store(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by the names of the parameters, as JSON."""
+        try:
+            values: dict[str, Any] = dict(self.signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
+        for name, value in values.items():
+            if self.signature.parameters[name].kind is Parameter.VAR_POSITIONAL:
+                values[name] = list(value)
+        try:
+            stored = self.codec.dump(values)
+        except ValueError as error:
+            raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
+        for name, value in stored.items():
+            if not is_portable(value):
+                raise ArgumentError(f"{self.function}{self.signature}: {name} cannot be kept as JSON")
+        return stored
+
+    def restore(self, stored: object) -> BoundArguments:
+        """The call that these are the arguments of, with the function as it is now."""
+        try:
+            return self._bound(self.codec.load(self._fitting({} if stored is None else stored)))
+        except ValueError as error:
+            raise ArgumentError(
+                f"{self.function}{self.signature} cannot be called with the arguments that are stored: {error}"
+            ) from None
+
+    def _fitting(self, stored: object) -> Mapping[str, Any]:
+        if not isinstance(stored, Mapping):
+            raise ValueError("they are no JSON object")
+        parameters = self.signature.parameters
+        unknown = sorted(stored.keys() - parameters.keys())
+        missing = [name for name, each in parameters.items() if _is_required(each) and name not in stored]
+        if unknown or missing:
+            raise ValueError(
+                " and ".join([*(f"no {n} is taken" for n in unknown), *(f"{n} is missing" for n in missing)])
+            )
+        return stored
+
+    def _bound(self, values: Mapping[str, Any]) -> BoundArguments:
+        bound = BoundArguments(self.signature, OrderedDict(values))
+        bound.apply_defaults()
+        return bound
+
+
+def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
+    """:class:`.ArgumentError` if some of them could not be stored."""
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = _annotations(function, name)
+    takes_session = bool(parameters) and _is_session(parameters[0], kinds.get(parameters[0].name))
+    if takes_session:
+        del parameters[0]
+    return Arguments(
+        function=name,
+        takes_session=takes_session,
+        signature=Signature(parameters),
+        codec=_codec(name, {each.name: _kind(each, kinds.get(each.name, Any)) for each in parameters}),
+    )
+
+
+def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    # sessions are often imported for type checkers alone
+    known: dict[str, Any] = {
+        **dict.fromkeys(_SESSIONS, Session),
+        **getattr(inspect.unwrap(function), "__globals__", {}),
+    }
+    try:
+        return get_type_hints(function, globalns=known, include_extras=True)
+    except NameError as error:
+        raise ArgumentError(
+            f"{name}: an annotation cannot be looked up: {error}. Import it at the top level, and not for type checkers"
+            " alone"
+        ) from error
+
+
+def _is_session(parameter: Parameter, kind: Any) -> bool:
+    if parameter.kind in (*_VARIADIC, Parameter.KEYWORD_ONLY):
+        return False
+    is_one = isinstance(kind, type) and (issubclass(kind, Session) or hasattr(kind, "sync_session_class"))
+    return parameter.name == "session" or is_one
+
+
+def _kind(parameter: Parameter, kind: Any) -> Any:
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return list[kind]
+    return dict[str, kind] if parameter.kind is Parameter.VAR_KEYWORD else kind
+
+
+def _codec(name: str, kinds: Kinds) -> Codec:
+    unlike = [parameter for parameter, kind in kinds.items() if not is_plain(kind)]
+    if not unlike:
+        return PlainCodec(kinds)
+    try:
+        from .validated import ValidatedCodec  # noqa: PLC0415
+    except ImportError as error:
+        raise ArgumentError(
+            f"{name}: {', '.join(unlike)}: such arguments take pydantic: pip install 'sqlalchemy-queue[pydantic]'"
+        ) from error
+    try:
+        return ValidatedCodec(kinds)
+    except ValueError as error:
+        raise ArgumentError(f"{name}: its arguments cannot be kept as JSON: {error}") from error
+
+
+def _is_required(parameter: Parameter) -> bool:
+    return parameter.default is Parameter.empty and parameter.kind not in _VARIADIC

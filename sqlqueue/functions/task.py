@@ -1,0 +1,152 @@
+"""A function whose calls can be enqueued."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime, timedelta
+from inspect import BoundArguments
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from sqlalchemy.orm import Session, scoped_session
+
+from .. import operations
+from ..checks import duration
+from ..clock import utcnow
+from ..definition import LONGEST_TASK
+from ..exc import ArgumentError
+from ..mixins import JobMixin
+from ..spec import QueueSpec, spec_of
+from .arguments import arguments_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+Call = ParamSpec("Call")
+P = ParamSpec("P")
+R = TypeVar("R")
+J = TypeVar("J", bound=JobMixin)
+A = TypeVar("A", bound="Session | AsyncSession")
+
+
+class TaskFunction(Generic[Call, P, R, J]):
+    """A function, called as ever, whose calls can be enqueued as rows of a model.  Made by :meth:`.Worker.task`."""
+
+    def __init__(self, function: Callable[Call, R], entity: type[J], name: str | None) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.entity = entity
+        self.name = _name_of(function) if name is None else _checked_name(name)
+        """By which rows and workers know it: changing it leaves rows behind that nobody can do."""
+        self.is_coroutine = any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function))))
+        self._spec = _job_spec(entity)
+        self._arguments = arguments_of(function, self.name)
+        self._values: Mapping[str, Any] = {}
+
+    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> R:
+        """Call the function itself, here and now."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}{self._arguments.signature}>"
+
+    @property
+    def takes_session(self) -> bool:
+        return self._arguments.takes_session
+
+    @overload
+    def enqueue(self, session: Session | scoped_session[Any], /, *args: P.args, **kwargs: P.kwargs) -> J: ...
+    @overload
+    def enqueue(
+        self, session: AsyncSession | async_scoped_session[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, J]: ...
+    def enqueue(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> J | Coroutine[Any, Any, J]:
+        """Insert a row for a call with these arguments, in the session's transaction; the row, persistent.
+
+        To be awaited if the session is an asyncio one.  A session that the function itself takes is not among the
+        arguments: it gets the worker's.
+
+        Raises :class:`.ArgumentError`, before anything is sent, for arguments that the function does not take or that
+        cannot be kept as JSON.
+        """
+        job = self.job(*args, **kwargs)
+        if hasattr(session, "run_sync"):
+            return self._enqueue_async(session, job)
+        operations.enqueue(session, job)
+        return job
+
+    async def _enqueue_async(self, session: AsyncSession, job: J) -> J:
+        await session.run_sync(operations.enqueue, job)
+        return job
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> J:
+        """The row for a call with these arguments, to be added to a session or enqueued with others."""
+        names = self._spec.attributes
+        given = {names["task"]: self.name, names["arguments"]: self._arguments.store(args, kwargs)}
+        return self.entity(**given, **self._values)
+
+    def options(
+        self,
+        *,
+        priority: int | None = None,
+        available_at: datetime | None = None,
+        delay: timedelta | None = None,
+        **values: Any,
+    ) -> Self:
+        """The same task, whose calls are enqueued with these values: ``send.options(priority=-1).enqueue(...)``.
+
+        ``available_at``: not before then.  ``delay``: not before so long from its insertion, by the database's clock.
+        ``values``: of any other columns of the model, by the names of their attributes (``topic="billing"``).
+        """
+        if available_at is not None and delay is not None:
+            raise ArgumentError("available_at and delay both say when: give one of them")
+        when = available_at if delay is None else utcnow(duration("delay", delay, zero=True))
+        names = self._spec.attributes
+        given = {names["priority"]: priority, names["available_at"]: when}
+        refused = sorted(name for name in values if not self._is_free(name))
+        if refused:
+            raise ArgumentError(f"{', '.join(refused)}: no column of {self.entity.__name__} that a call may be given")
+        task = copy.copy(self)
+        task._values = {**self._values, **values, **{name: value for name, value in given.items() if value is not None}}
+        return task
+
+    def _is_free(self, name: str) -> bool:
+        taken = (self._spec.attributes[role] for role in ("task", "arguments"))
+        return name in self._spec.mapper.attrs and name not in taken
+
+    def bind(self, job: J) -> BoundArguments:
+        """The arguments of a row, as the function takes them now; :class:`.ArgumentError` if they do not fit."""
+        return self._arguments.restore(getattr(job, self._spec.attributes["arguments"]))
+
+
+class RegisterTask(Protocol[J]):
+    """Makes a function a task."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[A, P], R], /) -> TaskFunction[Concatenate[A, P], P, R, J]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, P, R, J]: ...
+
+
+def _job_spec(entity: type[Any]) -> QueueSpec:
+    spec = spec_of(entity)
+    if "arguments" in spec.attributes:
+        return spec
+    raise ArgumentError(f"{entity.__name__} has no columns for calls of functions: derive it from sqlqueue.JobMixin")
+
+
+def _name_of(function: Any) -> str:
+    if not callable(function):
+        raise ArgumentError(f"{function!r} is no function")
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or name is None or "<lambda>" in name:
+        raise ArgumentError(f"{function!r} has no name of its own: give one, as in worker.task(Job, name='send')")
+    return _checked_name(f"{module}.{name}")
+
+
+def _checked_name(name: object) -> str:
+    if isinstance(name, str) and 0 < len(name) <= LONGEST_TASK:
+        return name
+    raise ArgumentError(f"name={name!r}: give a name of 1 to {LONGEST_TASK} characters")

@@ -1,0 +1,55 @@
+"""Arguments of all other kinds: pydantic brings them to JSON and back, and says what does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+from typing_extensions import TypedDict
+
+from .plain import Kinds
+
+# strict: as type checkers have it, a string is no number
+_CONFIG = ConfigDict(strict=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
+
+
+class ValidatedCodec:
+    """Raises :class:`ValueError` for values that are not of the annotated kind, and for kinds without a JSON form."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        make: Any = TypedDict
+        # what is annotated with nothing in particular would come back as a string, if it were not JSON by itself
+        fields = {name: JsonValue if kind is Any else kind for name, kind in kinds.items()}
+        shape: Any = make("Arguments", fields, total=False)
+        # of a list: a TypedDict does not hand its configuration on to what it writes
+        shapes: Any = list[shape]
+        try:
+            self._adapter: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(shapes, config=_CONFIG)
+        except PydanticUserError as error:
+            raise ValueError(str(error).partition("\n")[0]) from error
+
+    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            valid = self._adapter.validate_python([values])
+            stored: list[dict[str, Any]] = self._adapter.dump_python(valid, mode="json", warnings="error")
+        except ValidationError as error:
+            raise _in_words(error) from error
+        except PydanticSerializationError as error:
+            raise ValueError(str(error)) from error
+        return stored[0]
+
+    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._adapter.validate_json(json.dumps([stored]))[0]
+        except ValidationError as error:
+            raise _in_words(error) from error
+
+
+def _in_words(error: ValidationError) -> ValueError:
+    """Without the values, which are nobody's business in a log."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return ValueError("; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in found))

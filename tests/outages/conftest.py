@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.engines import REQUIRED, SELECTED, EngineCase
+from tests.outages.scene import Scene
+from tests.outages.servers import FrailServer
+from tests.servers import Unavailable
+
+Scenes = dict[EngineCase, Scene | Unavailable]
+
+
+@pytest.fixture(scope="session")
+def scenes(request: pytest.FixtureRequest) -> Iterator[Scenes]:
+    """All that this run needs: they start side by side."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = [*dict.fromkeys(each.params["scene"] for each in parameters if each and "scene" in each.params)]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        made = dict(zip(cases, pool.map(lambda case: _scene(case, stack), cases), strict=True))
+        yield made
+
+
+def _scene(case: EngineCase, stack: ExitStack) -> Scene | Unavailable:
+    try:
+        scene = Scene(FrailServer(case, stack))
+    except Unavailable as reason:
+        return reason
+    stack.callback(scene.close)
+    return scene
+
+
+@pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
+def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
+    case: EngineCase = request.param
+    found = scenes[case]
+    note = request.node.user_properties.append
+    note(("engine", case.name))
+    if isinstance(found, Unavailable):
+        note(("server", f"none: {found}"))
+        if case.name in REQUIRED:
+            pytest.fail(f"{case.name}: {found}", pytrace=False)
+        pytest.skip(f"{case.name}: {found}")
+    note(("server", f"{found.server.server.version} ({found.server.server.origin})"))
+    found.begin_test()
+    yield found
+    found.end_test()

@@ -1,0 +1,31 @@
+"""A queue whose tasks come back quickly, and the effects of its handlers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import ExponentialBackoff, QueueOptions, TopicMixin
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Errand(TopicMixin, Base):
+    __tablename__ = "errand"
+    __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=0.2), factor=1, jitter=0))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Receipt(Base):
+    """Nothing keeps a second one of the same errand out but the queue."""
+
+    __tablename__ = "receipt"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    errand_id: Mapped[int]
+    worker: Mapped[str] = mapped_column(String(100))

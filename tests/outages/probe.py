@@ -1,0 +1,52 @@
+"""A client that asks all the time, and collects the errors that it gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
+
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.patience import passes
+from tests.harness import Database
+from tests.outages.models import Receipt
+
+
+@contextmanager
+def only_outages(*databases: Database) -> Iterator[None]:
+    """Whatever errors come up meanwhile, the databases' adapters know them for what they are."""
+    errors: list[tuple[Database, Exception]] = []
+    stopped = Event()
+    with ExitStack() as stack:
+        for database in databases:
+            thread = Thread(target=_ask, args=(database, errors, stopped))
+            stack.callback(thread.join)
+            thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+    assert errors
+    assert [error for database, error in errors if not _is_outage(database, error)] == []
+
+
+def _is_outage(database: Database, error: Exception) -> bool:
+    adapter = adapter_for(database.engine.dialect)
+    return isinstance(error, DBAPIError) and adapter.is_outage(error) and passes(error)
+
+
+def _ask(database: Database, errors: list[tuple[Database, Exception]], stopped: Event) -> None:
+    while not stopped.is_set():
+        try:
+            with database.session() as actor:
+                while not stopped.is_set():
+                    actor.execute(select(Receipt.id).limit(1))
+                    actor.commit()
+                    time.sleep(0.01)
+        except Exception as error:
+            errors.append((database, error))
+            time.sleep(0.01)

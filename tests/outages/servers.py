@@ -1,0 +1,70 @@
+"""Servers that can be taken away and brought back: each in a container of its own, under one address throughout."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from tests.engines import EngineCase
+from tests.servers import Unavailable, answering, contained, missing_driver
+
+
+class FrailServer:
+    """What is committed outlives all of this."""
+
+    def __init__(self, case: EngineCase, stack: ExitStack) -> None:
+        if reason := missing_driver(case):
+            raise reason
+        if case.container is None:
+            raise Unavailable(f"{case.name} has no server")
+        container = replace(case.container.durable, host_port=_free_port())
+        self.case = case
+        self.server, self._container = contained(case, container, stack)
+        self._engine = create_engine(self.server.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+    def restart(self) -> None:
+        """It is shut down in order, and starts again."""
+        self._container.restart(timeout=3)
+        self._wait()
+
+    @contextmanager
+    def crashed(self) -> Iterator[None]:
+        """As if its machine had lost power."""
+        self._container.kill()
+        try:
+            yield
+        finally:
+            self._container.start()
+            self._wait()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its connections stand, and nothing comes of them."""
+        self._container.pause()
+        try:
+            yield
+        finally:
+            self._container.unpause()
+
+    def _wait(self) -> None:
+        answering(self.server.url, self.server.origin, patience=30)
+
+    def kill_connections(self) -> None:
+        assert self.case.connections_sql is not None
+        assert self.case.kill_sql is not None
+        with self._engine.connect() as connection:
+            for victim in connection.exec_driver_sql(self.case.connections_sql).scalars().all():
+                with suppress(DBAPIError):  # it has ended by itself
+                    connection.exec_driver_sql(self.case.kill_sql.format(connection=victim))
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,151 @@
+"""Errors as the servers and their drivers send them, and what a worker takes them for."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+from sqlalchemy import Connection, create_engine, func, select, update
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.patience import passes
+from tests.harness import Database
+from tests.models import Account
+
+
+@pytest.fixture
+def accounts(sync_db: Database) -> Database:
+    sync_db.insert(Account, [{"id": 1, "name": ""}, {"id": 2, "name": ""}])
+    return sync_db
+
+
+@contextmanager
+def connected(db: Database, setting: str | None = None, level: str = "READ COMMITTED") -> Iterator[Connection]:
+    """A connection that nobody uses afterwards."""
+    with db.engine.connect() as connection:
+        if setting:
+            connection.exec_driver_sql(setting)
+            connection.commit()
+        connection.execution_options(isolation_level=level)
+        yield connection
+        connection.invalidate()
+
+
+def write(connection: Connection, account: int) -> None:
+    connection.execute(update(Account).where(Account.id == account).values(name=Account.name + "x"))
+
+
+def refused(call: Callable[[], object]) -> DBAPIError:
+    with pytest.raises(DBAPIError) as raised:
+        call()
+    assert passes(raised.value)
+    return raised.value
+
+
+def is_transient(db: Database, error: DBAPIError) -> bool:
+    return adapter_for(db.engine.dialect).is_transient(error)
+
+
+def is_outage(db: Database, error: DBAPIError) -> bool:
+    return adapter_for(db.engine.dialect).is_outage(error)
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_deadlock_is_transient(accounts: Database) -> None:
+    errors: list[DBAPIError] = []
+    with connected(accounts) as one, connected(accounts) as other:
+        write(one, 1)
+        write(other, 2)
+        thread = Thread(target=lambda: _catch(errors, lambda: write(other, 1)))
+        thread.start()
+        _catch(errors, lambda: write(one, 2))
+        one.rollback()
+        thread.join()
+    (error,) = errors
+    assert is_transient(accounts, error)
+    assert not is_outage(accounts, error)
+
+
+def _catch(errors: list[DBAPIError], call: Callable[[], object]) -> None:
+    try:
+        call()
+    except DBAPIError as error:
+        errors.append(error)
+
+
+@pytest.mark.requires("impatient_sql")
+def test_a_lock_that_was_waited_for_too_long_is_transient(accounts: Database) -> None:
+    with connected(accounts) as one, connected(accounts, accounts.case.impatient_sql) as other:
+        write(one, 1)
+        assert is_transient(accounts, refused(lambda: write(other, 1)))
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_lock_that_was_not_waited_for_is_transient(accounts: Database) -> None:
+    with connected(accounts) as one, connected(accounts) as other:
+        write(one, 1)
+        locking = select(Account.id).where(Account.id == 1).with_for_update(nowait=True)
+        assert is_transient(accounts, refused(lambda: other.execute(locking)))
+
+
+@pytest.mark.requires("strict_snapshots")
+def test_a_row_that_has_changed_since_the_snapshot_is_transient(accounts: Database) -> None:
+    with connected(accounts, level="REPEATABLE READ") as one, connected(accounts) as other:
+        one.execute(select(Account.name)).all()
+        write(other, 1)
+        other.commit()
+        assert is_transient(accounts, refused(lambda: write(one, 1)))
+
+
+@pytest.mark.requires("one_writer")
+def test_another_writer_is_transient(accounts: Database) -> None:
+    with connected(accounts, "PRAGMA busy_timeout = 50", "SERIALIZABLE") as one, connected(accounts, None, "SERIALIZABLE") as other:
+        one.exec_driver_sql("BEGIN")
+        one.execute(select(Account.name)).all()
+        write(other, 1)
+        busy = refused(lambda: write(one, 1))
+        other.commit()
+        stale = refused(lambda: write(one, 1))  # what it has read is no longer so
+    assert is_transient(accounts, busy)
+    assert is_transient(accounts, stale)
+
+
+@pytest.mark.requires("kill_sql")
+def test_a_killed_connection_is_an_outage(accounts: Database) -> None:
+    with connected(accounts) as one, connected(accounts) as other:
+        victim = one.scalar(select(getattr(func, accounts.case.connection_id)()))
+        other.exec_driver_sql(accounts.case.kill_sql.format(connection=victim))
+        error = refused(lambda: [write(one, 1), time.sleep(0.05), write(one, 1)])
+    assert is_outage(accounts, error)
+    assert not is_transient(accounts, error)
+
+
+@pytest.mark.requires("container")
+def test_a_server_that_is_not_there_is_an_outage(accounts: Database) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for url in (accounts.url.set(port=nobody.getsockname()[1]), accounts.url.set(host="nowhere.invalid")):
+            error = refused(create_engine(url).connect)
+            assert not error.connection_invalidated
+            assert is_outage(accounts, error)
+
+
+@pytest.mark.requires("idle_sql")
+def test_a_transaction_that_idles_for_too_long_is_its_own_fault(accounts: Database) -> None:
+    with connected(accounts, accounts.case.idle_sql) as one:
+        write(one, 1)
+        time.sleep(0.2)
+        error = refused(lambda: write(one, 1))
+    assert error.connection_invalidated
+    assert not is_outage(accounts, error)
+
+
+@pytest.mark.requires("one_writer")
+def test_a_file_that_cannot_be_opened_is_an_outage(accounts: Database) -> None:
+    error = refused(create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect)
+    assert is_outage(accounts, error)

@@ -1,0 +1,97 @@
+"""What befalls a server while workers are at it: they stay, and every task is done, its effects once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.outages.probe import only_outages
+from tests.outages.scene import BRIEF, SLOTS, WITHOUT_SESSION, Scene
+from tests.worker.crew import eventually
+
+MANY = 60
+
+
+def all_is_well(scene: Scene) -> None:
+    """All tasks are done, each had its effect once, and none was blamed for what happened to the server."""
+    scene.wait_until_done()
+    assert not any(running.ended for running in scene.crew)
+    rows = scene.rows()
+    assert scene.receipts() == {row.id: 1 for row in rows if row.topic not in WITHOUT_SESSION}
+    assert scene.calls.keys() == {row.id for row in rows}
+    assert [row.error for row in rows if row.error] == []
+    assert scene.counts("failed") == 0
+
+
+def counted_attempts(scene: Scene, *topics: str) -> set[int]:
+    """Of those that are counted against `max_attempts`, which grows with the others."""
+    return {row.attempt - (row.max_attempts - 3) for row in scene.rows(*topics)}
+
+
+def test_connections_are_killed(scene: Scene) -> None:
+    scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
+    scene.wait_until_busy("steady", "plain", "locked")
+    scene.enqueue("brief", "brief-plain", count=MANY)
+    with only_outages(*scene.databases):
+        for _ in range(3):
+            scene.server.kill_connections()
+            time.sleep(0.1)
+    scene.gate.set()
+    all_is_well(scene)
+    assert scene.counts("snoozed") >= 2 * SLOTS
+    assert counted_attempts(scene, "steady", "plain", "locked") == {1}
+
+
+def test_restart(scene: Scene) -> None:
+    scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
+    scene.wait_until_busy("steady", "plain", "locked")
+    scene.enqueue("brief", "brief-plain", count=MANY)
+    with only_outages(*scene.databases):
+        scene.server.restart()
+    scene.gate.set()
+    all_is_well(scene)
+    assert scene.counts("database_errors") > 0
+
+
+def test_crash(scene: Scene) -> None:
+    scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
+    scene.enqueue("held", count=1)
+    scene.wait_until_busy("steady", "plain", "locked")
+    eventually(lambda: scene.ids("held") <= scene.present)
+    with only_outages(*scene.databases), scene.server.crashed():
+        lost = set(scene.present)
+        leaver, stayer = scene.hire(0, "brief"), scene.hire(1, "brief")
+        scene.gate.set()
+        eventually(lambda: len(scene.present) == 1)
+        leaver.stop()
+    before = scene.lease("held")
+    eventually(lambda: scene.lease("held") > before)
+    all_but_held = ("steady", "plain", "locked")
+    scene.enqueue("brief", count=10)
+    scene.wait_until_done(*all_but_held, "brief")
+    scene.release.set()
+    all_is_well(scene)
+    assert lost
+    assert not stayer.ended
+    assert scene.calls.total()
+    assert counted_attempts(scene, *all_but_held, "held") == {1}
+
+
+def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than leases last; meanwhile workers can be stopped, and others take over what they had."""
+    monkeypatch.setattr("sqlqueue.worker.run.LAST_WORDS", 0.5)
+    scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
+    scene.wait_until_busy("steady", "plain", "locked")
+    leavers = [scene.hire(number, "left") for number in range(2)]
+    scene.enqueue("left", count=4)
+    eventually(lambda: scene.ids("left") <= scene.present)
+    scene.enqueue("brief", "brief-plain", count=MANY)
+    eventually(lambda: scene.ids("brief", "brief-plain") & scene.present)
+    with scene.server.frozen():
+        scene.gate.set()
+        frozen = time.monotonic()
+        for leaver in leavers:
+            leaver.stop(at_once=True)
+        time.sleep(max(0, BRIEF.total_seconds() + 0.2 - (time.monotonic() - frozen)))
+    all_is_well(scene)

@@ -1,0 +1,67 @@
+"""An engine with one writer, while another process holds the pen for longer than anybody waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+
+import pytest
+from sqlalchemy import create_engine, delete, select
+
+from sqlqueue import Worker
+from tests.harness import Database
+from tests.models import Ledger, Task
+from tests.suite.scenes import count, rows
+from tests.worker.crew import Meeting, Running, eventually, statuses, with_session, without_session
+
+pytestmark = pytest.mark.requires("one_writer")
+BUSY_TIMEOUT = 0.1
+"""Seconds for which the workers' connections wait for the writer."""
+
+
+@contextmanager
+def somebody_writes(db: Database) -> Iterator[None]:
+    other = create_engine(db.url)
+    with other.begin() as connection:
+        connection.execute(delete(Ledger).where(Ledger.id == -1))
+        yield
+    other.dispose()
+
+
+@contextmanager
+def at_work(db: Database, meeting: Meeting) -> Iterator[Worker]:
+    engine = db.variant(pool_size=20, connect_args={"timeout": BUSY_TIMEOUT})
+    worker = Worker(engine.sessions(), poll=timedelta(seconds=0.2))
+    worker.handler(Task, Task.name == "session", concurrency=2)(with_session(db, during=meeting))
+    worker.handler(Task, Task.name == "plain", concurrency=2)(without_session(db, meeting))
+    running = Running(worker)
+    try:
+        yield worker
+        assert not running.ended
+    finally:
+        meeting.let_go()
+        running.stop(at_once=True)
+
+
+def test_the_worker_waits_for_the_writer(db: Database) -> None:
+    db.insert(Task, [row | {"name": name, "max_attempts": 9} for name in ("session", "plain") for row in rows(2)])
+    meeting = Meeting()
+    with at_work(db, meeting) as worker:
+        meeting.wait_for(4)
+        with somebody_writes(db):
+            meeting.let_go()
+            eventually(lambda: worker.reports.counts["snoozed"] == 2)
+            time.sleep(4 * BUSY_TIMEOUT)
+            assert count(db, Ledger) == 0
+        eventually(lambda: Counter(statuses(db).values()) == {"completed": 2, "scheduled": 2})
+        assert worker.reports.counts["failed"] == 0
+        assert worker.reports.counts["retries"] > 0
+    with db.engine.connect() as connection:
+        assert set(connection.execute(select(Task.name, Task.attempt, Task.max_attempts, Task.error)).all()) == {
+            ("session", 1, 10, None),
+            ("plain", 1, 9, None),
+        }

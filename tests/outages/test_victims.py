@@ -1,0 +1,90 @@
+"""Transactions that the engine gives up for others: the handler is called again, at once, and its effects are once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from sqlqueue import Worker
+from tests.harness import Database
+from tests.models import Account, Ledger, Task
+from tests.suite.scenes import rows
+from tests.worker.crew import Running, all_are, eventually
+
+Part = Callable[[Any, Any], None]
+pytestmark = pytest.mark.requires("locks_rows")
+
+
+def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:
+    """A handler whose two tasks are both done with `first` before either begins `second`, when they are called first."""
+
+    def function(session: Any, task: Any) -> None:
+        first(session, task)
+        calls.append(task.id)
+        while len(set(calls)) < 2:
+            time.sleep(0.01)
+        second(session, task)
+
+    async def coroutine(session: Any, task: Any) -> None:
+        await session.run_sync(first, task)
+        calls.append(task.id)
+        while len(set(calls)) < 2:
+            await asyncio.sleep(0.01)
+        await session.run_sync(second, task)
+
+    return coroutine if db.is_async else function
+
+
+def book(session: Any, account: int) -> None:
+    session.execute(update(Account).where(Account.id == account).values(name=Account.name + "x"))
+
+
+def book_own(session: Any, task: Any) -> None:
+    session.add(Ledger(task_id=task.id))
+    book(session, task.number)
+
+
+def book_other(session: Any, task: Any) -> None:
+    book(session, 3 - task.number)
+
+
+def look(session: Any, task: Any) -> None:
+    session.add(Ledger(task_id=task.id))
+    task.seen = session.scalars(select(Account.name).order_by(Account.id)).all()
+
+
+def write_what_was_seen(session: Any, task: Any) -> None:
+    for number, name in enumerate(task.seen, 1):
+        session.execute(update(Account).where(Account.id == number).values(name=name + "x"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options"),
+    [
+        pytest.param(book_own, book_other, {}, id="deadlock"),
+        pytest.param(look, write_what_was_seen, {"isolation_level": "SERIALIZABLE"}, id="serialization"),
+    ],
+)
+def test_a_victim_is_called_again(db: Database, first: Part, second: Part, options: Any) -> None:
+    db.insert(Account, [{"id": 1, "name": ""}, {"id": 2, "name": ""}])
+    db.insert(Task, [{**row, "number": number} for number, row in enumerate(rows(2), 1)])
+    calls: list[int] = []
+    worker = Worker(db.variant(pool_size=20, **options).sessions(), poll=timedelta(seconds=0.3))
+    worker.handler(Task, concurrency=2)(meeting_halfway(db, first, second, calls))
+    running = Running(worker)
+    try:
+        eventually(all_are(db, "completed"))
+    finally:
+        running.stop(at_once=True)
+    with db.engine.connect() as connection:
+        assert connection.scalars(select(Account.name)).all() == ["xx", "xx"]
+        assert sorted(connection.scalars(select(Ledger.task_id))) == sorted(set(calls))
+        assert connection.scalars(select(Task.attempt)).all() == [1, 1]
+    assert worker.reports.counts["retries"] == len(calls) - 2 > 0
+    assert worker.reports.counts["failed"] == 0

@@ -1,0 +1,67 @@
+"""What the worker processes of the tests run."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, create_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession, Worker
+from tests.models import Ledger, Task
+from tests.processes import Gate
+
+LEASE = timedelta(seconds=1)
+URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
+
+
+def work(gate: Gate, url: URL) -> str:
+    """One task at a time, each as long as the test likes."""
+    engine = create_engine(url)
+    worker = Worker(sessionmaker(engine, class_=QueueSession), name="child", grace=timedelta(seconds=20))
+
+    @worker.handler(Task, concurrency=1, lease=LEASE)
+    def handle(session: QueueSession, task: Task) -> None:
+        gate.wait()
+        session.add(Ledger(task_id=task.id, worker="child"))
+
+    worker.run()
+    engine.dispose()
+    return "ended"
+
+
+def write_and_stay(gate: Gate, url: URL) -> None:
+    """Killed at the gate, with the effects written and not committed."""
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
+
+    @worker.handler(Task, concurrency=1, lease=LEASE)
+    def handle(session: QueueSession, task: Task) -> None:
+        session.add(Ledger(task_id=task.id, worker="child"))
+        session.flush()
+        gate.wait()
+
+    worker.run()
+
+
+def load() -> Worker:
+    """For a supervisor: who did what is in the ledger."""
+    worker = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=timedelta(0, 0.1))
+
+    @worker.handler(Task, concurrency=1)
+    def handle(session: Any, task: Task) -> None:
+        time.sleep(0.02)  # so that another process gets its share
+        session.add(Ledger(task_id=task.id, worker=str(os.getpid())))
+
+    return worker
+
+
+def lives(pid: int) -> bool:
+    """And is no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,357 @@
+"""Calls of functions as tasks: enqueued as they are made, called as they were enqueued, refused in words."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import pickle
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+from sqlalchemy import select
+from sqlalchemy.dialects import oracle
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
+from sqlqueue.dialects import json_type
+from tests.harness import Database
+from tests.models import Job, Ledger, Mail, Task
+from tests.suite.scenes import clock, count
+from tests.worker.crew import Workers, eventually, statuses
+
+if TYPE_CHECKING:
+    from somewhere import Elsewhere
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    y: float | None = None
+
+
+@dataclass
+class Line:
+    points: list[Point] = field(default_factory=list)
+
+
+class Person(BaseModel):
+    name: str = Field(min_length=2)
+    born: date
+
+
+def of_kind(db: Database, function: Callable[..., Any]) -> Any:
+    """The function, or a coroutine function of the same parameters, as the sessions of `db` want it."""
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return coroutine if db.is_async else function
+
+
+def offline(*, is_async: bool = False) -> Worker:
+    """Never run."""
+    return Worker(async_sessionmaker(class_=AsyncQueueSession) if is_async else sessionmaker(class_=QueueSession))
+
+
+# -- on every engine ---------------------------------------------------------------------------------------------------
+
+
+def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def plain(
+        number: int,
+        text: str,
+        *rest: list[float | None],
+        flag: bool = True,
+        point: Point,
+        any_: Any = None,
+        **more: str,
+    ) -> None:
+        calls.append((number, text, rest, flag, point, any_, more))
+
+    def rich(
+        at: datetime, person: Person, colour: Colour, line: Line, *, key: uuid.UUID, price: Decimal, raw: bytes,
+        on: date = date(2000, 1, 1), by: timedelta | None = None,
+    ) -> None:  # fmt: skip
+        calls.append((at, person, colour, line, key, price, raw, on, by))
+
+    worker = workers.make()
+    first, second = (worker.task(Job)(of_kind(db, function)) for function in (plain, rich))
+    deep = {"ключ": [1, -1.5e-7, None, True, {"emoji \N{GRINNING FACE}": '"\\'}], "": 2**63 - 1}
+    moment, key = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC), uuid.uuid4()
+    ada, line = Person(name="Ada", born=date(1815, 12, 10)), Line([Point(1), Point(2, 0.5)])
+    with db.begin() as session:
+        job = session.hand(first.enqueue, -1, "", [0.1, None], [], point=Point(7), any_=deep, other="ß")
+        assert job.id is not None
+        session.hand(second.enqueue, moment, ada, Colour.RED, line, key=key, price=Decimal("1.10"), raw=b"\xff\0")
+        assert not calls
+    workers.start(worker)
+    eventually(lambda: list(statuses(db, Job).values()) == ["completed"] * 2)
+    assert sorted(calls, key=len) == [
+        (-1, "", ([0.1, None], []), True, Point(7), deep, {"other": "ß"}),
+        (moment, ada, Colour.RED, line, key, Decimal("1.10"), b"\xff\0", date(2000, 1, 1), None),
+    ]
+
+
+def test_one_commit_or_a_failure_of_that_call_alone(db: Database, workers: Workers) -> None:
+    def write(session: Any, number: int) -> None:
+        session.add(Ledger(task_id=number))
+        if number > 1:
+            raise ValueError("too many")
+
+    worker = workers.make()
+    task = worker.task(Job, name="write")(of_kind(db, write))
+    with db.begin() as session:
+        session.hand(task.enqueue, 1)
+        session.hand(task.enqueue, number=2)
+    stored = [
+        {"task": "gone", "arguments": {}},
+        {"task": "write", "arguments": {"nummer": 1}},
+        {"task": "write", "arguments": {"number": "1"}},
+        {"task": "write", "arguments": [1]},
+        {"task": "write"},
+    ]
+    for values in stored:
+        db.insert(Job, [values])
+    workers.start(worker)
+    eventually(lambda: sorted(statuses(db, Job).values()) == ["completed", *["retryable"] * 6])
+    with db.engine.connect() as connection:
+        errors = connection.scalars(select(Job.error).order_by(Job.id)).all()
+    cannot = "ArgumentError: write(number: 'int') cannot be called with the arguments that are stored: "
+    assert errors == [
+        None,
+        "ValueError: too many",
+        "HandlerNotFoundError: this worker has no task 'gone'; those of Job are write",
+        f"{cannot}no nummer is taken and number is missing",
+        f"{cannot}number: a str does not fit int",
+        f"{cannot}they are no JSON object",
+        f"{cannot}number is missing",
+    ]
+    assert count(db, Ledger) == 1
+
+
+def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
+    task = offline().task(Job, name="nothing")(lambda: None)
+    before = clock(db)
+    with db.begin() as session:
+        urgent = task.options(priority=-3, topic="urgent", max_attempts=1)
+        jobs = [
+            session.hand(each.enqueue)
+            for each in (task, urgent, urgent.options(delay=timedelta(hours=1)), task.options(available_at=before))
+        ]
+        for job in jobs:
+            session.refresh(job)
+    assert [(job.status, job.priority, job.topic, job.max_attempts) for job in jobs] == [
+        ("available", 0, "default", 5),
+        ("available", -3, "urgent", 1),
+        ("scheduled", -3, "urgent", 1),
+        ("scheduled", 0, "default", 5),
+    ]
+    assert timedelta(hours=1) <= jobs[2].available_at - before < timedelta(hours=1, seconds=30)
+    assert abs(jobs[3].available_at - before) <= db.case.time_resolution
+
+
+# -- what a function takes ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_called_as_before() -> None:
+    def double(number: int) -> int:
+        """Twice."""
+        return 2 * number
+
+    task = offline().task(Job)(double)
+    assert (task(2), task(number=3), task.__doc__) == (4, 6, "Twice.")
+    assert task.name == f"{__name__}.test_it_is_called_as_before.<locals>.double"
+
+
+def first_by_name(session: Any, to: str) -> None: ...
+def first_by_annotation(db: Session, to: str) -> None: ...
+def first_by_a_subclass(db: QueueSession, /, to: str) -> None: ...
+def none(to: str) -> None: ...
+def not_first(to: str, db: str = "", *, session: str = "") -> None: ...
+async def asynchronous(db: AsyncSession, to: str) -> None: ...
+async def asynchronous_by_subclass(db: AsyncQueueSession, to: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (first_by_name, True),
+        (first_by_annotation, True),
+        (first_by_a_subclass, True),
+        (none, False),
+        (not_first, False),
+        (asynchronous, True),
+        (asynchronous_by_subclass, True),
+    ],
+)
+def test_a_session_comes_first_and_is_no_argument(function: Any, takes: bool) -> None:
+    worker = offline(is_async=function.__name__.startswith("async"))
+    task = worker.task(Job)(function)
+    assert task.takes_session is worker.handlers[0].takes_session is takes
+    assert task.job("ada").arguments == {"to": "ada"}
+
+
+def test_defaults_are_those_of_the_call() -> None:
+    def greet(to: str, /, greeting: str = "hello", *, loud: bool = False) -> None: ...
+
+    task = offline().task(Job)(greet)
+    assert task.job("ada", loud=True).arguments == {"to": "ada", "loud": True}
+    bound = task.bind(Job(task=task.name, arguments={"loud": True, "to": "ada"}))
+    assert (bound.args, bound.kwargs) == (("ada", "hello"), {"loud": True})
+
+
+def example(
+    number: int, name: Literal["a", 1] = "a", *, point: Point | None = None, names: dict[str, str | None] | None = None
+) -> None: ...
+def of_a_point(point: Point) -> None: ...
+def of_a_float(number: float) -> None: ...
+def of_anything(value: Any) -> None: ...
+def of_a_person(person: Person, raw: bytes = b"", value: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "message"),
+    [
+        (example, (), {}, "missing a required argument: 'number'"),
+        (example, (1, "a", 2), {}, "too many positional arguments"),
+        (example, (1,), {"nombre": 2}, "unexpected keyword argument 'nombre'"),
+        (example, ("1",), {}, "number: a str does not fit int"),
+        (example, (True,), {}, "number: a bool does not fit int"),
+        (example, (1, "b"), {}, "name: a str does not fit"),
+        (example, (1,), {"names": {"a": 1}}, "names: a dict does not fit"),
+        (example, (2**63,), {}, "number cannot be kept as JSON"),
+        (of_a_float, (float("nan"),), {}, "number cannot be kept as JSON"),
+        (of_a_point, (Line(),), {}, "point: a Line does not fit Point"),
+        (of_a_point, (Point("1"),), {}, "point.x: a str does not fit int"),  # type: ignore[arg-type]
+        (of_anything, (datetime.now(UTC),), {}, "value cannot be kept as JSON"),
+        (of_anything, ({1: 2},), {}, "value cannot be kept as JSON"),
+        (of_anything, ((1, 2),), {}, "value cannot be kept as JSON"),
+        (of_a_person, ({"name": "A", "born": "1815-12-10"},), {}, "person.name: String should have at least 2"),
+        (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)), 1), {}, "raw: Input should be a valid bytes"),
+        (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)),), {"value": date.today()}, "value"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_anything_is_sent(function: Any, args: Any, kwargs: Any, message: str) -> None:
+    task = offline().task(Job)(function)
+    with Session() as session, pytest.raises(ArgumentError, match=message) as refused:
+        task.enqueue(session, *args, **kwargs)
+    assert str(refused.value).startswith(f"{task.name}(")
+    with pytest.raises(ArgumentError, match=message):
+        task.enqueue(AsyncSession(), *args, **kwargs)  # not only once it is awaited
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "other"}, "task: no column of Job that a call may be given"),
+        ({"colour": "red"}, "colour: no column of Job"),
+        ({"delay": 5}, "give a timedelta"),
+        ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "both say when"),
+    ],
+)
+def test_options_that_make_no_sense(options: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        offline().task(Job)(none).options(**options)
+
+
+# -- registering -------------------------------------------------------------------------------------------------------
+
+
+def of_an_unknown(what: Elsewhere) -> None: ...
+def of_a_lock(what: pytest.FixtureRequest) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (lambda: None, {}, "has no name of its own: give one"),
+        (7, {}, "7 is no function"),
+        (none, {"name": ""}, "give a name of 1 to 255 characters"),
+        (none, {"name": "x" * 256}, "give a name of 1 to 255 characters"),
+        (none, {"concurrency": 0}, "concurrency=0: give a positive whole number"),
+        (none, {"timeout": 5}, "timeout=5: give a timedelta"),
+        (asynchronous, {}, "asynchronous: a coroutine that takes a session needs a worker of an async_sessionmaker"),
+        (of_an_unknown, {}, "'Elsewhere' is not defined. Import it at the top level"),
+        (of_a_lock, {}, "of_a_lock: its arguments cannot be kept as JSON: Unable to generate pydantic-core schema"),
+    ],
+)
+def test_what_cannot_be_a_task(function: Any, options: Any, message: str) -> None:
+    worker = offline()
+    with pytest.raises(ArgumentError, match=message):
+        worker.task(Job, **options)(function)
+    assert worker.handlers == []
+
+
+@pytest.mark.parametrize("model", [Task, Mail, int])
+def test_what_cannot_be_the_model_of_tasks(model: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"derive it from sqlqueue.JobMixin|is no queue model"):
+        offline().task(model)(none)
+
+
+async def nothing_async(to: str) -> None: ...
+
+
+def test_all_tasks_of_a_model_share_one_handler() -> None:
+    worker = offline()
+    worker.task(Job, concurrency=3)(none)
+    worker.task(Job, timeout=timedelta(1))(not_first)
+    (handler,) = worker.handlers
+    assert (handler.concurrency, handler.timeout, handler.takes_session) == (3, timedelta(1), False)
+    worker.task(Job, concurrency=3)(first_by_annotation)
+    (handler,) = worker.handlers
+    assert (handler.concurrency, handler.timeout, handler.takes_session) == (3, timedelta(1), True)
+    with pytest.raises(ArgumentError, match="concurrency=4: it is 3 for all tasks of Job"):
+        worker.task(Job, concurrency=4)(example)
+    with pytest.raises(ArgumentError, match=r"there is a task '.*none' already"):
+        worker.task(Job)(none)
+    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it a model of its own"):
+        worker.task(Job)(nothing_async)
+    assert worker.handlers == [handler]
+
+
+_WITHOUT_PYDANTIC = """\
+import sys
+sys.modules["pydantic"] = None
+from tests.worker.plain_tasks import Job, worker, plain, moment
+worker.task(Job)(plain)
+try:
+    worker.task(Job)(moment)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_pydantic_is_for_those_who_need_it() -> None:
+    run = subprocess.run([sys.executable, "-c", _WITHOUT_PYDANTIC], check=True, capture_output=True, text=True)
+    assert run.stdout == (
+        "ArgumentError tests.worker.plain_tasks.moment: at, key: such arguments take pydantic:"
+        " pip install 'sqlalchemy-queue[pydantic]'\n"
+    )
+
+
+# -- the column --------------------------------------------------------------------------------------------------------
+
+
+def test_json_where_there_is_no_type_for_it() -> None:
+    kind = pickle.loads(pickle.dumps(json_type())).dialect_impl(oracle.dialect())
+    assert kind.compile(oracle.dialect()) == "CLOB"
+    stored = kind.bind_processor(oracle.dialect())({"ä": [1, None]})
+    assert stored == '{"\\u00e4": [1, null]}'
+    assert kind.process_result_value(stored, oracle.dialect()) == {"ä": [1, None]}
+    assert kind.process_bind_param(None, oracle.dialect()) is kind.process_result_value(None, oracle.dialect()) is None

@@ -1,0 +1,139 @@
+"""Leases: extended while the worker lives, whatever its handlers are up to, and what becomes of lost ones."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from tests.harness import Database
+from tests.models import Ledger, Task
+from tests.suite.scenes import clock, count, end_leases, rows
+from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, statuses, with_session, without_session
+
+LEASE = timedelta(seconds=0.6)
+
+
+def seconds(leases: float) -> float:
+    return leases * LEASE.total_seconds()
+
+
+def taken_over(db: Database, leases: float) -> list[Any]:
+    """What others can claim of the worker's tasks in so long."""
+    found: list[Any] = []
+    until = time.monotonic() + seconds(leases)
+    while time.monotonic() < until:
+        with db.begin() as other:
+            found += other.claim_many(Task, limit=10, claimed_by="other")
+        time.sleep(0.02)
+    return found
+
+
+def test_one_heartbeat_serves_all_that_runs(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(20))
+    worker = workers.make(poll=LONG)
+    worker.handler(Task, concurrency=20, batch=5, lease=LEASE)(without_session(db, meeting))
+    workers.start(worker)
+    meeting.wait_for(20)
+    with db.engine.connect() as connection:
+        moments = select(func.count(Task.claimed_at.distinct()), func.count(Task.available_at.distinct()))
+        assert connection.execute(moments).one()[0] > 1
+        connection.rollback()
+        eventually(lambda: rolled_back(connection, moments)[1] == 1, seconds(1))
+
+
+def rolled_back(connection: Any, statement: Any) -> Any:
+    found = connection.execute(statement).one()
+    connection.rollback()
+    return found
+
+
+def test_a_handler_that_blocks_the_event_loop(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, rows(2))
+    worker = workers.make()
+    begun: list[int] = []
+
+    @worker.handler(Task, concurrency=2, lease=LEASE)
+    async def block(task: Task) -> None:
+        begun.append(task.id)
+        time.sleep(seconds(1.6))
+
+    workers.start(worker)
+    eventually(lambda: begun)
+    assert taken_over(sync_db, 3) == []
+    eventually(all_are(sync_db, "completed"))
+
+
+def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, rows(3))
+    worker = workers.make()
+    begun: list[int] = []
+
+    @worker.handler(Task, concurrency=3, lease=LEASE)
+    def compute(task: Task) -> None:
+        begun.append(task.id)
+        until = time.monotonic() + seconds(3)
+        while time.monotonic() < until:
+            sum(range(1000))
+
+    workers.start(worker)
+    eventually(lambda: len(begun) == 3)
+    assert taken_over(sync_db, 2.8) == []
+    eventually(all_are(sync_db, "completed"))
+
+
+def test_a_lease_that_is_lost_stops_its_handler_and_the_worker_goes_on(
+    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.insert(Task, rows(1))
+    worker = workers.make(poll=LONG)
+    worker.handler(Task, concurrency=1, lease=LEASE)(with_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for()
+    take_over(db)
+    eventually(lambda: meeting.lost == meeting.arrived)
+    eventually(lambda: "is lost, and what it did is dropped" in caplog.text)
+    meeting.let_go()
+    with db.begin() as actor:
+        actor.add(Task())
+    eventually(lambda: sorted(statuses(db).values()) == ["completed", "running"])
+    assert count(db, Ledger) == 1
+    assert count(db, Task, Task.claimed_by == "other", Task.attempt == 2) == 1
+
+
+def take_over(db: Database) -> None:
+    """As if the worker had been away for longer than the lease; its heartbeat may be quicker."""
+
+    def taken() -> bool:
+        end_leases(db)
+        with db.begin() as other:
+            return bool(other.claim_many(Task, limit=1, claimed_by="other"))
+
+    eventually(taken)
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_row_that_its_own_handler_has_locked_holds_up_no_others(
+    sync_db: Database, workers: Workers, meeting: Meeting
+) -> None:
+    sync_db.insert(Task, rows(4))
+    worker = workers.make(poll=LONG)
+
+    @worker.handler(Task, concurrency=4, lease=LEASE)
+    def write(session: Any, task: Any) -> None:
+        if task.id == first:
+            task.name = "written"
+            session.flush()
+        meeting(task)
+
+    first = min(statuses(sync_db))
+    workers.start(worker)
+    meeting.wait_for(4)
+    assert taken_over(sync_db, 2) == []
+    assert count(sync_db, Task, Task.available_at > clock(sync_db)) == 3, "leases have ended"
+    meeting.let_go()
+    eventually(all_are(sync_db, "completed"))
+    assert count(sync_db, Task, Task.name == "written") == 1

@@ -1,0 +1,107 @@
+"""What workers do to queues beside the tasks: promote, rescue, prune; in small steps, and by several at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue.operations.upkeep import promote
+from sqlqueue.worker import lane, maintenance
+from tests.harness import Database
+from tests.models import Attachment, Mail, Task
+from tests.suite.scenes import PAST, TOMORROW, count, rows
+from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
+
+OFTEN = timedelta(seconds=0.05)
+DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
+CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "RESCUE_EVERY", OFTEN)
+    monkeypatch.setattr(maintenance, "PRUNE_EVERY", OFTEN)
+    monkeypatch.setattr(maintenance, "PRUNED", 2)
+
+
+def start_two(db: Database, workers: Workers, model: Any) -> None:
+    for name in ("first", "second"):
+        worker = workers.make(name=name, poll=LONG)
+        worker.handler(model)(without_session(db))
+        workers.start(worker)
+
+
+def promoted(db: Database, limit: int = 10) -> int:
+    with db.begin() as actor:
+        return actor.run(promote, Task, limit=limit)
+
+
+def test_promote(db: Database) -> None:
+    db.insert(Task, rows(3, "scheduled", "retryable", "expired"))
+    db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}])
+    assert promoted(db, limit=1) == 1
+    assert promoted(db) == 1
+    assert promoted(db) == 0
+    assert sorted(statuses(db).values()) == ["available", "available", "running", "scheduled"]
+    assert count(db, Task, Task.status == "available", Task.available_at == PAST) == 2
+
+
+@pytest.mark.requires("locks_rows")
+def test_promote_passes_over_what_is_locked(db: Database) -> None:
+    db.insert(Task, rows(3, "scheduled"))
+    holder = db.session()
+    assert holder.claim(Task, lease=None) is not None
+    assert promoted(db) == 2
+    holder.rollback()
+
+
+def test_what_comes_due_under_load_takes_its_place(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "PROMOTE_EVERY", 0.0)
+    monkeypatch.setattr(lane, "AHEAD", 0.0)
+    db.insert(Task, rows(30, "ready", name="ordinary"))
+    db.insert(Task, rows(1, "retryable", name="urgent", priority=-1))
+    order: list[str] = []
+    worker = workers.make()
+    worker.handler(Task, concurrency=1)(without_session(db, lambda task: order.append(task.name)))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert order.index("urgent") < 10
+
+
+@pytest.mark.usefixtures("often")
+def test_rescue_by_two_workers(db: Database, workers: Workers) -> None:
+    db.insert(Task, [CRASHED] * 3)
+    start_two(db, workers, Task)
+    eventually(all_are(db, "discarded"))
+    assert count(db, Task, Task.error.like("crashed in every attempt%")) == 3
+
+
+@pytest.mark.usefixtures("often")
+def test_prune_by_two_workers_in_batches(db: Database, workers: Workers) -> None:
+    db.insert(Mail, [{**DONE, "topic": "old"}] * 9)
+    db.insert(Mail, [{**DONE, "topic": "new", "finished_at": TOMORROW}])
+    start_two(db, workers, Mail)
+    eventually(lambda: count(db, Mail, Mail.topic == "old") == 0)
+    assert count(db, Mail) == 1
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.requires("locks_rows")
+def test_what_cannot_be_pruned_keeps_nothing_else_from_being_done(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Mail, [{**DONE, "topic": "old"}])
+    with sync_db.engine.connect() as connection:
+        (key,) = connection.scalars(select(Mail.id))
+    sync_db.insert(Attachment, [{"mail_id": key}])
+    worker = workers.make(poll=LONG)
+    worker.handler(Mail)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: caplog.text.count("cannot maintain a queue") > 1)
+    sync_db.insert(Mail, [{**CRASHED, "topic": "crashed"}])
+    eventually(lambda: count(sync_db, Mail, Mail.status == "discarded") == 1)

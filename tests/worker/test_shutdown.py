@@ -1,0 +1,150 @@
+"""How a worker ends: what runs may finish, the rest is handed back, and what it cannot hand back its lease gives up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import select
+
+from tests.harness import Database
+from tests.models import Ledger, Task
+from tests.processes import Processes
+from tests.suite.scenes import count, rows
+from tests.worker import children
+from tests.worker.crew import (
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    statuses,
+    with_session,
+    without_session,
+    write_ledger,
+)
+
+
+def test_what_runs_is_finished_and_nothing_more_is_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(6))
+    worker = workers.make()
+    worker.handler(Task, concurrency=2)(with_session(db, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for(2)
+    worker.stop()
+    time.sleep(0.1)
+    assert not running.ended
+    meeting.let_go()
+    running.wait()
+    assert sorted(statuses(db).values()) == ["available"] * 4 + ["completed"] * 2
+    assert count(db, Ledger) == 2
+
+
+def test_what_was_claimed_ahead_is_handed_back(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(40))
+    first = min(statuses(db))
+    worker = workers.make()
+    worker.handler(Task, concurrency=1)(without_session(db, lambda task: task.id == first + 20 and meeting(task)))
+    running = workers.start(worker)
+    meeting.wait_for()
+    ahead = count(db, Task, Task.status == "running") - 1
+    assert ahead > 0
+    worker.stop()
+    eventually(lambda: count(db, Task, Task.status == "running") == 1)
+    assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) == ahead
+    meeting.let_go()
+    running.wait()
+    assert sorted(set(statuses(db).values())) == ["available", "completed"]
+
+
+def test_after_the_grace_period_what_runs_is_handed_back(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(2))
+    worker = workers.make(grace=timedelta(seconds=0.2))
+    worker.handler(Task)(with_session(db, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for(2)
+    running.stop()
+    assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) == 2
+    eventually(lambda: len(meeting.lost) == 2)
+    assert count(db, Ledger) == 0
+
+
+def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(1))
+    worker = workers.make(grace=timedelta(seconds=0.1))
+
+    def late(session: Any, task: Any) -> None:
+        if session.in_transaction():
+            write_ledger(session, task)
+
+    worker.handler(Task, mode="lock")(with_session(db, late, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for()
+    running.stop()
+    meeting.let_go()  # a thread goes on, and nobody can stop it
+    eventually(lambda: statuses(db) and set(statuses(db).values()) <= {"available", "completed"})
+
+
+def test_others_hear_of_what_is_handed_back(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+    sync_db.insert(Task, rows(1))
+    first, second = workers.make(poll=LONG, grace=timedelta(0)), workers.make(poll=LONG, name="second")
+    first.handler(Task)(without_session(sync_db, meeting))
+    running = workers.start(first)
+    meeting.wait_for()
+    second.handler(Task)(without_session(sync_db))
+    workers.start(second)
+    time.sleep(0.5)
+    running.stop()
+    eventually(all_are(sync_db, "completed"), 1)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_a_process_finish_what_it_has_begun(sync_db: Database, processes: Processes) -> None:
+    sync_db.insert(Task, rows(4))
+    child = processes.spawn(children.work, sync_db.url)
+    child.wait_until_arrived()
+    child.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    child.let_pass()
+    assert child.result() == "ended"
+    assert sorted(statuses(sync_db).values()) == ["available"] * 3 + ["completed"]
+    assert count(sync_db, Ledger) == 1
+
+
+def test_a_second_sigterm_does_not_wait(sync_db: Database, processes: Processes) -> None:
+    sync_db.insert(Task, rows(2))
+    child = processes.spawn(children.work, sync_db.url)
+    child.wait_until_arrived()
+    begun = time.monotonic()
+    child.signal(signal.SIGTERM)
+    time.sleep(0.2)
+    child.signal(signal.SIGTERM)
+    assert child.result() == "ended"
+    assert time.monotonic() - begun < 5
+    with sync_db.begin() as other:
+        tasks = other.claim_many(Task, limit=2)
+    assert sorted((task.attempt, task.max_attempts) for task in tasks) == [(1, 3), (2, 4)]
+
+
+def test_what_a_killed_process_held_is_taken_over_once_its_lease_ends(
+    sync_db: Database, workers: Workers, processes: Processes
+) -> None:
+    sync_db.insert(Task, rows(3))
+    child = processes.spawn(children.write_and_stay, sync_db.url)
+    child.wait_until_arrived()
+    held = select(Task.id, Task.available_at).where(Task.status == "running")
+    with sync_db.engine.connect() as connection:
+        ((key, _),) = connection.execute(held)
+    child.kill()
+    with sync_db.engine.connect() as connection:
+        ((_, lease_ends),) = connection.execute(held)
+    worker = workers.make()
+    worker.handler(Task, concurrency=2)(with_session(sync_db))
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+    assert count(sync_db, Ledger) == 3
+    assert count(sync_db, Task, Task.id == key, Task.attempt == 2, Task.claimed_at >= lease_ends) == 1

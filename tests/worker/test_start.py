@@ -1,0 +1,182 @@
+"""What a worker is given: refused in words where it makes no sense, at the registration or at the start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import (
+    ArgumentError,
+    ConfigurationError,
+    HandlerNotFoundError,
+    QueueSession,
+    SchemaMismatchError,
+    Worker,
+)
+from tests.harness import Database
+from tests.models import Base, Task
+from tests.suite.scenes import rows
+from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = create_engine(f"sqlite:///{tmp_path}/worker.db")
+    yield made
+    made.dispose()
+
+
+def worker_of(engine: Any) -> Worker:
+    worker = Worker(sessionmaker(engine, class_=QueueSession))
+    worker.handler(Task)(lambda task: None)
+    return worker
+
+
+def test_a_schema_that_does_not_fit(engine: Engine) -> None:
+    with pytest.raises(SchemaMismatchError, match="there is no table task"):
+        worker_of(engine).run()
+    Base.metadata.create_all(engine)
+    with QueueSession(engine) as session:  # nobody is left who would be told of it
+        session.add(Task())
+        session.commit()
+
+
+def test_a_database_in_memory() -> None:
+    engine = create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="which a database in memory does not have: use a file"):
+        worker_of(engine).run()
+    engine.dispose()
+
+
+def test_sessions_of_one_connection(engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match="not to a connection"):
+        worker_of(connection).run()
+
+
+def test_no_handlers(engine: Engine) -> None:
+    with pytest.raises(HandlerNotFoundError, match="register one with @worker"):
+        Worker(sessionmaker(engine)).run()
+
+
+def test_criteria_that_are_none(engine: Engine) -> None:
+    worker = Worker(sessionmaker(engine))
+    worker.handler(Task, True)(lambda task: None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="True is no criterion"):
+        worker.run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"poll": timedelta(0)}, "poll="),
+        ({"poll": 3}, "poll=3"),
+        ({"grace": timedelta(-1)}, "grace="),
+        ({"name": ""}, "name=''"),
+        ({"name": "n" * 201}, "1 to 200 characters"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Worker(sessionmaker(), **arguments)
+
+
+def test_what_makes_no_sessions() -> None:
+    with pytest.raises(ArgumentError, match="neither a sessionmaker nor an async_sessionmaker"):
+        Worker(QueueSession())  # type: ignore[arg-type]
+
+
+def function(session: Any, task: Any) -> None: ...
+def alone(task: Any) -> None: ...
+async def coroutine(session: Any, task: Any) -> None: ...
+def nothing() -> None: ...
+def three(a: Any, b: Any, c: Any) -> None: ...
+def keyword(task: Any, *, needed: Any) -> None: ...
+def generator(task: Any) -> Iterator[None]:
+    yield
+
+
+async def async_generator(task: Any) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("sessions", "handler", "arguments", "said"),
+    [
+        (sessionmaker, coroutine, {}, "a coroutine that takes a session needs a worker of an async_sessionmaker"),
+        (async_sessionmaker, function, {}, "a function that takes a session needs a worker of a sessionmaker"),
+        (sessionmaker, nothing, {}, "takes \\(task\\) or \\(session, task\\)"),
+        (sessionmaker, three, {}, "takes \\(task\\) or \\(session, task\\)"),
+        (sessionmaker, keyword, {}, "takes \\(task\\) or \\(session, task\\)"),
+        (sessionmaker, generator, {}, "is a generator"),
+        (sessionmaker, async_generator, {}, "is a generator"),
+        (sessionmaker, 7, {}, "7 is no function"),
+        (sessionmaker, alone, {"mode": "lock"}, "let the handler take the session"),
+        (sessionmaker, function, {"mode": "at-most-once"}, "let the handler take the task alone"),
+        (sessionmaker, alone, {"mode": "twice"}, "mode='twice'"),
+        (sessionmaker, alone, {"concurrency": 0}, "concurrency=0"),
+        (sessionmaker, alone, {"batch": 0}, "batch=0"),
+        (sessionmaker, alone, {"timeout": timedelta(0)}, "timeout="),
+        (sessionmaker, alone, {"lease": timedelta(0)}, "lease="),
+    ],
+)
+def test_handlers_that_make_no_sense(
+    sessions: Callable[[], Any], handler: Any, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Worker(sessions()).handler(Task, **arguments)(handler)
+
+
+def test_what_a_coroutine_function_may_look_like(sync_db: Database, workers: Workers) -> None:
+    """Called and not awaited, it would do nothing, and nobody would know."""
+    done: list[str] = []
+
+    async def plain(name: str, task: Any) -> None:
+        await asyncio.sleep(0)
+        done.append(name)
+
+    class Callable_:
+        async def __call__(self, task: Any) -> None:
+            await plain("object", task)
+
+    worker = workers.make()
+    worker.handler(Task, Task.number == 1)(partial(plain, "partial"))
+    worker.handler(Task, Task.number == 2)(Callable_())
+    worker.handler(Task, Task.number == 3)(lambda task: plain("lambda", task))
+    sync_db.insert(Task, [each for number in (1, 2, 3) for each in rows(1, number=number)])
+    workers.start(worker)
+    eventually(lambda: sorted(statuses(sync_db).values()) == ["completed", "completed", "retryable"])
+    assert sorted(done) == ["object", "partial"]
+    with sync_db.begin() as actor:
+        (failed,) = actor.query(Task).where(Task.number == 3)
+    assert "returned an awaitable" in failed.error
+
+
+def test_a_stop_that_comes_before_the_start(db: Database, workers: Workers) -> None:
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db))
+    worker.stop()
+    thread = Thread(target=worker.run, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_worker_may_begin_again(db: Database, workers: Workers) -> None:
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db))
+    for _ in range(2):
+        db.insert(Task, rows(1))
+        running = workers.start(worker)
+        eventually(all_are(db, "completed"))
+        running.stop()

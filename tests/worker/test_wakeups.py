@@ -1,0 +1,185 @@
+"""How soon a worker that looks rarely begins with what there is to do, and how quiet it is if there is nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select, text
+
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker import lookout
+from tests.harness import Database
+from tests.models import Spool, Task
+from tests.suite.scenes import clock, count, rows
+from tests.worker.crew import LONG, Workers, all_are, eventually, seen, without_session
+
+AT_ONCE = 1.0
+"""Seconds, on a machine that is busy; a look comes after 30 at the earliest."""
+
+
+@pytest.fixture(autouse=True)
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had been found for long."""
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+
+
+def idle(db: Database, workers: Workers, **options: Any) -> None:
+    """A worker that has done what there was to do, and waits."""
+    db.insert(Task, rows(1))
+    worker = workers.make(poll=LONG, **options)
+    worker.handler(Task)(without_session(db))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    time.sleep(0.2)
+
+
+def done_at_once(db: Database) -> None:
+    eventually(all_are(db, "completed"), AT_ONCE)
+
+
+def enqueue_elsewhere(db: Database, *, notify: bool = True) -> None:
+    """As another process does: this one's sessions know nothing of it."""
+    with db.engine.begin() as connection:
+        connection.execute(insert(Task), rows(1))
+        if notify:
+            adapter_for(connection.dialect).notify(connection, "task")
+
+
+def test_a_commit_in_this_process_wakes_its_workers(db: Database, workers: Workers) -> None:
+    idle(db, workers, notify=False)
+    with db.begin() as actor:
+        actor.add(Task())
+        actor.flush()
+        time.sleep(0.1)
+        assert count(db, Task, Task.status == "completed") == 1
+    done_at_once(db)
+
+
+def enqueued(actor: Any) -> None:
+    actor.enqueue(Task, [{"name": "new"}])
+
+
+def redriven(actor: Any) -> None:
+    actor.retry(Task)
+
+
+def released(actor: Any) -> None:
+    actor.release(actor.claim(Task, Task.status == "retryable"))
+
+
+@pytest.mark.parametrize("call", [enqueued, redriven, released])
+def test_all_that_makes_work_available_wakes(sync_db: Database, workers: Workers, call: Callable[[Any], None]) -> None:
+    idle(sync_db, workers, notify=False)
+    sync_db.insert(Task, rows(1, "retryable", available_at=clock(sync_db) + timedelta(hours=call is not released)))
+    with sync_db.begin() as actor:
+        call(actor)
+    if call is enqueued:
+        eventually(lambda: count(sync_db, Task, Task.status == "completed") == 2, AT_ONCE)
+    else:
+        done_at_once(sync_db)
+
+
+def test_a_task_begins_when_it_is_due(db: Database, workers: Workers) -> None:
+    idle(db, workers)
+    due = clock(db) + timedelta(seconds=0.5)
+    with db.begin() as actor:
+        actor.add(Task(name="later", available_at=due))
+    eventually(all_are(db, "completed"))
+    with db.begin() as actor:
+        (begun,) = actor.scalars(select(Task.claimed_at).where(Task.name == "later"))
+    assert timedelta(0) <= begun - due < timedelta(seconds=0.2)
+
+
+def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", 3.0)
+    engine = sync_db.variant(pool_size=5)
+    worker = workers.make(poll=timedelta(seconds=3), engine=engine)
+    worker.handler(Task)(without_session(sync_db))
+    with seen(engine, "before_cursor_execute") as before:
+        workers.start(worker)
+        eventually(lambda: any("task" in each[2] for each in before))
+        time.sleep(0.2)
+        with seen(engine, "before_cursor_execute") as statements:
+            time.sleep(2)
+    assert len(statements) <= 2
+
+
+# -- notifications ----------------------------------------------------------------------------------------------------
+
+
+def listeners(db: Database) -> set[int]:
+    """The connections that listen."""
+    with db.engine.connect() as connection:
+        return set(connection.scalars(text("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN sqlqueue'")))
+
+
+@pytest.mark.requires("notifies")
+def test_a_commit_in_another_process_wakes(db: Database, workers: Workers) -> None:
+    before = listeners(db)
+    idle(db, workers)
+    eventually(lambda: listeners(db) - before)
+    enqueue_elsewhere(db)
+    done_at_once(db)
+
+
+@pytest.mark.requires("notifies")
+def test_a_listener_that_is_cut_off_comes_back(db: Database, workers: Workers) -> None:
+    before = listeners(db)  # of workers that have ended a moment ago
+    idle(db, workers)
+    (mine,) = eventually(lambda: listeners(db) - before)
+    with db.engine.connect() as connection:
+        connection.execute(select(func.pg_terminate_backend(mine)))
+    enqueue_elsewhere(db, notify=False)  # what is said meanwhile nobody hears
+    done_at_once(db)
+    eventually(lambda: listeners(db) - before - {mine})
+    enqueue_elsewhere(db)
+    done_at_once(db)
+
+
+@pytest.mark.requires("notifies")
+def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
+    before = listeners(db)
+    idle(db, workers, notify=False)
+    assert listeners(db) <= before
+
+
+@pytest.mark.requires("notifies")
+def test_one_notification_for_a_transaction(db: Database) -> None:
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
+        listening.execute(text("LISTEN sqlqueue"))
+        with db.begin() as actor:
+            for _ in range(3):
+                actor.add_all([Task() for _ in range(20)])
+                actor.flush()
+                actor.enqueue(Task, [{"name": "bulk"}] * 20)
+                with actor.begin_nested():
+                    actor.add(Task())
+            actor.add(Spool(text="of a queue that does not notify"))
+        driver = listening.connection.driver_connection
+        assert [note.payload for note in driver.notifies(timeout=1, stop_after=1)] == ["task"]
+        assert [note.payload for note in driver.notifies(timeout=0.2)] == []
+        listening.invalidate()
+
+
+@pytest.mark.requires("notifies")
+def test_what_is_rolled_back_is_not_told(db: Database) -> None:
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
+        listening.execute(text("LISTEN sqlqueue"))
+        with db.session() as actor:
+            actor.add(Task())
+            actor.flush()
+            actor.rollback()
+        with db.begin() as actor:
+            savepoint = actor.begin_nested()
+            with savepoint:
+                actor.add(Task())
+                actor.flush()
+                actor.run(lambda session: session.get_nested_transaction().rollback())
+            actor.add(Task())
+        driver = listening.connection.driver_connection
+        assert [note.payload for note in driver.notifies(timeout=0.5)] == ["task"]
+        listening.invalidate()
