@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import MetaData, String, Table, delete, false, insert, select, update
+from sqlalchemy import MetaData, String, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped
 
@@ -151,10 +151,10 @@ def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.partitions else []
 
 
-def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...]:
-    """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused."""
+def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+    """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
     if spec.table.fullname in keys:
-        return (false(),)
+        return None
     topics = paused_topics(spec, keys)
     return (spec["topic"].not_in(topics),) if topics else ()
 

@@ -128,6 +128,8 @@ class EngineCase:
     """The function that says what this connection is called there."""
     kill_sql: str | None = None
     """Ends a `{connection}`."""
+    hardships: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    """What its administrator does to let it only read, or take no more connections, and how that is undone."""
     impatient_sql: str | None = None
     """Lets a session wait for locks only shortly."""
     idle_sql: str | None = None
@@ -196,6 +198,10 @@ def _mysql_container(image: str, prefix: str, server: str) -> Container:
 
 
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
+_MYSQL_HARDSHIPS = (
+    (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
+    (("SET GLOBAL max_connections = 10",), ("SET GLOBAL max_connections = 200",)),
+)
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
 ENGINES = (
@@ -242,6 +248,12 @@ ENGINES = (
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
         connections_sql="SELECT pid FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()",
+        hardships=(
+            (
+                ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"),
+                ("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"),
+            ),
+        ),
         connection_id="pg_backend_pid",
         kill_sql="SELECT pg_terminate_backend({connection})",
         impatient_sql="SET lock_timeout = '100ms'",
@@ -269,6 +281,7 @@ ENGINES = (
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
+        hardships=_MYSQL_HARDSHIPS,
         connection_id="connection_id",
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
@@ -292,6 +305,7 @@ ENGINES = (
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
+        hardships=_MYSQL_HARDSHIPS,
         connection_id="connection_id",
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",

@@ -232,12 +232,14 @@ def send(to: str, copies: int = 1) -> None: ...
 
 
 def test_what_is_waiting(db: Database) -> None:
-    task = Worker(db.sessions()).task(Job)(send)
+    worker = Worker(db.sessions())
+    task, other = worker.task(Job)(send), worker.task(Job, name="other")(send)
     with db.session() as session:
         session.add_all(
             [Task(name="a"), Task(name="a", available_at=TOMORROW), Task(name="b"), Task(status="completed")]
         )
         session.hand(task.enqueue, "ada")
+        session.hand(other.enqueue, "ada")
         session.hand(task.options(priority=1).enqueue, "grace", copies=2)
         found = session.hand(assert_enqueued, Task, name="a", count=2)
         assert [each.name for each in found] == ["a", "a"]

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import date, datetime, time
 from enum import Enum
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def _json(value: object) -> object:
         return value.name
     if isinstance(value, bytes):
         return value.hex()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return value.isoformat() if isinstance(value, (date, time)) else str(value)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0) -> None:

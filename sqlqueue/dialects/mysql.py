@@ -71,8 +71,13 @@ class MySQL(Adapter):
     """The variable that says so of a session."""
     # deadlock, lock wait timeout, lock not available at once, record has changed since last read
     transient: ClassVar[Collection[int]] = (1213, 1205, 3572, 1020)
-    # too many connections, shutdown, killed, cannot connect, gone away, lost
-    outages: ClassVar[Collection[int]] = (1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031)
+    # shutdown, killed, cannot connect, gone away, lost; too many connections (of all, of an account), disk full, table
+    # full; read-only (as a primary that was demoted)
+    outages: ClassVar[Collection[int]] = (
+        *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
+        *(1040, 1203, 1021, 1114),
+        *(1290, 1836),
+    )
     returning = False
     orders_freely = False
 

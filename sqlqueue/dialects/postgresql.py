@@ -36,8 +36,10 @@ from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
 from .notifications import Notifications
 
-# admin shutdown, crash shutdown, cannot connect now, idle session timeout, too many connections
-_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300"})
+# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (as a primary that was demoted)
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
+# connection exceptions, insufficient resources (a full disk, too many connections), system errors
+_OUTAGE_CLASSES = ("08", "53", "58")
 # idle-in-transaction and transaction timeout, which end the connection too
 _TOO_SLOW = frozenset({"25P03", "25P04"})
 
@@ -187,7 +189,9 @@ class PostgreSQL(Notifications, Adapter):
         if error.connection_invalidated:
             return code not in _TOO_SLOW
         # an operational error without a code is the client's own: it could not connect
-        return isinstance(error, OperationalError) if code is None else code in _OUTAGES or code.startswith("08")
+        if code is None:
+            return isinstance(error, OperationalError)
+        return code in _OUTAGES or code.startswith(_OUTAGE_CLASSES)
 
 
 def _plan(connection: Connection, statement: Select[Any]) -> Plan:

@@ -32,8 +32,8 @@ class SQLite(Adapter):
     partial_index: ClassVar[str | None] = "sqlite_where"
     # busy, locked
     transient: ClassVar[Collection[int]] = (5, 6)
-    # the same, for whoever writes for that long, it is no task's fault; and cannot be opened
-    outages: ClassVar[Collection[int]] = (5, 6, 14)
+    # the same, for whoever writes for that long, it is no task's fault; and disk error, disk full, cannot be opened
+    outages: ClassVar[Collection[int]] = (5, 6, 10, 13, 14)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         if seconds is None:

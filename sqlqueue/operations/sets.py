@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Select, case, func, literal_column, select
+from sqlalchemy import Executable, case, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from ..checks import count, duration
@@ -150,7 +150,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where) -> list
     return [ErrorGroup(text, tasks, first, last, tuple(key)) for text, tasks, first, last, *key in rows]
 
 
-def _grouped(spec: QueueSpec, criterion: Criterion) -> Select[Any]:
+def _grouped(spec: QueueSpec, criterion: Criterion) -> Executable:
     # by window functions and not GROUP BY, so that the example is a row's whole key, however many columns it has
     alike: Any = {"partition_by": spec["error"]}
     claimed = spec["claimed_at"]

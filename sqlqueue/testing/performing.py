@@ -195,7 +195,7 @@ def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identit
     waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
     asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
     rows: Iterable[Any] = open_(session, spec).execute(session, spec, asked)
-    return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in rows]
+    return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
 
 
 def _said(ended: _Ended, raise_errors: bool) -> Kind:
@@ -248,6 +248,7 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
         if not is_unsettled(task):
             return _Ended("completed", error)
         outcome = outcome_of(error)
+        write_outcomes(session, [(held, outcome)])
         return _Ended(outcome.kind, None if is_signal(error) else error)
     if is_unsettled(task):
         operations.complete(session, held)

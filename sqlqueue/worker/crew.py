@@ -32,9 +32,10 @@ class Crew:
     def adapter(self, spec: QueueSpec) -> Adapter:
         return adapter_for(self.database.engine(spec).dialect)
 
-    def where(self, handler: Handler) -> tuple[Where, ...]:
-        """What its tasks satisfy that may be claimed now."""
-        return (*handler.where, *self.gate.where(handler.spec))
+    def where(self, handler: Handler) -> tuple[Where, ...] | None:
+        """What its tasks satisfy that may be claimed now; ``None`` if nothing is to be claimed."""
+        more = self.gate.where(handler.spec)
+        return None if more is None else (*handler.where, *more)
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
         """``outcome`` is to be written; without one there is nothing left to be done for ``job``.  From any thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .. import operations
@@ -37,7 +38,7 @@ class ExclusiveLane:
         return not self._busy
 
     def drain(self) -> None:
-        self._draining = True
+        self._draining = self._performer.ending = True
         self._lookout.close()
         self._work.set()
         self._none.set()
@@ -103,15 +104,17 @@ class _LockingPerformer(Performer):
         super().__init__(handler, crew.database, crew.adapter(handler.spec), crew.reports)
         self._crew = crew
         self._holdings = crew.holdings
+        self.ending = False
 
     def claim_and_perform(self, claimed_by: str) -> bool:
         """One task, if there is one; whether there was."""
+        handler, where = self.handler, self._crew.where(self.handler)
+        if where is None:
+            return False
         handed, session = self.database.open()
         with closing(session):
-            handler = self.handler
-            where = self._crew.where(handler)
             task = operations.claim(session, handler.entity, *where, lease=None, claimed_by=claimed_by)
-            if task is None:
+            if task is None or self.ending:  # the claim may have had to wait, on a thread that nobody can stop
                 return False
             job = Job(handler, task)
             self.reports.claimed(job)
@@ -132,8 +135,8 @@ class _LockingPerformer(Performer):
                 self.call(handed, job.task)
             savepoint.commit()
         except Exception as error:
-            if session.get_nested_transaction() is not savepoint:
-                raise  # the engine has ended the whole transaction: the task is free again
+            if session.get_nested_transaction() is not savepoint or self._is_over(job, error):
+                raise  # with the whole transaction, so the task is free again
             savepoint.rollback()
             job.end()
             outcome = self.judge(job, error)
@@ -145,3 +148,12 @@ class _LockingPerformer(Performer):
             if is_unsettled(job.task):
                 operations.complete(session, job.task)
             self.reports.finished(job, COMPLETED)
+
+    def _is_over(self, job: Job, error: Exception) -> bool:
+        """Whether the engine has ended the transaction, or wants it begun anew."""
+        if not isinstance(error, DBAPIError):
+            return False
+        if self.adapter.is_transient(error):
+            self.reports.retried(job, error)
+            return True
+        return error.connection_invalidated

@@ -39,9 +39,14 @@ class Gate:
         self._news = asyncio.Event()
         self.channels = [(engine, table.fullname) for engine, table in set(self._places.values())]
         """Where news of pauses comes from, and by which name."""
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
 
-    def where(self, spec: QueueSpec) -> tuple[Criterion, ...]:
-        """What else a task has to satisfy to be claimed now."""
+    def close(self) -> None:
+        self._unsubscribe()
+
+    def where(self, spec: QueueSpec) -> tuple[Criterion, ...] | None:
+        """What else a task has to satisfy to be claimed now; ``None`` if nothing is to be claimed."""
         place = self._places.get(spec)
         return not_paused(spec, self._paused.get(place, ())) if place else ()
 
@@ -64,18 +69,13 @@ class Gate:
         """Until cancelled."""
         if not self._places:
             return
-        loop = asyncio.get_running_loop()
-        unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
-        try:
-            while True:
-                pause = self._every * random.uniform(0.75, 1)
-                await self._wait(pause)
-                try:
-                    await self.look()
-                except Exception as error:
-                    self._reports.database_error("see what is paused", error, pause)
-        finally:
-            unsubscribe()
+        while True:
+            pause = self._every * random.uniform(0.75, 1)
+            await self._wait(pause)
+            try:
+                await self.look()
+            except Exception as error:
+                self._reports.database_error("see what is paused", error, pause)
 
     async def _wait(self, pause: timedelta) -> None:
         try:

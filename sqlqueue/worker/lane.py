@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from ..operations.upkeep import promote
+from ..spec import Where
 from .config import Handler
 from .crew import Crew
 from .jobs import Job
@@ -94,7 +95,7 @@ class Lane:
         self._lookout.expect()
         self._claiming = True
         try:
-            tasks = await self._crew.database.run(partial(self._claim, limit=wanted))
+            tasks = await self._claim(wanted)
             for task in tasks:
                 self._start(task)
         finally:
@@ -129,8 +130,14 @@ class Lane:
             return 0
         return min(self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
 
-    def _claim(self, session: Session, limit: int) -> Sequence[Any]:
-        handler, where = self.handler, self._crew.where(self.handler)
+    async def _claim(self, limit: int) -> Sequence[Any]:
+        where = self._crew.where(self.handler)
+        if where is None:
+            return ()
+        return await self._crew.database.run(partial(self._take, where=where, limit=limit))
+
+    def _take(self, session: Session, where: Iterable[Where], limit: int) -> Sequence[Any]:
+        handler = self.handler
         if handler.mode == "at-most-once":
             return operations.consume_many(session, handler.entity, *where, limit=limit, claimed_by=self._crew.name)
         return operations.claim_many(

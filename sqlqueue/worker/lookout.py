@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 
-from sqlalchemy.orm import Session
-
 from ..operations.upkeep import next_due
 from ..wakeups import channel_of, subscribe
 from .config import Handler
@@ -57,7 +55,7 @@ class Lookout:
     async def wait(self) -> None:
         """Until a claim is worth trying."""
         while not self._news.is_set():
-            due = await self._crew.database.run(self._look)
+            due = await self._look()
             if due == NOW and not self._in_vain:
                 self._in_vain = True
                 return
@@ -65,8 +63,11 @@ class Lookout:
             if await self._heard(min(due or pause, pause)) or (due is not None and due <= pause):
                 return
 
-    def _look(self, session: Session) -> timedelta | None:
-        return next_due(session, self._handler.entity, *self._crew.where(self._handler))
+    async def _look(self) -> timedelta | None:
+        where = self._crew.where(self._handler)
+        if where is None:
+            return None
+        return await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *where))
 
     async def _heard(self, pause: timedelta) -> bool:
         try:

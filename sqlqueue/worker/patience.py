@@ -32,8 +32,13 @@ def passes(error: BaseException) -> bool:
     return isinstance(error, (PoolTimeoutError, OSError))
 
 
-async def insist(attempt: Callable[[], Awaitable[R]], what: str, reports: Reports) -> R:
-    """Call ``attempt`` until the database lets it succeed; other errors are raised."""
+async def insist(
+    attempt: Callable[[], Awaitable[R]],
+    what: str,
+    reports: Reports,
+    passes: Callable[[BaseException], bool] = passes,
+) -> R:
+    """Call ``attempt`` until the database lets it succeed; errors that do not pass by themselves are raised."""
     for pause in pauses():
         try:
             result = await attempt()

@@ -96,6 +96,7 @@ class Performer:
                     self._in_session(job)
                 else:
                     self.call(job.task)
+                    _refuse_lost(job)
                 return
             except DBAPIError as error:
                 if not left or not self.handler.takes_session or not self.adapter.is_transient(error):
@@ -112,6 +113,7 @@ class Performer:
                 task = _attach(session, job)
                 self.call(handed, task)
                 job.settling = True
+                _refuse_lost(job)
                 if is_unsettled(task):
                     operations.complete(session, task)
                 session.commit()
@@ -154,6 +156,12 @@ def _refuse(handler: Handler, result: Any) -> None:
     raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
 
 
+def _refuse_lost(job: Job) -> None:
+    """A handler that was told to stop may have returned early: that completes nothing."""
+    if job.is_lost:
+        raise ClaimLostError([job.claim])
+
+
 async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> None:
     if timeout is None:
         await awaitable
@@ -173,7 +181,10 @@ def closing(session: Session) -> Iterator[None]:
     try:
         yield
     finally:
-        session.close()
+        try:
+            session.close()
+        except DBAPIError:
+            session.close()  # a deadlock has taken a savepoint along, and the first time ended at that
 
 
 def _attach(session: Session, job: Job) -> Any:

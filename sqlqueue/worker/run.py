@@ -144,6 +144,7 @@ class Run:
             notifier.stop()
         for lane in self._lanes:
             lane.close()
+        self._gate.close()
         self._database.close()
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+from sqlalchemy.exc import DBAPIError
+
 from ..claims import Claim
+from ..dialects import adapter_for
 from ..wakeups import channel_of, spread
 from .database import Database
 from .jobs import Holdings, Job
 from .loops import soon
 from .outcomes import Outcome, write_outcomes
-from .patience import insist
+from .patience import insist, passes
 from .reports import Reports
 
 GATHER = 0.003
@@ -65,7 +69,9 @@ class Settler:
         if not batch:
             return
         try:
-            lost = set(await insist(lambda: self._settle(batch), "settle tasks", self._reports))
+            lost = set(
+                await insist(lambda: self._settle(batch), "settle tasks", self._reports, partial(self._passes, batch))
+            )
         except Exception as error:
             await self._write_each(batch, error)
             return
@@ -74,6 +80,13 @@ class Settler:
             if job.claim in lost:
                 self._reports.lost(job)
         spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
+
+    def _passes(self, batch: Sequence[_Pending], error: BaseException) -> bool:
+        # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass
+        if not isinstance(error, DBAPIError):
+            return passes(error)
+        adapters = {adapter_for(self._database.engine(job.handler.spec).dialect) for job, _ in batch}
+        return any(adapter.is_outage(error) or adapter.is_transient(error) for adapter in adapters)
 
     async def _settle(self, batch: Sequence[_Pending]) -> list[Claim]:
         return await self._database.run(

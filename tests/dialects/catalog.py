@@ -17,6 +17,7 @@ import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import extend, next_due, promote
+from sqlqueue.pausing import not_paused
 from tests.dialects.recorder import KEY
 from tests.models import Base, CreditNote, DataBase, Document, Mail, Order, Parcel, Seat, Spool, Task, Ticket
 
@@ -84,12 +85,19 @@ def _enqueueing() -> Iterator[tuple[str, Call]]:
 def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.retry", lambda s: s.retry(Task, Task.error.like("x%"))
     yield "Task.cancel(where)", lambda s: s.cancel(Task, Task.number == 7)
+    yield "Task.discard(where)", lambda s: s.discard(Task, Task.number == 7, error="no")
+    yield "Task.find", lambda s: s.find(Task, Task.number == 7, limit=10)
     yield "Task.rescue", lambda s: s.rescue(Task)
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)
     yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
     yield "Task.stats", lambda s: s.stats(Task)
     yield "Task.errors", lambda s: s.errors(Task)
+    yield "Seat.errors", lambda s: s.errors(Seat)
+    yield "Mail.pause", lambda s: s.pause(Mail, "news", reason="x")
+    yield "Mail.paused", lambda s: s.paused(Mail)
+    yield "Mail.resume", lambda s: s.resume(Mail, "news")
+    yield "Mail.claim(paused)", lambda s: s.claim(Mail, *(not_paused(Mail.__queue_spec__, {"mail:news"}) or ()))
 
 
 def _upkeep() -> Iterator[tuple[str, Call]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import String
+from sqlalchemy import CheckConstraint, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ExponentialBackoff, QueueOptions, TopicMixin
@@ -16,6 +16,7 @@ class Base(DeclarativeBase):
 
 class Errand(TopicMixin, Base):
     __tablename__ = "errand"
+    __table_args__ = (CheckConstraint("topic <> 'refused' OR status <> 'completed'"),)
     __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=0.2), factor=1, jitter=0))
 
     id: Mapped[int] = mapped_column(primary_key=True)

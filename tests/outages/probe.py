@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread
 
-from sqlalchemy import select
+from sqlalchemy import NullPool, delete
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
@@ -17,12 +17,15 @@ from tests.outages.models import Receipt
 
 
 @contextmanager
-def only_outages(*databases: Database) -> Iterator[None]:
-    """Whatever errors come up meanwhile, the databases' adapters know them for what they are."""
+def only_outages(*databases: Database, renewed: bool = False) -> Iterator[None]:
+    """Whatever errors come up meanwhile, the adapters know them for what they are.
+
+    `renewed`: on new connections.
+    """
     errors: list[tuple[Database, Exception]] = []
     stopped = Event()
     with ExitStack() as stack:
-        for database in databases:
+        for database in [each.variant(poolclass=NullPool) for each in databases] if renewed else databases:
             thread = Thread(target=_ask, args=(database, errors, stopped))
             stack.callback(thread.join)
             thread.start()
@@ -44,9 +47,9 @@ def _ask(database: Database, errors: list[tuple[Database, Exception]], stopped: 
         try:
             with database.session() as actor:
                 while not stopped.is_set():
-                    actor.execute(select(Receipt.id).limit(1))
+                    actor.execute(delete(Receipt).where(Receipt.id == -1))
                     actor.commit()
-                    time.sleep(0.01)
+                    time.sleep(0.05)
         except Exception as error:
             errors.append((database, error))
-            time.sleep(0.01)
+            time.sleep(0.05)

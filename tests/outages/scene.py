@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy.orm import Session
 
 from sqlqueue import Worker, current_job
 from tests import tables
@@ -35,9 +36,13 @@ LANES: dict[str, dict[str, Any]] = {
     "brief-plain": {"lease": BRIEF},
     "held": {"lease": HOLDING},
     "left": {"lease": BRIEF},
+    "late": {"lease": LONG},
+    "refused": {"lease": LONG},
 }
 """Options of the handlers, by topic."""
-WITHOUT_SESSION = ("plain", "brief-plain", "held")
+WITHOUT_SESSION = ("plain", "brief-plain", "held", "refused")
+ELSEWHERE = ("late",)
+"""Topics for workers who come later."""
 BRIEF_TOPICS = ("brief", "brief-plain")
 
 
@@ -54,19 +59,25 @@ class Scene:
         self._loop = LoopThread()
         self.databases = [self._database(is_async=False), self._database(is_async=True)]
         self._running: list[Running] = []
-        self.crew = [self.hire(number, *LANES) for number in range(2)]
+        self.crew = [self.hire(number, *(topic for topic in LANES if topic not in ELSEWHERE)) for number in range(2)]
 
     def _database(self, *, is_async: bool) -> Database:
         server = self.server.server
         return Database(
-            self.server.case, server.url, self._loop, engine=self.engine, is_async=is_async, pool_size=20, max_overflow=20
+            self.server.case,
+            server.url,
+            self._loop,
+            engine=self.engine,
+            is_async=is_async,
+            pool_size=20,
+            max_overflow=20,
         )
 
     def hire(self, number: int, *topics: str) -> Running:
         """A worker of sync sessions (0) or of async ones (1), for these topics."""
         database = self.databases[number].variant(pool_size=20, max_overflow=20)
         name = ("sync", "async")[number]
-        worker = Worker(database.sessions(), name=name, poll=timedelta(seconds=0.5), grace=timedelta(seconds=1))
+        worker = Worker(database.sessions(), name=name, grace=timedelta(seconds=1))
         for topic in topics:
             options = {"concurrency": SLOTS, "batch": SLOTS, **LANES[topic]}
             make = self._without_session if topic in WITHOUT_SESSION else self._with_session
@@ -107,7 +118,7 @@ class Scene:
         self.calls[errand.id] += 1
         self.present.add(errand.id)
         try:
-            if errand.topic in BRIEF_TOPICS:
+            if errand.topic in (*BRIEF_TOPICS, *ELSEWHERE):
                 yield WORK
                 return
             until = self.release if errand.topic == "held" else self.gate
@@ -117,12 +128,14 @@ class Scene:
             self.present.discard(errand.id)
 
     def enqueue(self, *topics: str, count: int) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(Errand.__table__.insert(), [{"topic": topic} for topic in topics for _ in range(count)])
+        with Session(self.engine) as session:
+            session.add_all(Errand(topic=topic) for topic in topics for _ in range(count))
+            session.commit()
 
     def wait_until_busy(self, *topics: str) -> None:
         """Every slot of these topics has begun, so nothing of theirs is being claimed."""
-        eventually(lambda: len(self.ids(*topics) & self.present) == 2 * SLOTS * len(topics), within=PATIENCE)
+        ids = self.ids(*topics)
+        eventually(lambda: len(ids & self.present) == 2 * SLOTS * len(topics), within=PATIENCE)
 
     def ids(self, *topics: str) -> set[int]:
         with self.engine.connect() as connection:
@@ -135,14 +148,16 @@ class Scene:
     def receipts(self) -> Counter[int]:
         with self.engine.connect() as connection:
             rows = connection.execute(select(Receipt.errand_id, func.count()).group_by(Receipt.errand_id))
-            return Counter({errand_id: count for errand_id, count in rows})
+            return Counter(dict(map(tuple, rows)))
 
     def lease(self, topic: str) -> datetime:
         with self.engine.connect() as connection:
             return connection.execute(select(func.max(Errand.available_at)).where(Errand.topic == topic)).scalar_one()
 
     def wait_until_done(self, *topics: str) -> None:
-        eventually(lambda: {row.status for row in self.rows(*topics)} <= {"completed"}, within=PATIENCE)
+        undone = select(func.count()).where(Errand.topic.in_(topics or LANES), Errand.status != "completed")
+        with self.engine.connect() as connection:
+            eventually(lambda: [connection.rollback(), not connection.scalar(undone)][1], within=PATIENCE)
 
     def counts(self, kind: str) -> int:
         return sum(running.worker.reports.counts[kind] for running in self._running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -50,6 +50,20 @@ class FrailServer:
             yield
         finally:
             self._container.unpause()
+
+    @contextmanager
+    def suffering(self, begin: Sequence[str], end: Sequence[str]) -> Iterator[None]:
+        """What its administrator does to it by one statement after the other, and undoes."""
+        url = self.server.url.set(username=self.case.administrator)
+        engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            for statement in begin:
+                connection.exec_driver_sql(statement)
+            try:
+                yield
+            finally:
+                for statement in end:
+                    connection.exec_driver_sql(statement)
 
     def _wait(self) -> None:
         answering(self.server.url, self.server.origin, patience=30)

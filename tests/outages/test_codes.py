@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Thread
 
 import pytest
-from sqlalchemy import Connection, create_engine, func, select, update
+from sqlalchemy import Connection, create_engine, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
@@ -25,13 +25,14 @@ def accounts(sync_db: Database) -> Database:
 
 
 @contextmanager
-def connected(db: Database, setting: str | None = None, level: str = "READ COMMITTED") -> Iterator[Connection]:
+def connected(db: Database, setting: str | None = None, level: str | None = None) -> Iterator[Connection]:
     """A connection that nobody uses afterwards."""
     with db.engine.connect() as connection:
         if setting:
             connection.exec_driver_sql(setting)
             connection.commit()
-        connection.execution_options(isolation_level=level)
+        if level:
+            connection.execution_options(isolation_level=level)
         yield connection
         connection.invalidate()
 
@@ -104,7 +105,7 @@ def test_a_row_that_has_changed_since_the_snapshot_is_transient(accounts: Databa
 
 @pytest.mark.requires("one_writer")
 def test_another_writer_is_transient(accounts: Database) -> None:
-    with connected(accounts, "PRAGMA busy_timeout = 50", "SERIALIZABLE") as one, connected(accounts, None, "SERIALIZABLE") as other:
+    with connected(accounts, "PRAGMA busy_timeout = 50") as one, connected(accounts) as other:
         one.exec_driver_sql("BEGIN")
         one.execute(select(Account.name)).all()
         write(other, 1)
@@ -148,4 +149,11 @@ def test_a_transaction_that_idles_for_too_long_is_its_own_fault(accounts: Databa
 @pytest.mark.requires("one_writer")
 def test_a_file_that_cannot_be_opened_is_an_outage(accounts: Database) -> None:
     error = refused(create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect)
+    assert is_outage(accounts, error)
+
+
+@pytest.mark.requires("one_writer")
+def test_a_full_disk_is_an_outage(accounts: Database) -> None:
+    with connected(accounts, "PRAGMA max_page_count = 1") as one:
+        error = refused(lambda: one.execute(insert(Account), [{"name": "x" * 100}] * 1_000))
     assert is_outage(accounts, error)

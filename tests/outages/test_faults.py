@@ -55,27 +55,26 @@ def test_restart(scene: Scene) -> None:
 
 
 def test_crash(scene: Scene) -> None:
-    scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
+    """Handlers end while the server is away, and workers begin; one is stopped meanwhile."""
+    topics = ("steady", "plain", "locked")
+    scene.enqueue(*topics, count=3 * SLOTS)
     scene.enqueue("held", count=1)
-    scene.wait_until_busy("steady", "plain", "locked")
+    scene.wait_until_busy(*topics)
     eventually(lambda: scene.ids("held") <= scene.present)
+    held = scene.ids("held")
     with only_outages(*scene.databases), scene.server.crashed():
-        lost = set(scene.present)
-        leaver, stayer = scene.hire(0, "brief"), scene.hire(1, "brief")
+        leaver, stayer = scene.hire(0, "brief"), scene.hire(1, "late")
         scene.gate.set()
-        eventually(lambda: len(scene.present) == 1)
+        eventually(lambda: scene.present == held)
         leaver.stop()
     before = scene.lease("held")
+    scene.enqueue("late", count=4)
     eventually(lambda: scene.lease("held") > before)
-    all_but_held = ("steady", "plain", "locked")
-    scene.enqueue("brief", count=10)
-    scene.wait_until_done(*all_but_held, "brief")
     scene.release.set()
     all_is_well(scene)
-    assert lost
     assert not stayer.ended
-    assert scene.calls.total()
-    assert counted_attempts(scene, *all_but_held, "held") == {1}
+    assert counted_attempts(scene, *topics, "held") == {1}
+    assert {scene.calls[errand] for errand in scene.ids("plain", "held")} == {1}
 
 
 def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +94,27 @@ def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
             leaver.stop(at_once=True)
         time.sleep(max(0, BRIEF.total_seconds() + 0.2 - (time.monotonic() - frozen)))
     all_is_well(scene)
+
+
+def test_hardships(scene: Scene) -> None:
+    """It answers, and refuses."""
+    for begin, end in scene.server.case.hardships:
+        scene.enqueue("steady", "plain", "brief", count=2 * SLOTS)
+        scene.wait_until_busy("steady", "plain")
+        with only_outages(*scene.databases, renewed=True), scene.server.suffering(begin, end):
+            scene.gate.set()
+            time.sleep(0.3)
+        all_is_well(scene)
+        assert counted_attempts(scene) == {1}
+        scene.gate.clear()
+
+
+def test_what_cannot_be_written_keeps_nothing_else_waiting(scene: Scene) -> None:
+    """Whatever the driver calls the error of a constraint."""
+    scene.enqueue("refused", "plain", count=2)
+    eventually(lambda: scene.ids("refused", "plain") <= scene.present)
+    scene.gate.set()
+    scene.wait_until_done("plain")
+    scene.enqueue("plain", count=1)
+    scene.wait_until_done("plain")
+    assert {row.status for row in scene.rows("refused")} == {"running"}

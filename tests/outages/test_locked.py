@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-
 import pytest
 from sqlalchemy import create_engine, delete, select
 

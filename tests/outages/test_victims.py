@@ -22,7 +22,7 @@ pytestmark = pytest.mark.requires("locks_rows")
 
 
 def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:
-    """A handler whose two tasks are both done with `first` before either begins `second`, when they are called first."""
+    """A handler whose two tasks are both done with `first`, at their first calls, before either begins `second`."""
 
     def function(session: Any, task: Any) -> None:
         first(session, task)
@@ -65,26 +65,27 @@ def write_what_was_seen(session: Any, task: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "options"),
+    ("first", "second", "options", "mode"),
     [
-        pytest.param(book_own, book_other, {}, id="deadlock"),
-        pytest.param(look, write_what_was_seen, {"isolation_level": "SERIALIZABLE"}, id="serialization"),
+        pytest.param(book_own, book_other, {}, "lease", id="deadlock"),
+        pytest.param(book_own, book_other, {}, "lock", id="deadlock-locked"),
+        pytest.param(look, write_what_was_seen, {"isolation_level": "SERIALIZABLE"}, "lease", id="serialization"),
     ],
 )
-def test_a_victim_is_called_again(db: Database, first: Part, second: Part, options: Any) -> None:
+def test_a_victim_is_called_again(db: Database, first: Part, second: Part, options: Any, mode: Any) -> None:
     db.insert(Account, [{"id": 1, "name": ""}, {"id": 2, "name": ""}])
     db.insert(Task, [{**row, "number": number} for number, row in enumerate(rows(2), 1)])
     calls: list[int] = []
     worker = Worker(db.variant(pool_size=20, **options).sessions(), poll=timedelta(seconds=0.3))
-    worker.handler(Task, concurrency=2)(meeting_halfway(db, first, second, calls))
+    worker.handler(Task, concurrency=2, mode=mode)(meeting_halfway(db, first, second, calls))
     running = Running(worker)
     try:
         eventually(all_are(db, "completed"))
     finally:
-        running.stop(at_once=True)
+        running.stop()
     with db.engine.connect() as connection:
         assert connection.scalars(select(Account.name)).all() == ["xx", "xx"]
         assert sorted(connection.scalars(select(Ledger.task_id))) == sorted(set(calls))
         assert connection.scalars(select(Task.attempt)).all() == [1, 1]
-    assert worker.reports.counts["retries"] == len(calls) - 2 > 0
+    assert worker.reports.counts["retries"] >= max(1, len(calls) - 2)
     assert worker.reports.counts["failed"] == 0

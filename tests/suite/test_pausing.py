@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -80,11 +82,22 @@ def test_two_at_once(db: Database) -> None:
     first, second = db.session(), db.session()
     assert first.pause(Task, paused_by="first")
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
-    second.commit()
     assert had_to_wait
     assert told == [False]
-    with db.begin() as session:
-        assert [pause.paused_by for pause in session.paused(Task)] == ["first"]
+    assert [pause.paused_by for pause in second.paused(Task)] == ["first"], "its transaction goes on"
+    second.rollback()
+
+
+def test_many_at_once(sync_db: Database) -> None:
+    together = Barrier(8)
+
+    def pause(_: int) -> bool:
+        with sync_db.begin() as session:
+            together.wait()
+            return bool(session.pause(Task))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(pause, range(8))) == [False] * 7 + [True]
 
 
 def test_while_somebody_resumes(db: Database) -> None:

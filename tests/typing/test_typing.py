@@ -17,12 +17,15 @@ from sqlqueue import (
     Claim,
     ErrorGroup,
     ExponentialBackoff,
+    Pause,
+    PauseMixin,
     QueueMixin,
     QueueOptions,
     QueueSession,
     QueueStats,
     Status,
     TopicMixin,
+    utcnow,
 )
 
 MINUTE = timedelta(minutes=1)
@@ -45,6 +48,10 @@ class Letter(TopicMixin, Base):
     __queue__ = QueueOptions(retry=lambda attempt: attempt * MINUTE, on_complete="delete")
 
     id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class QueuePause(PauseMixin, Base):
+    __tablename__ = "queue_pause"
 
 
 class Address(Base):
@@ -90,6 +97,8 @@ def settling(session: QueueSession, email: Email, letters: list[Letter], claims:
     assert_type(sqlqueue.claim_of(email), Claim)
     assert_type(session.cancel(email), None)
     assert_type(session.cancel(Email, Email.id == 7), int)
+    assert_type(session.discard(email, "text"), None)
+    assert_type(session.discard(Email, Email.id == 7, error="text"), int)
 
 
 def sets(session: QueueSession) -> None:
@@ -100,6 +109,14 @@ def sets(session: QueueSession) -> None:
     assert_type(session.stats(Email).counts, Mapping[Status, int])
     assert_type(session.stats(Email)["running"], int)
     assert_type(session.errors(Email), list[ErrorGroup])
+    assert_type(session.find(Email, Email.created_at <= utcnow(-MINUTE), limit=3, order_by=desc("id")), Sequence[Email])
+
+
+def pausing(session: QueueSession) -> None:
+    assert_type(session.pause(Letter, "news", reason="text", paused_by="me"), bool)
+    assert_type(session.resume(Letter, "news"), bool)
+    assert_type(session.paused(Letter), list[Pause])
+    assert_type(QueuePause().reason, str | None)
 
 
 def enqueueing(session: QueueSession, emails: list[Email]) -> None:
@@ -120,6 +137,10 @@ async def coroutines(session: AsyncQueueSession, emails: list[Email]) -> None:
     assert_type(await session.cancel(Email), int)
     assert_type(await session.cancel(emails), None)
     assert_type(await session.stats(Email), QueueStats)
+    assert_type(await session.find(Email), Sequence[Email])
+    assert_type(await session.discard(Email, error="text"), int)
+    assert_type(await session.discard(emails, "text"), None)
+    assert_type(await session.pause(Email), bool)
     assert_type(await session.enqueue(Email, [{"recipient": "ada"}]), None)
 
 
@@ -157,6 +178,7 @@ def errors(session: QueueSession, email: Email) -> None:
     session.complete(session.claim(Email))  # type: ignore[arg-type]
     session.complete(Address())  # type: ignore[arg-type]
     session.fail(email)  # type: ignore[call-arg]
+    session.discard(Email, Email.id == 7)  # type: ignore[call-overload]
     session.fail(email, None)  # type: ignore[arg-type]
     session.snooze(email, 30)  # type: ignore[arg-type]
     session.enqueue(email, on_conflict="update")  # type: ignore[call-overload]

@@ -47,7 +47,7 @@ def write_and_stay(gate: Gate, url: URL) -> None:
     worker.run()
 
 
-def load() -> Worker:
+def load(_: int) -> Worker:
     """For a supervisor: who did what is in the ledger."""
     worker = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=timedelta(0, 0.1))
 

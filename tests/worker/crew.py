@@ -32,12 +32,14 @@ class Workers:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._running: list[Running] = []
+        self._engines: list[Database] = []
 
     def make(
         self, *, poll: timedelta = timedelta(seconds=0.3), engine: Database | None = None, **options: Any
     ) -> Worker:
         """On an engine of its own: what an event loop opens belongs to it."""
         engine = engine or self._db.variant(pool_size=20)
+        self._engines.append(engine)
         return Worker(engine.sessions(), poll=poll, **options)
 
     def start(self, worker: Worker) -> Running:
@@ -50,6 +52,8 @@ class Workers:
             running.worker.stop(at_once=True)
         for running in self._running:
             running.wait()
+        for engine in self._engines:
+            eventually(lambda pool=engine.session_engine.pool: not pool.checkedout())
 
 
 class Running:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlqueue import JobMixin, QueueSession, Worker
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 
 class Base(DeclarativeBase):
@@ -29,5 +33,5 @@ class Point:
 worker = Worker(sessionmaker(class_=QueueSession))
 
 
-def plain(session: QueueSession, point: Point, names: list[str | None]) -> None: ...
+def plain(session: Session, point: Point, names: list[str | None]) -> None: ...
 def moment(at: datetime, point: Point, key: uuid.UUID) -> None: ...

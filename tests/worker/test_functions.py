@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from sqlalchemy import select
+from sqlalchemy import StaticPool, create_engine, select
 from sqlalchemy.dialects import oracle
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import json_type
+from sqlqueue.testing import drain
 from tests.harness import Database
 from tests.models import Job, Ledger, Mail, Task
 from tests.suite.scenes import clock, count
@@ -45,6 +46,11 @@ class Point:
 @dataclass
 class Line:
     points: list[Point] = field(default_factory=list)
+
+
+@dataclass
+class Tree:
+    branches: list[Tree]
 
 
 class Person(BaseModel):
@@ -183,6 +189,7 @@ def first_by_name(session: Any, to: str) -> None: ...
 def first_by_annotation(db: Session, to: str) -> None: ...
 def first_by_a_subclass(db: QueueSession, /, to: str) -> None: ...
 def none(to: str) -> None: ...
+def by_keyword_alone(*, session: str = "", to: str = "ada") -> None: ...
 def not_first(to: str, db: str = "", *, session: str = "") -> None: ...
 async def asynchronous(db: AsyncSession, to: str) -> None: ...
 async def asynchronous_by_subclass(db: AsyncQueueSession, to: str) -> None: ...
@@ -196,6 +203,7 @@ async def asynchronous_by_subclass(db: AsyncQueueSession, to: str) -> None: ...
         (first_by_a_subclass, True),
         (none, False),
         (not_first, False),
+        (by_keyword_alone, False),
         (asynchronous, True),
         (asynchronous_by_subclass, True),
     ],
@@ -204,7 +212,27 @@ def test_a_session_comes_first_and_is_no_argument(function: Any, takes: bool) ->
     worker = offline(is_async=function.__name__.startswith("async"))
     task = worker.task(Job)(function)
     assert task.takes_session is worker.handlers[0].takes_session is takes
-    assert task.job("ada").arguments == {"to": "ada"}
+    assert task.job(to="ada").arguments == {"to": "ada"}
+
+
+def test_functions_with_a_session_and_without() -> None:
+    engine, seen = create_engine("sqlite://", poolclass=StaticPool), list[Any]()
+    Job.metadata.create_all(engine, [Job.__table__])  # type: ignore[list-item]
+    worker = Worker(sessionmaker(engine, class_=QueueSession))
+    tasks = [
+        worker.task(Job, name=name)(function)
+        for name, function in (
+            ("before", lambda to: seen.append(f"before {to}")),
+            ("with", lambda session, to: seen.append((session, to))),
+            ("after", lambda to: seen.append(f"after {to}")),
+        )
+    ]
+    with QueueSession(engine) as session:
+        for task in tasks:
+            task.enqueue(session, "ada")
+        assert drain(worker, session) == {"completed": 3}
+        assert seen == ["before ada", (session, "ada"), "after ada"]
+    engine.dispose()
 
 
 def test_defaults_are_those_of_the_call() -> None:
@@ -243,7 +271,7 @@ def of_a_person(person: Person, raw: bytes = b"", value: Any = None) -> None: ..
         (of_anything, ({1: 2},), {}, "value cannot be kept as JSON"),
         (of_anything, ((1, 2),), {}, "value cannot be kept as JSON"),
         (of_a_person, ({"name": "A", "born": "1815-12-10"},), {}, "person.name: String should have at least 2"),
-        (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)), 1), {}, "raw: Input should be a valid bytes"),
+        (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)), "text"), {}, "raw: Input should be a valid bytes"),
         (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)),), {"value": date.today()}, "value"),
     ],
 )
@@ -254,6 +282,31 @@ def test_a_wrong_call_is_refused_before_anything_is_sent(function: Any, args: An
     assert str(refused.value).startswith(f"{task.name}(")
     with pytest.raises(ArgumentError, match=message):
         task.enqueue(AsyncSession(), *args, **kwargs)  # not only once it is awaited
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        (7, "point: it does not fit Point"),
+        ({"x": 1, "z": 2}, "point: it does not fit Point"),
+        ({"x": "1"}, "point.x: a str does not fit int"),
+        ({"y": 1.5}, r"point: .*missing 1 required positional argument: 'x'"),
+    ],
+)
+def test_a_dataclass_that_has_changed(point: Any, message: str) -> None:
+    task = offline().task(Job)(of_a_point)
+    with pytest.raises(ArgumentError, match=rf"cannot be called with the arguments that are stored: {message}"):
+        task.bind(Job(arguments={"point": point}))
+
+
+def of_a_tree(tree: Tree) -> None: ...
+
+
+def test_a_dataclass_within_itself() -> None:
+    task, tree = offline().task(Job)(of_a_tree), Tree([Tree([]), Tree([])])
+    job = task.job(tree)
+    assert job.arguments == {"tree": {"branches": [{"branches": []}, {"branches": []}]}}
+    assert task.bind(job).args == (tree,)
 
 
 @pytest.mark.parametrize(

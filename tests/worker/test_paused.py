@@ -13,6 +13,7 @@ from sqlalchemy import URL, Engine, create_engine, delete, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
+from sqlqueue.wakeups import subscribe
 from tests.harness import Database
 from tests.models import Document, Mail, QueuePause, Spool, Task
 from tests.processes import Gate, Processes
@@ -44,7 +45,7 @@ def delete_pause(db: Database) -> None:
         connection.execute(delete(QueuePause))
 
 
-@pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
+@pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, mode: Any) -> None:
     write_pause(db, "task")
     db.insert(Task, rows(4, "ready", "scheduled", "retryable", "expired"))
@@ -53,8 +54,9 @@ def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, 
     worker.handler(Task, mode=mode)((with_session if mode == "lock" else without_session)(db))
     with seen(engine, "before_cursor_execute") as looks:
         running = workers.start(worker)
-        eventually(lambda: len(looks) > 12)
+        eventually(lambda: len(asked(looks)) > 4)
     assert statuses(db) == before
+    assert not any("FROM task" in each[2] for each in looks), "it asked for tasks that it must not have"
     delete_pause(db)
     eventually(all_are(db, "completed"))
     running.stop()  # in peace: no thread of it is to be left to the next test
@@ -66,16 +68,16 @@ def test_what_runs_goes_on_and_nothing_more_is_begun(
     caplog.set_level("INFO", "sqlqueue.worker")
     db.insert(Task, rows(3))
     engine = db.variant(pool_size=20)
-    worker = workers.make(engine=engine, poll=LONG)
+    worker = workers.make(engine=engine, poll=OFTEN)
     worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
     workers.start(worker)
     meeting.wait_for()
     with db.begin() as session:
         session.pause(Task)
-    eventually(lambda: "paused are now: task" in caplog.text)  # at once: it was told
+    eventually(lambda: "paused are now: task" in caplog.text)
     with seen(engine, "before_cursor_execute") as statements:
         meeting.let_go()
-        eventually(lambda: any("available_at" in each[2] and "SELECT" in each[2] for each in statements))
+        eventually(lambda: "completed" in statuses(db).values() and len(asked(statements)) > 3)
     assert sorted(statuses(db).values()) == ["available", "available", "completed"]
     with db.begin() as session:
         session.resume(Task)
@@ -113,16 +115,44 @@ def asked(statements: list[Any]) -> list[str]:
     return [each[2] for each in tuple(statements) if "FROM queue_pause" in each[2]]
 
 
-@pytest.mark.requires("notifies")
-def test_another_process_tells(
-    db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_within_a_process_it_is_told_at_once(db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db))
     workers.start(worker)
     eventually(lambda: worker.health() is not None)
-    processes.spawn(pause_elsewhere, db.url).result()
+    with db.begin() as session:
+        session.pause(Task)
+    eventually(lambda: "paused are now: task" in caplog.text)
+    db.insert(Task, rows(1))
+    with db.begin() as session:
+        session.resume(Task)
+    eventually(all_are(db, "completed"))
+
+
+def test_lanes_are_woken(sync_db: Database, workers: Workers) -> None:
+    heard: list[bool] = []
+    unsubscribe = subscribe(["task"], lambda: heard.append(True))
+    worker = workers.make(poll=OFTEN, notify=False)
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    write_pause(sync_db, "task")
+    eventually(lambda: len(heard) == 1)
+    delete_pause(sync_db)
+    eventually(lambda: len(heard) == 2)
+    unsubscribe()
+
+
+@pytest.mark.requires("notifies")
+def test_another_process_tells(
+    sync_db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    processes.spawn(pause_elsewhere, sync_db.url).result()
     eventually(lambda: "paused are now: task" in caplog.text)
 
 

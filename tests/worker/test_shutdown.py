@@ -49,6 +49,7 @@ def test_what_was_claimed_ahead_is_handed_back(db: Database, workers: Workers, m
     worker.handler(Task, concurrency=1)(without_session(db, lambda task: task.id == first + 20 and meeting(task)))
     running = workers.start(worker)
     meeting.wait_for()
+    eventually(lambda: count(db, Task, Task.status == "completed") == 20)
     ahead = count(db, Task, Task.status == "running") - 1
     assert ahead > 0
     worker.stop()
@@ -84,7 +85,8 @@ def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers,
     meeting.wait_for()
     running.stop()
     meeting.let_go()  # a thread goes on, and nobody can stop it
-    eventually(lambda: statuses(db) and set(statuses(db).values()) <= {"available", "completed"})
+    eventually(all_are(db, "available" if db.is_async else "completed"))
+    assert worker.reports.counts["claimed"] == 1
 
 
 def test_others_hear_of_what_is_handed_back(sync_db: Database, workers: Workers, meeting: Meeting) -> None:

@@ -36,6 +36,11 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
+def tables(engine: Engine) -> None:
+    Base.metadata.create_all(engine)
+
+
+@pytest.fixture
 def supervisor(engine: Engine, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -65,8 +70,8 @@ def at_work(engine: Engine, *, without: set[int] = frozenset()) -> set[int]:  # 
     return found_
 
 
+@pytest.mark.usefixtures("tables")
 def test_one_that_dies_is_replaced_and_sigterm_ends_all(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
-    Base.metadata.create_all(engine)
     first = at_work(engine)
     for pid in first:
         os.kill(pid, signal.SIGKILL)
@@ -78,8 +83,8 @@ def test_one_that_dies_is_replaced_and_sigterm_ends_all(engine: Engine, supervis
     assert errors.count("has died (-9), replaced in") == 2
 
 
+@pytest.mark.usefixtures("tables")
 def test_nobody_is_left_when_it_is_killed(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
-    Base.metadata.create_all(engine)
     pids = at_work(engine)
     supervisor.kill()
     eventually(lambda: not any(map(lives, pids)))
