@@ -130,6 +130,11 @@ def is_unsettled(task: object) -> bool:
     return hold is not None and hold.settled is None
 
 
+def is_settled(task: object) -> bool:
+    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    return hold is not None and hold.settled is not None
+
+
 def guard(session: Session, connection: Connection) -> None:
     """Let no commit of ``connection`` drop a claim that only locks, whichever way it comes about.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..exc import ArgumentError
 from ..states import FINAL, Status
@@ -16,7 +16,7 @@ KEYWORD = "sqlqueue"
 class MigrationOptions:
     """Given in ``env.py`` as ``context.configure(..., sqlqueue=MigrationOptions(...))``."""
 
-    existing_rows: Status = Status.COMPLETED
+    existing_rows: Status | Literal["completed", "cancelled", "discarded", "available"] = Status.COMPLETED
     """What the rows of a table become when it is made a queue: ``completed``, ``cancelled``, ``discarded``, or
     ``available``, and workers take them all.  The revision says it in a line of its own, to be changed at will."""
     concurrently: bool = False

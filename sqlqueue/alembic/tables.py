@@ -15,6 +15,7 @@ from alembic.operations.ops import (
 
 from ..drift import needed_indexes
 from ..spec import QUEUE_ROLES, QueueSpec, index_name
+from ..states import Status
 from .operations import AdoptRowsOp, ConcurrentIndexesOps, QueueColumnsOps
 from .options import MigrationOptions
 
@@ -31,7 +32,7 @@ def of_queue(
         yield QueueColumnsOps(op.table_name, added, schema=op.schema)
     status, finished_at = spec["status"].name, spec["finished_at"].name
     if any(each.column.name == status for each in added):
-        yield AdoptRowsOp(op.table_name, status, finished_at, options.existing_rows, schema=op.schema)
+        yield AdoptRowsOp(op.table_name, status, finished_at, Status(options.existing_rows), schema=op.schema)
     rest = [each for each in op.ops if each not in added]
     # in a table that is made by the same revision there is nobody to wait for
     concurrently = options.concurrently and not is_new
@@ -51,7 +52,7 @@ def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[M
     rest = [each for each in op.ops if each not in columns]
     yield from _rest(op, rest, _index_names(op) if options.concurrently else ())
     status, finished_at = _leading_columns(op)
-    yield AdoptRowsOp(op.table_name, status, finished_at, options.existing_rows, schema=op.schema).reverse()
+    yield AdoptRowsOp(op.table_name, status, finished_at, Status(options.existing_rows), schema=op.schema).reverse()
     yield QueueColumnsOps(op.table_name, columns, schema=op.schema)
 
 

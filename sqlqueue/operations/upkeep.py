@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import chain
+from typing import NamedTuple
 
 from sqlalchemy import and_, literal_column, select
 from sqlalchemy.orm import Session
@@ -17,8 +19,9 @@ from ..mixins import QueueMixin
 from ..spec import Criterion, QueueSpec, Where, spec_of
 from ..statements import Pick, is_due, picks, state, write
 from ..states import Status
-from ..transitions import Held, extending
+from ..transitions import Held
 from ._connection import AnySession, open_, session_of
+from .settling import heartbeat
 
 
 def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
@@ -57,8 +60,45 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     keys = adapter.lock(session, replace(due(limit), state=waits))
     available = [(spec["status"], state(Status.AVAILABLE))]
     return sum(
-        len(adapter.change(session, spec, write(spec, adapter.key_in(spec, some), available), some))
+        # by more than the key: MySQL would read, and wait for, all rows of a small table whose key alone is asked for
+        len(adapter.change(session, spec, write(spec, and_(adapter.key_in(spec, some), *waits), available), some))
         for some in adapter.batches(keys)
+    )
+
+
+class Standing(NamedTuple):
+    """How it stands with claims."""
+
+    free: list[Claim]
+    """Theirs still, and now locked by this transaction."""
+    locked: list[Claim]
+    """Theirs still, as far as can be seen: another transaction has the row locked."""
+    lost: list[Claim]
+
+
+def lock_own(session: Session, claims: Sequence[Claim]) -> Standing:
+    """Lock the rows of claims of one model that are still theirs; one that is locked already is not waited for."""
+    spec = spec_of(claims[0].entity)
+    adapter = open_(session, spec, claims=True)
+    found = [_lock_own(adapter, session, spec, some) for some in adapter.batches(claims)]
+    return Standing(*(list(chain(*lists)) for lists in zip(*found, strict=True)))
+
+
+def _lock_own(adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> Standing:
+    held = Held(spec=spec)
+    fence = held.fence(claims, adapter.key_in)
+    mine = Pick(spec=spec, state=(fence,), where=(), order=(), limit=len(claims), index=None, exact=True)
+    taken = set(adapter.lock(session, mine))
+    free = [claim for claim in claims if claim.identity in taken]
+    rest = [claim for claim in claims if claim.identity not in taken]
+    if not rest:
+        return Standing(free, [], [])
+    still = select(*spec.primary_key).where(held.fence(rest, adapter.key_in))
+    kept = {tuple(row) for row in adapter.execute(session, spec, still)}
+    return Standing(
+        free,
+        [claim for claim in rest if claim.identity in kept],
+        [claim for claim in rest if claim.identity not in kept],
     )
 
 
@@ -68,28 +108,10 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     A row that is locked is passed over: by whom else than its own handler, whose transaction nobody can take over?  To
     wait for it would let the other leases end.
     """
-    spec = spec_of(claims[0].entity)
-    adapter = open_(session, spec, claims=True)
-    return [claim for some in adapter.batches(claims) for claim in _extend(adapter, session, spec, some, lease)]
-
-
-def _extend(
-    adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim], lease: timedelta
-) -> list[Claim]:
-    held = Held(spec=spec)
-    fence = held.fence(claims, adapter.key_in)
-    mine = Pick(spec=spec, state=(fence,), where=(), order=(), limit=len(claims), index=None, exact=True)
-    free = adapter.lock(session, mine)
-    if free:
-        running = and_(adapter.key_in(spec, free), spec["status"] == state(Status.RUNNING))
-        adapter.change(session, spec, write(spec, running, extending(held, lease)), free)
-    extended = set(free)
-    rest = [claim for claim in claims if claim.identity not in extended]
-    if not rest:
-        return []
-    locked = select(*spec.primary_key).where(held.fence(rest, adapter.key_in))
-    kept = {tuple(row) for row in adapter.execute(session, spec, locked)}
-    return [claim for claim in rest if claim.identity not in kept]
+    standing = lock_own(session, claims)
+    if standing.free:
+        heartbeat(session, standing.free, lease)
+    return standing.lost
 
 
 def _waits(spec: QueueSpec) -> tuple[Criterion, ...]:

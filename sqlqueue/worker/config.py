@@ -37,7 +37,7 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        return f"{self.function.__module__}.{name_of(self.function)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,12 @@ class Settings:
     poll: timedelta
     grace: timedelta
     notify: bool
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A partial, or an object that can be called, goes by what it is made of."""
+    wrapped = getattr(function, "func", function)
+    return str(getattr(wrapped, "__qualname__", type(wrapped).__qualname__))
 
 
 def handler_of(

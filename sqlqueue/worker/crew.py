@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,7 +27,7 @@ class Crew:
     database: Database
     gate: Gate
     holdings: Holdings
-    settler: Settler
+    settlers: Mapping[QueueSpec, Settler]
     reports: Reports
 
     def adapter(self, spec: QueueSpec) -> Adapter:
@@ -42,4 +43,4 @@ class Crew:
         if outcome is None:
             self.holdings.remove(job)
         else:
-            self.settler.put(job, outcome)
+            self.settlers[job.handler.spec].put(job, outcome)

@@ -132,7 +132,13 @@ class SyncConnections:
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
     if engine not in engines:
-        engines[engine] = Engine(engine.pool.recreate(), engine.dialect, engine.url)
+        engines[engine] = Engine(
+            engine.pool.recreate(),
+            engine.dialect,
+            engine.url,
+            execution_options=engine.get_execution_options(),
+            hide_parameters=engine.hide_parameters,
+        )
     return engines[engine]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
-from ..claims import is_unsettled
+from ..claims import Claim, claim_of, is_settled, is_unsettled
+from ..exc import ArgumentError
 from .config import Handler
 from .crew import Crew
 from .jobs import Job
@@ -17,6 +18,11 @@ from .outcomes import COMPLETED, write_outcomes
 from .patience import bear, pauses
 from .performer import Performer, closing
 from .threads import DaemonThreads
+
+_OPEN = (
+    "a handler of mode='lock' must leave its transaction open, for nothing else holds its task: use"
+    " session.begin_nested() for a part that may fail, and no commit, rollback or close"
+)
 
 
 class ExclusiveLane:
@@ -27,7 +33,7 @@ class ExclusiveLane:
         self._crew = crew
         self._lookout = Lookout(handler, crew)
         self._performer = _LockingPerformer(handler, crew)
-        self._threads = DaemonThreads(handler.concurrency, handler.function.__name__)
+        self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: list[asyncio.Task[None]] = []
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
@@ -133,27 +139,49 @@ class _LockingPerformer(Performer):
         try:
             with self.known(job):
                 self.call(handed, job.task)
-            savepoint.commit()
-        except Exception as error:
-            if session.get_nested_transaction() is not savepoint or self._is_over(job, error):
-                raise  # with the whole transaction, so the task is free again
-            savepoint.rollback()
+            if session.get_nested_transaction() is not savepoint and not is_settled(job.task):
+                raise ArgumentError(_OPEN)
+            _commit(session, savepoint)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             job.end()
-            outcome = self.judge(job, error)
-            if outcome is not None:
-                write_outcomes(session, [(job.claim, outcome)])
-                self.reports.finished(job, outcome, error)
+            if self._is_over(job, error):
+                raise  # with the whole transaction, so the task is free again
+            self._record(job, session, savepoint, error)
         else:
             job.end()
             if is_unsettled(job.task):
                 operations.complete(session, job.task)
             self.reports.finished(job, COMPLETED)
 
-    def _is_over(self, job: Job, error: Exception) -> bool:
+    def _record(self, job: Job, session: Session, savepoint: SessionTransaction, error: BaseException) -> None:
+        """Write what an exception means, by the lock that is held, or by a new one if the handler has let go of it."""
+        claim: Claim | None = job.claim
+        if session.get_nested_transaction() is savepoint:
+            savepoint.rollback()
+        else:
+            session.rollback()
+            spec = self.handler.spec
+            again = operations.claim(
+                session, self.handler.entity, spec.key(job.claim.identity), lease=None, claimed_by=self._crew.name
+            )
+            claim = None if again is None else claim_of(again)
+        outcome = self.judge(job, error)
+        if outcome is not None and claim is not None:
+            write_outcomes(session, [(claim, outcome)])
+            self.reports.finished(job, outcome, error)
+
+    def _is_over(self, job: Job, error: BaseException) -> bool:
         """Whether the engine has ended the transaction, or wants it begun anew."""
         if not isinstance(error, DBAPIError):
             return False
         if self.adapter.is_transient(error):
             self.reports.retried(job, error)
             return True
-        return error.connection_invalidated
+        return self.adapter.is_outage(error)
+
+
+def _commit(session: Session, savepoint: SessionTransaction) -> None:
+    if session.get_nested_transaction() is savepoint:
+        savepoint.commit()

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import Engine
-
 from ..operations.upkeep import extend
 from ..spec import QueueSpec
 from .config import Handler
@@ -30,16 +28,21 @@ def _interval(handler: Handler) -> timedelta:
 
 
 class Heartbeat(threading.Thread):
-    """A thread with connections of its own: a blocked event loop or a busy pool does not end a lease."""
+    """A thread with a connection of its own, for one queue: neither a blocked event loop nor a busy pool nor another
+    queue's trouble ends a lease."""
 
-    def __init__(self, handlers: Iterable[Handler], database: Database, holdings: Holdings, reports: Reports) -> None:
-        super().__init__(name="sqlqueue-heartbeat", daemon=True)
+    def __init__(
+        self, spec: QueueSpec, handlers: Iterable[Handler], database: Database, holdings: Holdings, reports: Reports
+    ) -> None:
+        super().__init__(name=f"sqlqueue-heartbeat-{spec.table.name}", daemon=True)
+        handlers = [handler for handler in handlers if handler.spec is spec]
+        self._spec = spec
+        self._engine = database.engine(spec)
         self._database = database
         self._holdings = holdings
         self._reports = reports
-        self._engines: dict[QueueSpec, Engine] = {h.spec: database.engine(h.spec) for h in handlers}
         self._interval = min(_interval(handler) for handler in handlers)
-        self._due: dict[tuple[object, timedelta], float] = {}
+        self._due: dict[timedelta, float] = {}
         self._stopped = threading.Event()
 
     @property
@@ -57,8 +60,8 @@ class Heartbeat(threading.Thread):
         try:
             while not self._stopped.wait(wait.total_seconds()):
                 try:
-                    self._beat(own)
-                    self._reports.reached()
+                    if self._beat(own):
+                        self._reports.reached()
                     wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
                     wait = next(patience)
@@ -66,21 +69,23 @@ class Heartbeat(threading.Thread):
         finally:
             own.close()
 
-    def _beat(self, own: OwnConnections) -> None:
+    def _beat(self, own: OwnConnections) -> bool:
+        """Whether the database was asked for anything."""
         self._look_at_the_clock()
-        alike: defaultdict[tuple[QueueSpec, timedelta], list[Job]] = defaultdict(list)
-        for job in self._holdings:
-            if job.handler.mode != "lease":
-                continue
-            alike[job.handler.spec, job.handler.lease].append(job)
-        for (spec, lease), jobs in alike.items():
-            if self._due.get((spec, lease), 0) > time.monotonic():
-                continue
+        alike: defaultdict[timedelta, list[Job]] = defaultdict(list)
+        for job in self._mine():
+            alike[job.handler.lease].append(job)
+        due = [(lease, jobs) for lease, jobs in alike.items() if self._due.get(lease, 0) <= time.monotonic()]
+        for lease, jobs in due:
             claims = [job.claim for job in jobs]
-            lost = own.run(self._engines[spec], partial(extend, claims=claims, lease=lease))
-            self._due[spec, lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
+            lost = own.run(self._engine, partial(extend, claims=claims, lease=lease))
+            self._due[lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
             for claim in lost:
                 self._lose(self._holdings.get(claim))
+        return bool(due)
+
+    def _mine(self) -> list[Job]:
+        return [job for job in self._holdings if job.handler.spec is self._spec and job.handler.mode == "lease"]
 
     def _lose(self, job: Job | None) -> None:
         if job is not None and not job.settling:  # else it is its own doing, or will be seen there
@@ -90,6 +95,8 @@ class Heartbeat(threading.Thread):
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
         for job in self._holdings:
+            if job.handler.spec is not self._spec:
+                continue
             timeout = job.handler.timeout
             if job.started is None or timeout is None or job.overdue or job.handler.is_coroutine:
                 continue

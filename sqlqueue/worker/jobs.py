@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..claims import Claim, claim_made
+from ..spec import Identity, QueueSpec
 from .config import Handler
 
 current: ContextVar[Job] = ContextVar("sqlqueue.job")
@@ -93,6 +94,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self._jobs: dict[Claim, Job] = {}
+        self._latest: dict[tuple[QueueSpec, Identity], Job] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -101,10 +103,19 @@ class Holdings:
         return iter(tuple(self._jobs.values()))
 
     def add(self, job: Job) -> None:
-        self._jobs[job.claim] = job
+        """An older job for the same task is lost: its lease has ended, and this worker has taken it over itself."""
+        key = job.handler.spec, job.claim.identity
+        older = self._latest.get(key)
+        self._latest[key] = self._jobs[job.claim] = job
+        if older is not None and older.claim != job.claim and not older.settling:
+            self.remove(older)
+            older.lose("its lease has ended, and the same worker has claimed it again")
 
     def remove(self, job: Job) -> None:
         self._jobs.pop(job.claim, None)
+        key = job.handler.spec, job.claim.identity
+        if self._latest.get(key) is job:
+            del self._latest[key]
 
     def get(self, claim: Claim) -> Job | None:
         return self._jobs.get(claim)

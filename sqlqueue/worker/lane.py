@@ -27,6 +27,11 @@ AHEAD = 0.1
 """Seconds of work that a worker holds beside what runs.  Short tasks are claimed in large batches; of long ones none
 waits here while another worker has nothing to do."""
 
+UNSETTLED = 2_000
+"""Tasks that are done and not yet settled, at the most: all of them would be done again after a crash."""
+PAUSE = 0.1
+"""Seconds until a lane with so many of them looks again."""
+
 PROMOTE_EVERY = 1.0
 """Seconds."""
 
@@ -50,7 +55,7 @@ class Lane:
         if handler.is_coroutine:
             self._slots = CoroutineSlots(performer, handler.concurrency, self._done)
         else:
-            self._slots = ThreadSlots(performer, handler.concurrency, handler.function.__name__, self._done)
+            self._slots = ThreadSlots(performer, handler.concurrency, handler.name, self._done)
 
     def drain(self) -> None:
         """Claim nothing more, and release what has not begun; what cannot be released is still done."""
@@ -121,9 +126,14 @@ class Lane:
             self._room.clear()
             ahead = self._ahead()
             wanted = min(self.handler.concurrency + ahead - len(self._jobs), self.handler.batch)
-            if wanted >= max(1, ahead // 2) or self._draining:
+            if self._draining:
                 return wanted
-            await self._room.wait()
+            if self._crew.settlers[self.handler.spec].backlog >= UNSETTLED:
+                await asyncio.sleep(PAUSE)
+            elif wanted >= max(1, ahead // 2):
+                return wanted
+            else:
+                await self._room.wait()
 
     def _ahead(self) -> int:
         if self._mean is None or not self._holds:
@@ -162,7 +172,7 @@ class Lane:
         """A handler has ended; on whatever thread."""
         if job.seconds is not None:
             self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
-        self._jobs.discard(job)
         self._crew.settle(job, outcome if self._holds else None)
+        self._jobs.discard(job)  # last: while the lane is not idle, nobody closes the settler
         if not self._room.is_set():
             soon(self._loop, self._room.set)

@@ -67,7 +67,9 @@ class Lookout:
         where = self._crew.where(self._handler)
         if where is None:
             return None
-        return await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *where))
+        due = await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *where))
+        self._crew.reports.reached()
+        return due
 
     async def _heard(self, pause: timedelta) -> bool:
         try:

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 CANCEL_EVERY = 1.0
 """Seconds."""
+CANCELS = 3
+"""How often: one that goes on then will not be stopped by that."""
 
 
 def soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
@@ -19,7 +21,10 @@ def soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
 async def cancel_others() -> None:
     """End all other tasks of this event loop, which belong to nobody else."""
     this = asyncio.current_task()
-    while others := asyncio.all_tasks() - {this}:
+    for _ in range(CANCELS):
+        others = asyncio.all_tasks() - {this}
+        if not others:
+            return
         for task in others:
             task.cancel()
         # more than once: at the first time, psycopg asks the server for an end, and waits for the answer

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy.orm import Session
 
 from .. import operations
 from ..claims import Claim
 from ..exc import ClaimLostError
+from ..operations.upkeep import lock_own
 from ..spec import spec_of
 from ..texts import error_text
 from .signals import Cancel, Discard, Retry, Signal, Snooze
@@ -76,3 +77,19 @@ def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]]) 
         except ClaimLostError as error:
             lost += error.claims
     return lost
+
+
+class Written(NamedTuple):
+    """What became of outcomes that were to be written."""
+
+    lost: set[Claim]
+    locked: set[Claim]
+    """Nothing is written of these: others have their rows locked."""
+
+
+def write_what_is_free(session: Session, outcomes: Sequence[tuple[Claim, Outcome]]) -> Written:
+    """:func:`write_outcomes` of one queue's claims with leases, but that no lock is waited for."""
+    standing = lock_own(session, [claim for claim, _ in outcomes])
+    free = set(standing.free)
+    lost = write_outcomes(session, ((claim, outcome) for claim, outcome in outcomes if claim in free))
+    return Written({*standing.lost, *lost}, set(standing.locked))

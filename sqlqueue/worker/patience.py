@@ -59,4 +59,5 @@ async def bear(error: Exception, pause: timedelta, reports: Reports) -> None:
         reports.database_error("claim", error, pause)
     else:
         reports.broken("claim", error)
+        reports.pulse.missed()
     await asyncio.sleep(pause.total_seconds())

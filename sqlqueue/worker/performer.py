@@ -110,8 +110,11 @@ class Performer:
         handed, session = self.database.open()
         with closing(session):
             try:
+                if not session.in_transaction():
+                    session.begin()  # autobegin=False
                 task = _attach(session, job)
                 self.call(handed, task)
+                _refuse_deletion(session, task)
                 job.settling = True
                 _refuse_lost(job)
                 if is_unsettled(task):
@@ -146,6 +149,12 @@ class Performer:
             # no fault of the task's: not counted, but not at once either, in case it is after all
             return Outcome("snoozed", delay=self.handler.spec.options.retry(job.claim.attempt))
         return outcome_of(error)
+
+
+def _refuse_deletion(session: Session, task: Any) -> None:
+    state = instance_state(task)
+    if task in session.deleted or state.deleted or state.was_deleted:
+        raise ArgumentError("a handler must not delete its task: QueueOptions(on_complete='delete') does it at the end")
 
 
 def _refuse(handler: Handler, result: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from sqlalchemy.orm import Session
 
+from ..dialects import adapter_for
 from ..health import verify_schema
 from ..operations import default_claimer
 from ..spec import QueueSpec
@@ -24,7 +26,7 @@ from .jobs import Holdings
 from .lane import Lane
 from .loops import soon
 from .maintenance import maintain
-from .notifier import notifiers
+from .notifier import Notifier, notifiers
 from .patience import insist
 from .reports import Reports, logger
 from .settler import Settler
@@ -47,7 +49,10 @@ class Run:
         self._database = database
         self._grace = settings.grace
         self._holdings = Holdings()
-        self._settler = Settler(database, self._holdings, reports)
+        self._settlers = {
+            spec: Settler(database, adapter_for(database.engine(spec).dialect), self._holdings, reports)
+            for spec in self._specs
+        }
         self._gate = Gate(self._specs, database, settings.poll, reports)
         self._crew = Crew(
             name=settings.name or default_claimer(),
@@ -55,19 +60,19 @@ class Run:
             database=database,
             gate=self._gate,
             holdings=self._holdings,
-            settler=self._settler,
+            settlers=self._settlers,
             reports=reports,
         )
         self._stopping, self._hurrying = asyncio.Event(), asyncio.Event()
-        self._heartbeat = Heartbeat(handlers, database, self._holdings, reports)
+        self._heartbeats = [Heartbeat(spec, handlers, database, self._holdings, reports) for spec in self._specs]
         engines = [*((database.engine(spec), channel_of(spec)) for spec in self._specs), *self._gate.channels]
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
         self._lanes = [(ExclusiveLane if h.mode == "lock" else Lane)(h, self._crew) for h in handlers]
 
     def health(self) -> Health:
-        return self._crew.reports.pulse.health(
-            beats=not self._heartbeat.has_died, running=len(self._holdings), counts=self._crew.reports.counts
-        )
+        reports = self._crew.reports
+        beats = not any(heartbeat.has_died for heartbeat in self._heartbeats)
+        return reports.pulse.health(beats=beats, running=len(self._holdings), counts=reports.counts)
 
     def signalled(self) -> None:
         self.stop(at_once=self._stopping.is_set())
@@ -87,28 +92,41 @@ class Run:
                 await self._work()
         finally:
             pulse.cancel()
-            self._end()
+            await self._end()
             logger.info("worker %s has ended", self._crew.name)
 
     async def _work(self) -> None:
-        self._heartbeat.start()
-        for notifier in self._notifiers:
-            notifier.start()
-        settling = asyncio.create_task(self._settler.run())
+        for thread in (*self._heartbeats, *self._notifiers):
+            thread.start()
+        settling = [asyncio.create_task(settler.run()) for settler in self._settlers.values()]
         chores = [
             asyncio.create_task(maintain(self._specs, self._crew)),
             asyncio.create_task(self._gate.run()),
         ]
         lanes = [asyncio.create_task(lane.run()) for lane in self._lanes]
         try:
-            await self._stopping.wait()
+            await self._until_stopped([*settling, *lanes, *chores])
         finally:
             for chore in chores:
                 chore.cancel()
             await self._drain()
             await _end(lanes)
-            self._settler.close()
-            await _end([settling])
+            for settler in self._settlers.values():
+                settler.close()
+            await _end(settling)
+
+    async def _until_stopped(self, parts: Sequence[asyncio.Task[None]]) -> None:
+        """A part that ends by an error of its own would be missed by nobody: the whole ends with it."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        working: set[asyncio.Task[Any]] = set(parts)
+        try:
+            while not stopping.done():
+                ended, _ = await asyncio.wait({stopping, *working}, return_when=asyncio.FIRST_COMPLETED)
+                for part in ended & working:
+                    part.result()
+                working -= ended
+        finally:
+            stopping.cancel()
 
     async def _verify(self) -> bool:
         """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
@@ -138,18 +156,23 @@ class Run:
                 break
             await asyncio.sleep(TICK)
 
-    def _end(self) -> None:
-        self._heartbeat.stop()
-        for notifier in self._notifiers:
-            notifier.stop()
+    async def _end(self) -> None:
+        threads: list[Heartbeat | Notifier] = [*self._heartbeats, *self._notifiers]
+        for thread in threads:
+            thread.stop()
         for lane in self._lanes:
             lane.close()
         self._gate.close()
         self._database.close()
+        deadline = self._loop.time() + LAST_WORDS
+        while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
+            await asyncio.sleep(TICK)  # they have connections, which are in the way of whoever drops a table
 
 
 def _verify(session: Session, spec: QueueSpec) -> None:
-    verify_schema(session.connection(spec.bind_arguments), spec.entity)
+    connection = session.connection(spec.bind_arguments)
+    if not connection.get_execution_options().get("schema_translate_map"):  # reflection knows nothing of it
+        verify_schema(connection, spec.entity)
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -160,4 +183,4 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in ended:
         task.result()
     if pending:
-        logger.warning("the database does not answer: not all is written, and some leases will end by themselves")
+        logger.warning("not all could be written, for locks or for want of a database: some leases end by themselves")

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
-from ..claims import Claim
-from ..dialects import adapter_for
+from ..dialects.base import Adapter
 from ..wakeups import channel_of, spread
 from .database import Database
 from .jobs import Holdings, Job
 from .loops import soon
-from .outcomes import Outcome, write_outcomes
+from .outcomes import Outcome, Written, write_what_is_free
 from .patience import insist, passes
 from .reports import Reports
 
 GATHER = 0.003
 """Seconds for which the first outcome waits for others.  What is not written yet is done again after a crash."""
 LARGEST = 500
+LOCKED = 0.2
+"""Seconds until a row that others have locked is tried again."""
 WAITING = ("failed", "snoozed")
 """Outcomes that come due at a moment of which no lookout knows yet."""
 
@@ -32,16 +32,23 @@ class _Pending(NamedTuple):
 
 
 class Settler:
-    """Takes outcomes from any thread; a task of the event loop writes them, as long as it takes."""
+    """Takes the outcomes of one queue from any thread; a task of the event loop writes them, as long as it takes."""
 
-    def __init__(self, database: Database, holdings: Holdings, reports: Reports) -> None:
+    def __init__(self, database: Database, adapter: Adapter, holdings: Holdings, reports: Reports) -> None:
         self._database = database
+        self._adapter = adapter
         self._holdings = holdings
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
+        self._postponed: list[_Pending] = []
         self._some = asyncio.Event()
         self._closing = False
+
+    @property
+    def backlog(self) -> int:
+        """How many tasks are done and not settled."""
+        return len(self._pending) + len(self._postponed)
 
     def put(self, job: Job, outcome: Outcome) -> None:
         self._pending.append(_Pending(job, outcome))
@@ -54,14 +61,14 @@ class Settler:
         self._some.set()
 
     async def run(self) -> None:
-        while not (self._closing and not self._pending):
+        while not (self._closing and not self.backlog):
             await self._some.wait()
             if len(self._pending) < LARGEST and not self._closing:
                 await asyncio.sleep(GATHER)
             self._some.clear()
             batch = self._pending[:LARGEST]
             del self._pending[: len(batch)]  # and not what came in the meantime
-            if self._pending or self._closing:
+            if self._pending:
                 self._some.set()
             await self._write(batch)
 
@@ -69,29 +76,38 @@ class Settler:
         if not batch:
             return
         try:
-            lost = set(
-                await insist(lambda: self._settle(batch), "settle tasks", self._reports, partial(self._passes, batch))
-            )
+            written = await insist(lambda: self._settle(batch), "settle tasks", self._reports, self._passes)
         except Exception as error:
             await self._write_each(batch, error)
             return
         for job, _ in batch:
-            self._holdings.remove(job)
-            if job.claim in lost:
+            if job.claim in written.lost:
                 self._reports.lost(job)
+            if job.claim not in written.locked:
+                self._holdings.remove(job)
         spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
+        self._postpone([each for each in batch if each.job.claim in written.locked])
 
-    def _passes(self, batch: Sequence[_Pending], error: BaseException) -> bool:
+    def _passes(self, error: BaseException) -> bool:
         # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass
         if not isinstance(error, DBAPIError):
             return passes(error)
-        adapters = {adapter_for(self._database.engine(job.handler.spec).dialect) for job, _ in batch}
-        return any(adapter.is_outage(error) or adapter.is_transient(error) for adapter in adapters)
+        return self._adapter.is_outage(error) or self._adapter.is_transient(error)
 
-    async def _settle(self, batch: Sequence[_Pending]) -> list[Claim]:
-        return await self._database.run(
-            lambda session: write_outcomes(session, ((job.claim, outcome) for job, outcome in batch))
-        )
+    async def _settle(self, batch: Sequence[_Pending]) -> Written:
+        outcomes = [(job.claim, outcome) for job, outcome in batch]
+        return await self._database.run(lambda session: write_what_is_free(session, outcomes))
+
+    def _postpone(self, batch: Sequence[_Pending]) -> None:
+        """Try again a little later, and let nothing else wait for it."""
+        if batch:
+            self._postponed += batch
+            self._loop.call_later(LOCKED, self._resume)
+
+    def _resume(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        self._pending += postponed
+        self._some.set()
 
     async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
         """One of them cannot be written, and must not keep the others from it.  Its lease will end."""

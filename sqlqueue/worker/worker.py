@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from ..checks import duration
 from ..definition import LONGEST_NAME
-from ..exc import ArgumentError, HandlerNotFoundError
+from ..exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError
 from ..functions import RegisterTask, TaskFunction
 from ..functions.task import J
 from ..mixins import QueueMixin
@@ -21,7 +21,7 @@ from .config import Handler, Mode, Settings, handler_of
 from .database import Sessions, database_of
 from .health import Health
 from .loops import cancel_others
-from .reports import make_reports
+from .reports import logger, make_reports
 from .run import Run
 from .tasks import Tasks
 
@@ -70,7 +70,7 @@ class Worker:
         self._tasks: dict[type[QueueMixin], Tasks] = {}
         self.reports = make_reports()
         self._run: Run | None = None
-        self._stop_first = False
+        self._stop_first = self._has_run = False
 
     def handler(
         self,
@@ -170,26 +170,33 @@ class Worker:
         """:meth:`run` as a part of an application's own event loop, which handles the signals; cancelled, it drains."""
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
+        if self._run is not None:
+            raise IllegalTransitionError("this worker runs already: make another, or run it once and in one place")
         self._run = Run(self.handlers, self._database, self.reports, self._settings)
         if self._stop_first:
             self._run.stop(at_once=False)
         try:
             await self._run.serve()
+        except Exception:
+            logger.exception("the worker has ended")
+            raise
         finally:
-            self._run, self._stop_first = None, False
+            self._run, self._stop_first, self._has_run = None, False, True
 
     def health(self) -> Health | None:
         """How it is, ``None`` unless it runs.  From any thread; asks nothing of the database."""
-        return None if self._run is None else self._run.health()
+        run = self._run
+        return None if run is None else run.health()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let :meth:`run` or :meth:`serve` end, as by a signal; ``at_once`` as by the second.  From any thread.
 
-        One that has not begun yet ends as soon as it does.
+        One that has never begun ends as soon as it does; one that has ended can be run again.
         """
-        self._stop_first = True  # before the look: it may begin between the two
-        if self._run is not None:
-            self._run.stop(at_once=at_once)
+        self._stop_first = not self._has_run  # before the look: it may begin between the two
+        run = self._run
+        if run is not None:
+            run.stop(at_once=at_once)
 
     async def _serve_with_signals(self) -> None:
         with _signals(self._signalled):

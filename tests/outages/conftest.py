@@ -33,7 +33,11 @@ def _scene(case: EngineCase, stack: ExitStack) -> Scene | Unavailable:
     return scene
 
 
-@pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
+# in one process, where others run beside it: their servers would start in each
+ALONE = pytest.mark.xdist_group("outages")
+
+
+@pytest.fixture(params=[pytest.param(case, id=case.name, marks=ALONE) for case in SELECTED if case.container])
 def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
     case: EngineCase = request.param
     found = scenes[case]

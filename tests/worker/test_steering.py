@@ -89,22 +89,6 @@ def test_signals_are_no_errors(sync_db: Database, workers: Workers, caplog: pyte
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Workers) -> None:
-    db.insert(Task, rows(1))
-    begun: list[float] = []
-
-    def during(task: Any) -> None:
-        begun.append(time.monotonic())
-        if len(begun) == 1:
-            raise Retry(timedelta(seconds=0.3))
-
-    worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db, during))
-    workers.start(worker)
-    eventually(all_are(db, "completed"))
-    assert 0.3 <= begun[1] - begun[0] < 0.6
-
-
 def test_what_becomes_of_the_others(db: Database, workers: Workers) -> None:
     """Outcomes of every kind, written together."""
     kinds = [None, ValueError("no luck"), Retry(HOUR), Snooze(HOUR), Discard("no use"), Cancel()]

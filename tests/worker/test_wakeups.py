@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, insert, select, text
 
+from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker import lookout
 from tests.harness import Database
@@ -92,6 +93,22 @@ def test_a_task_begins_when_it_is_due(db: Database, workers: Workers) -> None:
     with db.begin() as actor:
         (begun,) = actor.scalars(select(Task.claimed_at).where(Task.name == "later"))
     assert timedelta(0) <= begun - due < timedelta(seconds=0.2)
+
+
+def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Workers) -> None:
+    db.insert(Task, rows(1))
+    begun: list[float] = []
+
+    def during(task: Any) -> None:
+        begun.append(time.monotonic())
+        if len(begun) == 1:
+            raise Retry(timedelta(seconds=0.3))
+
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db, during))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert 0.3 <= begun[1] - begun[0] < 0.6
 
 
 def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
