@@ -123,7 +123,7 @@ def test_a_base_a_metadata_or_a_model(target: Any) -> None:
         (MetaData(), "no queue in"),
         (Plain, "Plain is no queue model"),
     ],
-    ids=str,
+    ids=["object", "base", "metadata", "model"],
 )
 def test_no_queue(function: Any, target: Any, said: str) -> None:
     engine = create_engine("sqlite://")

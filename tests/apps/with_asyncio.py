@@ -25,10 +25,12 @@ def application(engine: AsyncEngine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         serving = asyncio.create_task(worker.serve())
-        yield
-        worker.stop()
-        await serving
-        await engine.dispose()
+        try:
+            yield
+        finally:
+            worker.stop()
+            await serving
+            await engine.dispose()
 
     app = FastAPI(lifespan=lifespan)
 

@@ -1,0 +1,65 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""Only type-checked, by mypy and pyright, both strict: handlers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import assert_type
+
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+
+from sqlqueue import AsyncQueueSession, QueueMixin, QueueSession, TopicMixin, Worker, current_job
+
+MINUTE = timedelta(minutes=1)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Email(QueueMixin, Base):
+    __tablename__ = "email"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Notice(TopicMixin, Base):
+    __tablename__ = "notice"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+worker = Worker(sessionmaker(class_=QueueSession), poll=MINUTE, grace=MINUTE, notify=False, name="me")
+async_worker = Worker(async_sessionmaker(class_=AsyncQueueSession))
+
+
+@worker.handler(Email, concurrency=8, timeout=MINUTE, lease=MINUTE, batch=10)
+def send(session: QueueSession, email: Email) -> int:
+    assert_type(current_job().is_lost, bool)
+    return email.id
+
+
+@worker.handler(Notice, Notice.topic == "billing", mode="lock")
+def bill(session: QueueSession, notice: Notice) -> None: ...
+
+
+@worker.handler(Email, mode="at-most-once")
+def forget(email: Email) -> None: ...
+
+
+@async_worker.handler(Email)
+async def send_later(session: AsyncQueueSession, email: Email) -> None: ...
+
+
+def what_a_handler_is_stays_what_it_was(session: QueueSession, email: Email) -> None:
+    assert_type(send(session, email), int)
+
+
+def wrong() -> None:
+    @worker.handler(Email)  # type: ignore[arg-type]
+    def of_another_model(session: QueueSession, notice: Notice) -> None: ...
+
+    worker.handler(Email, mode="locked")  # type: ignore[arg-type]
+    worker.handler(int)  # type: ignore[type-var]
+    del of_another_model
