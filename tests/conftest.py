@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -38,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for case in _cases(item):
             item.add_marker(pytest.mark.xdist_group(case.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test has logged may be no text that goes from one process to another: some are about just that."""
+    report = yield
+    report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
+    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -68,20 +68,20 @@ def test_a_handler_that_blocks_the_event_loop(sync_db: Database, workers: Worker
 
 
 def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Workers) -> None:
-    sync_db.insert(Task, rows(3))
+    sync_db.insert(Task, rows(2))
     worker = workers.make()
     begun: list[int] = []
 
-    @worker.handler(Task, concurrency=3, lease=LEASE)
+    @worker.handler(Task, concurrency=2, lease=2 * LEASE)
     def compute(task: Task) -> None:
         begun.append(task.id)
-        until = time.monotonic() + seconds(3)
+        until = time.monotonic() + seconds(3.4)
         while time.monotonic() < until:
             sum(range(1000))
 
     workers.start(worker)
-    eventually(lambda: len(begun) == 3)
-    assert taken_over(sync_db, 2.8) == []
+    eventually(lambda: len(begun) == 2)
+    assert taken_over(sync_db, 3) == []
     eventually(all_are(sync_db, "completed"))
 
 

@@ -229,6 +229,18 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
     assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
 
 
+def test_what_was_claimed_ahead_waits_for_its_turn(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, rows(40))
+    first = min(statuses(db))
+    worker = workers.make()
+    worker.handler(Task, concurrency=2)(without_session(db, lambda task: task.id >= first + 20 and meeting(task)))
+    workers.start(worker)
+    meeting.wait_for(2)
+    eventually(lambda: count(db, Task, Task.status == "running") > 2)
+    time.sleep(0.1)
+    assert meeting.most == 2
+
+
 def test_a_batch_is_no_larger_than_was_said(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
     sync_db.insert(Task, rows(8))
     engine = sync_db.variant(pool_size=20)

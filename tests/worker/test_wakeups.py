@@ -168,7 +168,7 @@ def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
 def test_one_notification_for_a_transaction(db: Database) -> None:
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
         listening.execute(text("LISTEN sqlqueue"))
-        with db.begin() as actor:
+        with seen(db, "before_cursor_execute") as statements, db.begin() as actor:
             for _ in range(3):
                 actor.add_all([Task() for _ in range(20)])
                 actor.flush()
@@ -176,6 +176,7 @@ def test_one_notification_for_a_transaction(db: Database) -> None:
                 with actor.begin_nested():
                     actor.add(Task())
             actor.add(Spool(text="of a queue that does not notify"))
+        assert sum("pg_notify" in each[2] for each in statements) == 1
         driver = listening.connection.driver_connection
         assert [note.payload for note in driver.notifies(timeout=1, stop_after=1)] == ["task"]
         assert [note.payload for note in driver.notifies(timeout=0.2)] == []
