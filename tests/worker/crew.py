@@ -35,12 +35,20 @@ class Workers:
         self._engines: list[Database] = []
 
     def make(
-        self, *, poll: timedelta = timedelta(seconds=0.3), engine: Database | None = None, **options: Any
+        self,
+        *,
+        poll: timedelta = timedelta(seconds=0.3),
+        notify: bool = False,
+        engine: Database | None = None,
+        **options: Any,
     ) -> Worker:
-        """On an engine of its own: what an event loop opens belongs to it."""
+        """On an engine of its own: what an event loop opens belongs to it.
+
+        Not listening unless that is the test's subject: a listener takes up to a second to end.
+        """
         engine = engine or self._db.variant(pool_size=20)
         self._engines.append(engine)
-        return Worker(engine.sessions(), poll=poll, **options)
+        return Worker(engine.sessions(), poll=poll, notify=notify, **options)
 
     def start(self, worker: Worker) -> Running:
         running = Running(worker)

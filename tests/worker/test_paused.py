@@ -148,7 +148,7 @@ def test_another_process_tells(
     sync_db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
-    worker = workers.make(poll=LONG)
+    worker = workers.make(poll=LONG, notify=True)
     worker.handler(Task)(without_session(sync_db))
     workers.start(worker)
     eventually(lambda: worker.health() is not None)

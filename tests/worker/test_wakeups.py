@@ -28,10 +28,10 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
 
 
-def idle(db: Database, workers: Workers, **options: Any) -> None:
+def idle(db: Database, workers: Workers, *, notify: bool = True) -> None:
     """A worker that has done what there was to do, and waits."""
     db.insert(Task, rows(1))
-    worker = workers.make(poll=LONG, **options)
+    worker = workers.make(poll=LONG, notify=notify)
     worker.handler(Task)(without_session(db))
     workers.start(worker)
     eventually(all_are(db, "completed"))
