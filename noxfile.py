@@ -72,7 +72,7 @@ def lowest(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *versions: str) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
-    session.run("pytest", "--numprocesses=auto", "--maxprocesses=4", "--dist=loadgroup", *session.posargs)
+    session.run("pytest", *session.posargs)
 
 
 @nox.session

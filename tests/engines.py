@@ -375,6 +375,11 @@ ENGINES = (
 )
 
 
+def patient(url: URL) -> URL:
+    """For many processes on a busy machine: where one writer is waited for, it is waited for longer."""
+    return url.update_query_dict({"timeout": "60"}) if url.get_backend_name() == "sqlite" else url
+
+
 def engines_named_by(variable: str) -> frozenset[str]:
     """The engines listed in an environment variable, such as SQLQUEUE_REQUIRE=postgresql,mysql."""
     names = frozenset(name.strip() for name in os.environ.get(variable, "").split(",") if name.strip())

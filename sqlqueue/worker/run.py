@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +35,9 @@ from .settler import Settler
 TICK = 0.02
 """Seconds between two looks at whether the last handler has ended, while the worker stops."""
 
+ONE_SIGNAL = 0.5
+"""Seconds within which two signals are one."""
+
 LAST_WORDS = 5.0
 """Seconds for what is left to be written when the worker stops."""
 
@@ -64,6 +68,7 @@ class Run:
             reports=reports,
         )
         self._stopping, self._hurrying = asyncio.Event(), asyncio.Event()
+        self._signalled: float | None = None
         self._heartbeats = [Heartbeat(spec, handlers, database, self._holdings, reports) for spec in self._specs]
         engines = [*((database.engine(spec), channel_of(spec)) for spec in self._specs), *self._gate.channels]
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
@@ -75,7 +80,12 @@ class Run:
         return reports.pulse.health(beats=beats, running=len(self._holdings), counts=reports.counts)
 
     def signalled(self) -> None:
-        self.stop(at_once=self._stopping.is_set())
+        """The first one drains, the second does not wait.  Whoever signals a group of processes means it once, even if
+        their supervisor passes it on."""
+        now = time.monotonic()
+        if self._signalled is None:
+            self._signalled = now
+        self.stop(at_once=now - self._signalled > ONE_SIGNAL)
 
     def stop(self, *, at_once: bool) -> None:
         """From any thread."""

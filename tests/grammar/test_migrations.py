@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy.dialects.oracle.base import OracleTypeCompiler
 
 from sqlqueue import TopicMixin
 from tests.grammar import ParserMissingError
@@ -30,6 +31,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.mark.parametrize("engine", list(DRIVERS))
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_script_is_accepted(project: Project, engine: str, direction: str) -> None:
+    if (engine, direction) == ("oracle", "down") and not hasattr(OracleTypeCompiler, "visit_JSON"):
+        pytest.skip("this SQLAlchemy has no JSON for Oracle, and what was reflected elsewhere has lost its variant")
     there = project.on(DRIVERS[engine])
     script = there.upgrade(sql=True) if direction == "up" else there.downgrade("head:base", sql=True)
     try:

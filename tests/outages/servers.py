@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -45,11 +46,22 @@ class FrailServer:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Its connections stand, and nothing comes of them."""
-        self._container.pause()
+        self._pause()
         try:
             yield
         finally:
             self._container.unpause()
+
+    def _pause(self) -> None:
+        """On a busy machine Docker may fail to do it at once."""
+        for left in reversed(range(5)):
+            try:
+                self._container.pause()
+                return
+            except OSError:  # what the client raises is an OSError
+                if not left:
+                    raise
+                time.sleep(0.5)
 
     @contextmanager
     def suffering(self, begin: Sequence[str], end: Sequence[str]) -> Iterator[None]:

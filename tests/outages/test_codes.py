@@ -155,5 +155,5 @@ def test_a_file_that_cannot_be_opened_is_an_outage(accounts: Database) -> None:
 @pytest.mark.requires("one_writer")
 def test_a_full_disk_is_an_outage(accounts: Database) -> None:
     with connected(accounts, "PRAGMA max_page_count = 1") as one:
-        error = refused(lambda: one.execute(insert(Account), [{"name": "x" * 100}] * 1_000))
+        error = refused(lambda: one.execute(insert(Account), [{"name": "x" * 100_000}] * 1_000))
     assert is_outage(accounts, error)

@@ -12,13 +12,14 @@ from sqlalchemy import URL, create_engine, func, select
 
 import sqlqueue
 from sqlqueue import Claim, QueueSession
+from tests.engines import patient
 from tests.models import Ledger, Task
 from tests.processes import Gate
 
 
 @contextmanager
 def session(url: URL) -> Iterator[QueueSession]:
-    engine = create_engine(url)
+    engine = create_engine(patient(url))
     with QueueSession(engine, expire_on_commit=False) as opened:
         yield opened
     engine.dispose()

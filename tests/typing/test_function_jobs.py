@@ -90,7 +90,7 @@ def registering() -> None:
     worker.task(Job, concurrency="4")  # type: ignore[arg-type]
 
 
-async def testing(session: QueueSession, coroutine: AsyncQueueSession, email: Email) -> None:
+async def helpers_for_tests(session: QueueSession, coroutine: AsyncQueueSession, email: Email) -> None:
     assert_type(drain(worker), Counts)
     assert_type(drain(worker, session, Email, ahead=MINUTE, raise_errors=False), Counts)
     assert_type(drain(worker, sessionmaker(class_=QueueSession)), Counts)
