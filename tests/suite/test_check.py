@@ -62,6 +62,7 @@ def findings(db: Database, target: Any = Base) -> list[Finding]:
 
 
 def execute(db: Database, *statements: Any) -> None:
+    db.engine.dispose()  # a connection of SQLite's may not have heard of an index that another one has dropped
     with db.engine.begin() as connection:
         for statement in statements:
             if isinstance(statement, str):
