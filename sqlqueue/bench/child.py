@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -15,13 +14,12 @@ from sqlalchemy import URL, event
 from sqlqueue import Worker
 
 from ..demo.database import connect, sessions
+from ..processes import CONTEXT
 from .models import Probe
-
-_START: Any = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
 
 
 class Begun(NamedTuple):
-    """A task, when its handler was called, and how many statements the worker had sent by then."""
+    """A task, and when its handler was called."""
 
     task: int
     monotonic: float
@@ -32,9 +30,8 @@ class Begun(NamedTuple):
 @contextmanager
 def worker_process(url: URL, *, notify: bool) -> Iterator[Connection]:
     """The pipe of a worker: it sends a :class:`Begun` for each task, and its count of statements when it is asked."""
-    context = get_context(_START)
-    here, there = context.Pipe()
-    process = context.Process(target=_main, args=(there, url, notify), daemon=True)
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_main, args=(there, url, notify), daemon=True)
     process.start()
     there.close()
     try:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import get_all_start_methods, get_context
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL
 
 from sqlqueue import Worker
 
+from ..processes import CONTEXT, no_interrupts
 from .database import connect, sessions
 from .errors import DemoError
 from .worker import indexer
 
-# Not a fork of this process: a child would share its connections to the database.
-_START: Any = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-_CONTEXT = get_context(_START)
 _PATIENCE = 60
 
 
@@ -29,8 +24,8 @@ class Crew:
     """Worker processes.  None outlives the ``with`` block."""
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
-        with _no_interrupts():
-            _CONTEXT.set_forkserver_preload([__name__])
+        with no_interrupts():
+            CONTEXT.set_forkserver_preload([__name__])
             self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
 
     def __enter__(self) -> Crew:
@@ -77,8 +72,8 @@ class _Member:
     def __init__(self, name: str, url: URL, folder: Path) -> None:
         self.name = name
         self._killed = False
-        self._channel, far_end = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_main, args=(far_end, name, url, folder), name=name, daemon=True)
+        self._channel, far_end = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_main, args=(far_end, name, url, folder), name=name, daemon=True)
         self._process.start()
         far_end.close()  # so that the end of the process is the end of the pipe
 
@@ -114,16 +109,6 @@ class _Member:
         self._process.join()
         pid: int | None = self._process.pid
         return pid
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C is the parent's alone to handle: processes started here do not hear of it."""
-    before: Any = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:

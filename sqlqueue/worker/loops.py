@@ -8,7 +8,7 @@ from contextlib import suppress
 
 CANCEL_EVERY = 1.0
 """Seconds."""
-CANCELS = 3
+CANCELS = 4
 """How often: one that goes on then will not be stopped by that."""
 
 

@@ -26,9 +26,6 @@ class Slots(Protocol):
         """Take back what has not begun."""
         ...
 
-    @property
-    def waiting(self) -> int: ...
-
     def close(self) -> None: ...
 
 
@@ -56,10 +53,6 @@ class ThreadSlots:
             if job is not None:
                 jobs.append(job)
 
-    @property
-    def waiting(self) -> int:
-        return self._jobs.qsize()
-
     def close(self) -> None:
         for _ in range(self._count):
             self._jobs.put(None)
@@ -85,10 +78,6 @@ class CoroutineSlots:
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
-
-    @property
-    def waiting(self) -> int:
-        return len(self._jobs)
 
     def close(self) -> None:
         pass

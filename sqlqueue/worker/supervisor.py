@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..exc import SQLQueueError
+from ..processes import CONTEXT, no_interrupts
 from .patience import pauses
 from .reports import logger
 from .worker import Worker
 
-# Not a fork of this process: a child would share its connections to the database, and its threads' locks.
-_CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
 _PRELOADED = [__name__]
 CANNOT_START = 3
 """The exit status of a process that will not do better the next time."""
@@ -34,7 +33,7 @@ def supervise(load: Callable[[int], Worker], processes: int) -> int:
     from one time to the next.  One that cannot start at all, such as for a schema that does not fit, ends them all.
     """
     crew = [_Child(number, load) for number in range(processes)]
-    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    CONTEXT.set_forkserver_preload(_PRELOADED)
     with _signals(crew):
         for child in crew:
             child.start()
@@ -67,8 +66,8 @@ class _Child:
         if self._stopping:
             return
         self._begun = time.monotonic()
-        self._process = _CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
-        with _no_interrupts():
+        self._process = CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
+        with no_interrupts():
             self._process.start()
         if self._stopping:  # a signal came while it was started
             self.signal(signal.SIGTERM)
@@ -145,13 +144,3 @@ def _signals(crew: list[_Child]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; children are to hear of it once, from their supervisor."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -204,7 +204,6 @@ class Worker:
                 await self.serve()
             finally:
                 await cancel_others()
-                await _quiet()
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
     def _signalled(self) -> None:
@@ -212,15 +211,6 @@ class Worker:
             self.stop()
         else:
             self._run.signalled()
-
-
-async def _quiet() -> None:
-    """What was cancelled hands its connections back, before the event loop that they belong to ends."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=1)
 
 
 @contextmanager
