@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .backoff import ExponentialBackoff, RetryPolicy
+from .backoff import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
 from .claims import Claim, claim_of
 from .clock import utcnow
 from .exc import (
@@ -21,12 +21,28 @@ from .exc import (
 )
 from .findings import Finding, Severity
 from .health import check, verify_schema
-from .mixins import JobMixin, QueueMixin, TopicMixin, TraceMixin
+from .mixins import (
+    JobMixin,
+    LimitMixin,
+    QueueMixin,
+    RecurringMixin,
+    ResultMixin,
+    SlotMixin,
+    StageMixin,
+    TopicMixin,
+    TraceMixin,
+    UniqueMixin,
+)
 from .operations import (
+    Bucket,
+    Durations,
     ErrorGroup,
+    Limit,
+    QueueOverview,
     QueueStats,
     cancel,
     claim,
+    claim_in_turns,
     claim_many,
     claiming,
     complete,
@@ -38,15 +54,24 @@ from .operations import (
     fail,
     find,
     heartbeat,
+    hung,
+    limits,
+    overview,
     prune,
     release,
+    reschedule,
     rescue,
     retry,
+    set_limit,
     snooze,
     stats,
+    stats_by,
+    timeline,
+    unschedule,
 )
 from .options import QueueOptions
 from .pausing import Pause, PauseMixin, pause, paused, resume
+from .schedules import Cron, Every
 from .session import QueueSession
 from .states import Status
 from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
@@ -57,34 +82,49 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "AsyncQueueSession",
+    "Bucket",
     "Cancel",
     "Claim",
     "ClaimLostError",
     "ConfigurationError",
+    "ConstantBackoff",
+    "Cron",
     "Discard",
     "DuplicateTaskError",
+    "Durations",
     "ErrorGroup",
+    "Every",
     "ExponentialBackoff",
     "Finding",
     "HandlerNotFoundError",
     "IllegalTransitionError",
     "JobMixin",
+    "Limit",
+    "LimitMixin",
+    "LinearBackoff",
     "Pause",
     "PauseMixin",
     "QueueMixin",
     "QueueOptions",
+    "QueueOverview",
     "QueueSession",
     "QueueStats",
+    "RecurringMixin",
+    "ResultMixin",
     "Retry",
+    "RetryByError",
     "RetryPolicy",
     "SQLQueueError",
     "SQLQueueWarning",
     "SchemaMismatchError",
     "Severity",
+    "SlotMixin",
     "Snooze",
+    "StageMixin",
     "Status",
     "TopicMixin",
     "TraceMixin",
+    "UniqueMixin",
     "UnsettledClaimError",
     "UnsupportedDialectError",
     "UnsupportedIsolationError",
@@ -92,6 +132,7 @@ __all__ = [
     "cancel",
     "check",
     "claim",
+    "claim_in_turns",
     "claim_many",
     "claim_of",
     "claiming",
@@ -105,15 +146,23 @@ __all__ = [
     "fail",
     "find",
     "heartbeat",
+    "hung",
+    "limits",
+    "overview",
     "pause",
     "paused",
     "prune",
     "release",
+    "reschedule",
     "rescue",
     "resume",
     "retry",
+    "set_limit",
     "snooze",
     "stats",
+    "stats_by",
+    "timeline",
+    "unschedule",
     "utcnow",
     "verify_schema",
 ]

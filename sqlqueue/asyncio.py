@@ -8,16 +8,21 @@ from datetime import timedelta
 from typing import Any, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import operations, pausing
 from .mixins import QueueMixin
 from .operations.claiming import Lease, OrderBy
 from .operations.enqueueing import OnConflict
-from .operations.sets import ErrorGroup, QueueStats
+from .operations.limits import Limit
+from .operations.sets import ErrorGroup
 from .operations.settling import Tasks
+from .operations.statistics import QueueOverview, QueueStats, V
+from .operations.timeline import Bucket
 from .pausing import Pause
+from .schedules import Schedule
 from .session import QueueSession
 from .spec import T, Where
 
@@ -64,6 +69,20 @@ class AsyncQueueSession(AsyncSession):
             order_by=order_by,
             options=options,
             claimed_by=claimed_by,
+        )
+
+    async def claim_in_turns(
+        self,
+        entity: type[T],
+        by: InstrumentedAttribute[Any],
+        values: Sequence[Any],
+        *where: Where,
+        limit: int,
+        **arguments: Any,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.claim_in_turns`."""
+        return await self.run_sync(
+            lambda session: operations.claim_in_turns(session, entity, by, values, *where, limit=limit, **arguments)
         )
 
     async def consume(
@@ -122,9 +141,9 @@ class AsyncQueueSession(AsyncSession):
         else:
             await self.run_sync(lambda _: block.__exit__(None, None, None))
 
-    async def complete(self, tasks: Tasks, result: object = None) -> None:
+    async def complete(self, tasks: Tasks, result: object = None, *, stage: str | None = None) -> None:
         """See :func:`sqlqueue.complete`."""
-        await self.run_sync(operations.complete, tasks, result)
+        await self.run_sync(operations.complete, tasks, result, stage=stage)
 
     async def fail(self, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
         """See :func:`sqlqueue.fail`."""
@@ -161,7 +180,13 @@ class AsyncQueueSession(AsyncSession):
 
     @overload
     async def enqueue(
-        self, tasks: QueueMixin | Iterable[QueueMixin], /, *, on_conflict: OnConflict = "raise"
+        self,
+        tasks: QueueMixin | Iterable[QueueMixin],
+        /,
+        *,
+        on_conflict: OnConflict = "raise",
+        version: InstrumentedAttribute[Any] | None = None,
+        delay: timedelta | None = None,
     ) -> None: ...
     @overload
     async def enqueue(
@@ -171,11 +196,35 @@ class AsyncQueueSession(AsyncSession):
         /,
         *,
         on_conflict: OnConflict = "raise",
+        version: InstrumentedAttribute[Any] | None = None,
+        delay: timedelta | None = None,
         copy: bool = False,
     ) -> None: ...
     async def enqueue(self, *tasks: Any, **arguments: Any) -> None:
         """See :func:`sqlqueue.enqueue`."""
         await self.run_sync(operations.enqueue, *tasks, **arguments)
+
+    async def reschedule(
+        self,
+        entity: type[QueueMixin],
+        *where: Where,
+        schedule: Schedule | str | None = None,
+        drift: bool | None = None,
+    ) -> int:
+        """See :func:`sqlqueue.reschedule`."""
+        return await self.run_sync(operations.reschedule, entity, *where, schedule=schedule, drift=drift)
+
+    async def unschedule(self, entity: type[QueueMixin], *where: Where) -> int:
+        """See :func:`sqlqueue.unschedule`."""
+        return await self.run_sync(operations.unschedule, entity, *where)
+
+    async def set_limit(self, entity: type[QueueMixin], key: str, limit: int) -> None:
+        """See :func:`sqlqueue.set_limit`."""
+        return await self.run_sync(operations.set_limit, entity, key, limit)
+
+    async def limits(self, entity: type[QueueMixin]) -> list[Limit]:
+        """See :func:`sqlqueue.limits`."""
+        return await self.run_sync(operations.limits, entity)
 
     async def retry(self, entity: type[QueueMixin], *where: Where) -> int:
         """See :func:`sqlqueue.retry`."""
@@ -194,6 +243,24 @@ class AsyncQueueSession(AsyncSession):
     async def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
         """See :func:`sqlqueue.stats`."""
         return await self.run_sync(operations.stats, entity, *where)
+
+    async def stats_by(self, entity: type[QueueMixin], by: SQLCoreOperations[V], *where: Where) -> dict[V, QueueStats]:
+        """See :func:`sqlqueue.stats_by`."""
+        return await self.run_sync(operations.stats_by, entity, by, *where)
+
+    async def overview(self, entity: type[QueueMixin], *where: Where) -> QueueOverview:
+        """See :func:`sqlqueue.overview`."""
+        return await self.run_sync(operations.overview, entity, *where)
+
+    async def timeline(
+        self,
+        entity: type[QueueMixin],
+        *where: Where,
+        bucket: timedelta = timedelta(hours=1),
+        since: timedelta = timedelta(days=1),
+    ) -> list[Bucket]:
+        """See :func:`sqlqueue.timeline`."""
+        return await self.run_sync(operations.timeline, entity, *where, bucket=bucket, since=since)
 
     async def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, Table, event
@@ -123,6 +123,13 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
         return hold
     reason = "was not claimed, or its claim was rolled back" if hold is None else f"is settled already: {hold.settled}"
     raise IllegalTransitionError(f"{task!r} {reason}. Only what a claim returned can be settled, and once", task=task)
+
+
+def settle(session: Session, task: object, how: str) -> None:
+    """``task`` holds nothing any more; what it shows of its row is out of date."""
+    hold = hold_of(task)
+    ledger_of(session).remember(session, instance_state(task), replace(hold, settled=how))
+    session.expire(task)
 
 
 def is_unsettled(task: object) -> bool:

@@ -4,63 +4,26 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Container
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, Integer, String, text
+from sqlalchemy import Column, Connection, FromClause, select
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
 
 from .clock import aware, utcnow
-from .dialects import error_type, json_type, timestamp_type
+from .columns import COLUMNS, LONGEST_STAGE
 from .exc import ConfigurationError
 from .options import QueueOptions
+from .schedules import parse
 from .schema import attach_indexes
 from .spec import QueueSpec
 from .states import Status
-from .tracing import LONGEST, present_trace
 
 if TYPE_CHECKING:
     from .mixins import QueueMixin
 
 _MIXINS = f"{__package__}.mixins"
-LONGEST_NAME = 200
-"""Of a claimer, in characters."""
-LONGEST_TASK = 255
-"""Of the name of a function, in characters."""
-
-_COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
-    "status": lambda _: {"type_": String(16), "server_default": Status.AVAILABLE.value, "nullable": False},
-    "priority": lambda _: {"type_": Integer(), "server_default": text("0"), "nullable": False},
-    "available_at": lambda _: _moment(nullable=False),
-    "attempt": lambda _: {"type_": Integer(), "server_default": text("0"), "nullable": False},
-    "max_attempts": lambda options: {
-        "type_": Integer(),
-        "server_default": text(str(options.max_attempts)),
-        "nullable": False,
-    },
-    "claimed_by": lambda _: {"type_": String(LONGEST_NAME), "nullable": True},
-    "claimed_at": lambda _: {"type_": timestamp_type(), "nullable": True},
-    "finished_at": lambda _: {"type_": timestamp_type(), "nullable": True},
-    "error": lambda _: {"type_": error_type(), "nullable": True},
-    "created_at": lambda _: _moment(nullable=False),
-    "trace_context": lambda _: {"type_": String(LONGEST), "insert_default": present_trace, "nullable": True},
-    "topic": lambda _: {"type_": String(128), "server_default": "default", "nullable": False},
-    "task": lambda _: {"type_": String(LONGEST_TASK), "nullable": False},
-    "arguments": lambda _: {"type_": json_type(), "nullable": True},
-}
-_OPTIONAL = frozenset({"claimed_by", "claimed_at", "finished_at", "error", "trace_context", "arguments"})
-
-
-def _moment(*, nullable: bool) -> dict[str, Any]:
-    # The default of the column serves rows that other programs insert. It is the one spelling that every engine takes,
-    # so that a migration can move between them; all that this library writes is utcnow(), exact everywhere.
-    return {
-        "type_": timestamp_type(),
-        "insert_default": utcnow(),
-        "server_default": text("(CURRENT_TIMESTAMP)"),
-        "nullable": nullable,
-    }
 
 
 def _roles(cls: type[QueueMixin]) -> tuple[str, ...]:
@@ -99,19 +62,44 @@ def declares_columns(cls: type[Any]) -> bool:
 def declare(cls: type[QueueMixin]) -> None:
     """Give the class the queue's columns; :class:`.ConfigurationError` where it has them taken."""
     attributes = _attributes(cls)
+    _refuse_options(cls, attributes)
     _refuse_collisions(cls, attributes)
     existing = None if _is_mapped(cls) else cls.__dict__.get("__table__")
     if existing is not None:
         _refuse_missing(cls, [name for name in attributes.values() if name not in existing.c])
         attributes = {}
     for role, name in attributes.items():
-        place(cls, name, _COLUMNS[role](cls.__queue__), optional=role in _OPTIONAL)
+        place(cls, name, COLUMNS[role](cls.__queue__))
     for name in _inherited_declarations(cls) - set(attributes.values()):
         setattr(cls, name, None)  # a mixin's own mixin declared it, by a name that this class has changed
     cls.__queue_declared__ = frozenset(attributes.values())  # type: ignore[attr-defined]
 
 
-def place(cls: type[Any], name: str, arguments: dict[str, Any], *, optional: bool = False) -> None:
+def _refuse_options(cls: type[QueueMixin], roles: Container[str]) -> None:
+    """What the options say has to be about something, and what a mixin needs has to be said."""
+    options = cls.__queue__
+    problem = None
+    if "stage" in roles and not options.stages:
+        problem = "which stages are there? Name them in order: QueueOptions(stages=('fetch', 'parse'))"
+    elif options.stages and "stage" not in roles:
+        problem = "stages are for models that derive from StageMixin"
+    elif any(len(stage) > LONGEST_STAGE for stage in options.stages):
+        problem = f"the name of a stage has at most {LONGEST_STAGE} characters"
+    elif "stage" in roles and "schedule" in roles:
+        problem = "a recurring task has no stages: let its last statement enqueue a task of another model"
+    elif "limit_key" in roles and options.slots is None:
+        problem = "where are its slots? Name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
+    elif options.slots is not None and "limit_key" not in roles:
+        problem = "slots are for models that derive from LimitMixin"
+    elif options.slots is not None and "slot_key" not in _roles(options.slots):
+        problem = f"its slots are no slots: {options.slots.__name__} does not derive from SlotMixin"
+    elif "result" in roles and options.on_complete == "delete":
+        problem = "on_complete='delete' leaves nobody to ask for the result"
+    if problem:
+        raise ConfigurationError(f"{cls.__name__} cannot be a queue: {problem}", model=cls)
+
+
+def place(cls: type[Any], name: str, arguments: dict[str, Any]) -> None:
     """Declare one column, in the way in which the class's kind of model knows its fields."""
     kind = arguments.pop("type_")
     if hasattr(cls, "__sqlmodel_relationships__"):
@@ -120,7 +108,7 @@ def place(cls: type[Any], name: str, arguments: dict[str, Any], *, optional: boo
         _annotate(cls, name, Any)
     elif issubclass(cls, MappedAsDataclass):
         setattr(cls, name, mapped_column(kind, **arguments, **_FIELD))
-        _annotate(cls, name, Mapped[Any | None] if optional else Mapped[Any])
+        _annotate(cls, name, Mapped[Any | None] if arguments.get("nullable") else Mapped[Any])
     else:
         setattr(cls, name, mapped_column(kind, **arguments))
 
@@ -189,6 +177,7 @@ def make_spec(mapper: Mapper[Any], cls: type[QueueMixin]) -> None:
     missing = [name for role, name in attributes.items() if role not in columns]
     _refuse_unsupported(mapper, cls, missing, inherited)
     table = columns["status"].table
+    _refuse_partitions(mapper, cls, table)
     spec = QueueSpec(
         entity=cls,
         mapper=mapper,
@@ -201,6 +190,16 @@ def make_spec(mapper: Mapper[Any], cls: type[QueueMixin]) -> None:
     cls.__queue_spec__ = spec
     if inherited is None:
         attach_indexes(spec)
+
+
+def _refuse_partitions(mapper: Mapper[Any], cls: type[QueueMixin], table: FromClause) -> None:
+    for name in cls.__queue__.partitions:
+        column = mapper.columns.get(name)
+        if column is None or column.table is not table:
+            raise ConfigurationError(
+                f"{cls.__name__}: partitions names {name!r}, which is no column of {table}; give its attributes' names",
+                model=cls,
+            )
 
 
 def _refuse_unsupported(
@@ -229,9 +228,13 @@ def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
     return bool(columns or (options.order_by and options.order_by is not inherited.order_by))
 
 
-def schedule(mapper: Mapper[Any], connection: object, task: QueueMixin) -> None:
-    """A task with an ``available_at`` and no ``status`` is a scheduled one."""
+def schedule(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:
+    """A task with an ``available_at``, its own or from its schedule, and no ``status`` is a scheduled one."""
     attributes = task.__queue_spec__.attributes
+    planned = getattr(task, attributes["schedule"], None) if "schedule" in attributes else None
+    if planned is not None and getattr(task, attributes["available_at"], None) is None:
+        now = connection.execute(select(utcnow())).scalar_one()
+        setattr(task, attributes["available_at"], parse(planned).after(now))
     moment = getattr(task, attributes["available_at"], None)
     if isinstance(moment, datetime):
         aware(moment)

@@ -104,6 +104,8 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
         elif found.terms != _terms(index):
             reason = f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
             yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
+        elif index.unique and not found.unique:
+            yield WrongIndex(spec=spec, index=index, live=found, reason="is not unique")
         elif not adapter.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
             yield WrongIndex(
@@ -112,10 +114,14 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
 
 
 def needed_indexes(spec: QueueSpec) -> list[Index]:
-    """The indexes by which the queue is claimed, as its table has them in the metadata."""
+    """The indexes that the queue cannot be without, as its table has them in the metadata."""
     by_name = {str(index.name): index for index in spec.table.indexes}
     partitions = ((), *((column,) for column in spec.partitions))
-    return [by_name[spec.index_name(kind, partition)] for partition in partitions for kind in ("claim", "due")]
+    names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
+    names += [
+        spec.index_name(kind) for role, kind in (("unique_key", "unique"), ("slot_key", "holder")) if spec.has(role)
+    ]
+    return [by_name[name] for name in names]
 
 
 def _terms(index: Index) -> tuple[Term, ...]:

@@ -76,6 +76,97 @@ class JobMixin(QueueMixin):
         """Its arguments by name, as JSON; those that are left out have their defaults when it is called."""
 
 
+class ResultMixin(QueueMixin):
+    """A queue that keeps what its tasks come to: ``complete(task, result=...)``, or what a worker's handler returns."""
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "result")
+
+    if TYPE_CHECKING:
+        result: Mapped[Any]
+        """JSON; ``None`` until completed."""
+
+
+class UniqueMixin(QueueMixin):
+    """A queue in which no two unfinished tasks have the same ``unique_key``.
+
+    A unique index sees to that, whoever inserts: :class:`.DuplicateTaskError`, unless ``enqueue(on_conflict=...)`` says
+    what is to become of the task that is there.  A task that becomes final gives its key up, and keeps it as
+    ``former_key``; ``retry`` gives it back.
+    """
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "unique_key", "former_key")
+
+    if TYPE_CHECKING:
+        unique_key: Mapped[str | None]
+        """``None``: nothing to be told apart."""
+        former_key: Mapped[str | None]
+        """The ``unique_key`` of a final task."""
+
+
+class StageMixin(QueueMixin):
+    """A queue whose tasks go through the ``stages`` that :class:`.QueueOptions` names, from the first on.
+
+    ``complete`` moves a task to the next stage, where it is available at once with all its attempts; the last stage
+    completes it.  A claim with ``Task.stage == "..."`` has an index of its own.
+    """
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "stage", "attempts_before")
+
+    if TYPE_CHECKING:
+        stage: Mapped[str]
+        attempts_before: Mapped[int]
+        """How many attempts the stages before took."""
+
+
+class RecurringMixin(QueueMixin):
+    """A queue whose tasks run again and again, each by its own ``schedule``.
+
+    Its completion, and a failure that has used up its attempts, schedule a task anew.  It ends by ``cancel``,
+    ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.
+    """
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "schedule", "drift", "scheduled_for", "attempts_before")
+
+    if TYPE_CHECKING:
+        schedule: Mapped[str | None]
+        """``str`` of an :class:`.Every` or a :class:`.Cron`; see :func:`.reschedule` for changes."""
+        drift: Mapped[bool | None]
+        """An interval counts from the end of a run if true, from its planned time if not."""
+        scheduled_for: Mapped[datetime | None]
+        """For when the run that has been claimed was planned, however often it had to be tried."""
+        attempts_before: Mapped[int]
+        """How many attempts the runs before took."""
+
+
+class LimitMixin(QueueMixin):
+    """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
+
+    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.
+    """
+
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "limit_key")
+
+    if TYPE_CHECKING:
+        limit_key: Mapped[str | None]
+        """``None``: not limited."""
+
+
+class SlotMixin(QueueMixin):
+    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the lease that the task has.
+
+    The primary key is that of the mixin; the rows are made when they are needed, see :func:`.set_limit`.
+    """
+
+    __queue__: ClassVar[QueueOptions] = QueueOptions(max_attempts=2**31 - 1, notify=False)
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "slot_key", "slot_number")
+
+    if TYPE_CHECKING:
+        slot_key: Mapped[str]
+        """The ``limit_key`` of the tasks that may take it."""
+        slot_number: Mapped[int]
+        """From 1 to the limit."""
+
+
 def queues(metadata: MetaData) -> list[QueueSpec]:
     """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
     found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import ColumnElement
 
 from .backoff import ExponentialBackoff, RetryPolicy
 from .checks import count, duration
 from .exc import ArgumentError
+from .schedules import Missed
+
+if TYPE_CHECKING:
+    from .mixins import SlotMixin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +27,31 @@ class QueueOptions:
     ``max_attempts``
         After so many claims a failing or crashing task is discarded.  The default of the column; each row has its own.
     ``retry``
-        The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``.
+        The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
+        :class:`.LinearBackoff`; or :class:`.RetryByError`.
     ``on_complete``
         ``"keep"`` the completed row, or ``"delete"`` it.
     ``retention``
         What ``prune`` removes when it is not told: final rows older than this.  ``None``: it must be told.
+    ``discarded_retention``
+        The same for dead letters, where they are to stay longer (or less long).  ``None``: as ``retention`` says.
     ``notify``
         Whether a transaction that enqueues sends a notification, where the engine has them (PostgreSQL), by which
         workers elsewhere need not wait until they next look.  One for each transaction and queue, at its commit.
     ``order_by``
         The order of the claim among ready rows, where it is not ``priority``, ``available_at``: names of attributes, or
         ``sqlalchemy.desc("name")``.  The primary key is always added.  The claim index follows it.
+    ``partitions``
+        Attributes by which claims are divided, such as the type of a message: a claim that fixes one by an equality
+        has an index of its own, as one by ``topic`` has.
+    ``stages``
+        The names of the stages of a :class:`.StageMixin`, in the order in which a task goes through them.
+    ``missed``
+        What becomes of runs of a :class:`.RecurringMixin` whose time has passed while nobody could run them: all are
+        made up for by ``"once"``, or each (``"all"``), or none (``"skip"``).
+    ``slots``, ``limit``
+        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once unless
+        :func:`.set_limit` has said otherwise.
     ``columns``
         New names for columns of the mixin whose own are taken, ``{"status": "queue_status"}``.
     """
@@ -43,8 +61,14 @@ class QueueOptions:
     retry: RetryPolicy = field(default_factory=ExponentialBackoff)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: timedelta | None = None
+    discarded_retention: timedelta | None = None
     notify: bool = True
     order_by: tuple[str | ColumnElement[Any], ...] = ()
+    partitions: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    missed: Missed = "once"
+    slots: type[SlotMixin] | None = None
+    limit: int = 1
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,9 +78,21 @@ class QueueOptions:
             raise ArgumentError(f"retry={self.retry!r}: a callable from the attempt to a timedelta is needed")
         if self.on_complete not in ("keep", "delete"):
             raise ArgumentError(f"on_complete={self.on_complete!r}: 'keep' or 'delete'")
-        if self.retention is not None:
-            duration("retention", self.retention, zero=True)
+        for name in ("retention", "discarded_retention"):
+            if getattr(self, name) is not None:
+                duration(name, getattr(self, name), zero=True)
         if not isinstance(self.columns, Mapping):
             raise ArgumentError(f"columns={self.columns!r}: a mapping is needed, as in {{'status': 'queue_status'}}")
-        if not isinstance(self.order_by, tuple):
-            raise ArgumentError(f"order_by={self.order_by!r}: a tuple of attribute names is needed")
+        for name in ("order_by", "partitions", "stages"):
+            if not isinstance(getattr(self, name), tuple):
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: a tuple of names is needed")
+        _check_names("partitions", self.partitions)
+        _check_names("stages", self.stages)
+        if self.missed not in get_args(Missed):
+            raise ArgumentError(f"missed={self.missed!r}: one of {', '.join(get_args(Missed))}")
+        count("limit", self.limit)
+
+
+def _check_names(option: str, names: tuple[object, ...]) -> None:
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ArgumentError(f"{option}={names!r}: names are needed, each once")

@@ -12,7 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped
 
 from .clock import utcnow
-from .definition import LONGEST_NAME, place
+from .columns import LONGEST_NAME
+from .definition import place
 from .dialects import error_type, timestamp_type
 from .exc import ArgumentError, ConfigurationError
 from .mixins import QueueMixin, subclasses
@@ -47,7 +48,7 @@ class PauseMixin:
             place(cls, "queue", {"type_": String(_LONGEST), "primary_key": True})
             place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
             place(cls, "paused_by", {"type_": String(LONGEST_NAME), "nullable": False})
-            place(cls, "reason", {"type_": error_type(), "nullable": True}, optional=True)
+            place(cls, "reason", {"type_": error_type(), "nullable": True})
         super().__init_subclass__(**kwargs)
 
 
@@ -148,7 +149,7 @@ def pause_table(metadata: MetaData) -> Table | None:
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     """The topics of this queue among ``keys``, as ``pause`` has written them."""
     prefix = f"{spec.table.fullname}:"
-    return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.partitions else []
+    return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
 
 
 def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:

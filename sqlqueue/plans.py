@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from sqlalchemy import Connection, func, literal, select
+from sqlalchemy import Column, Connection, bindparam, func, literal, select
 
 from .dialects.base import Adapter
 from .dialects.health import Plan
@@ -53,8 +54,15 @@ def _useless(spec: QueueSpec, unused: str, severity: Severity) -> Finding:
 def _claims(spec: QueueSpec) -> Iterator[Pick]:
     """Both steps of a claim of one row, from the whole queue and from one part of it."""
     for partition in ((), *((column,) for column in spec.partitions)):
-        for step in picks(spec, [column == "default" for column in partition], ()):
+        for step in picks(spec, [column == bindparam(None, _example(column), column.type) for column in partition], ()):
             yield step(1)
+
+
+def _example(column: Column[Any]) -> Any:
+    try:
+        return column.type.python_type()
+    except (NotImplementedError, TypeError):  # such as of a moment: any will do
+        return None
 
 
 def _serves(plan: Plan, spec: QueueSpec, sortable: int) -> bool:

@@ -7,7 +7,7 @@ from sqlalchemy.sql.elements import conv
 
 from .dialects import index_options
 from .spec import Criterion, QueueSpec
-from .statements import is_due, is_ready
+from .statements import is_due, is_held, is_keyed, is_ready
 
 
 def attach_indexes(spec: QueueSpec) -> None:
@@ -17,12 +17,18 @@ def attach_indexes(spec: QueueSpec) -> None:
     the claim does not return if they had to sort.
     """
     for partition in ((), *((column,) for column in spec.partitions)):
-        ready = [spec["status"], *(term.expression for term in spec.ready_order)]
-        due = [term.expression for term in spec.due_order]
+        ready = [spec["status"], *(term.expression for term in spec.ready_order if term.column not in partition)]
+        due = [term.expression for term in spec.due_order if term.column not in partition]
         _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_ready(spec))
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
+    if spec.has("unique_key"):
+        _index(spec, spec.index_name("unique"), [spec["unique_key"]], is_keyed(spec), unique=True)
+    if spec.has("slot_key"):
+        _index(spec, spec.index_name("holder"), [spec["claimed_by"]], is_held(spec))
 
 
-def _index(spec: QueueSpec, name: str, columns: list[ColumnElement[object]], predicate: Criterion) -> None:
+def _index(
+    spec: QueueSpec, name: str, columns: list[ColumnElement[object]], predicate: Criterion, *, unique: bool = False
+) -> None:
     if all(index.name != name for index in spec.table.indexes):
-        Index(conv(name), *columns, **index_options(predicate))
+        Index(conv(name), *columns, unique=unique, **index_options(predicate))

@@ -7,16 +7,21 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, overload
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import operations, pausing
 from .mixins import QueueMixin
 from .operations.claiming import Lease, OrderBy
 from .operations.enqueueing import OnConflict
-from .operations.sets import ErrorGroup, QueueStats
+from .operations.limits import Limit
+from .operations.sets import ErrorGroup
 from .operations.settling import Tasks
+from .operations.statistics import QueueOverview, QueueStats, V
+from .operations.timeline import Bucket
 from .pausing import Pause
+from .schedules import Schedule
 from .spec import T, Where
 
 
@@ -54,6 +59,18 @@ class QueueSession(Session):
         return operations.claim_many(
             self, entity, *where, limit=limit, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
         )
+
+    def claim_in_turns(
+        self,
+        entity: type[T],
+        by: InstrumentedAttribute[Any],
+        values: Sequence[Any],
+        *where: Where,
+        limit: int,
+        **arguments: Any,
+    ) -> Sequence[T]:
+        """See :func:`sqlqueue.claim_in_turns`."""
+        return operations.claim_in_turns(self, entity, by, values, *where, limit=limit, **arguments)
 
     def consume(
         self,
@@ -94,9 +111,9 @@ class QueueSession(Session):
             self, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
         )
 
-    def complete(self, tasks: Tasks, result: object = None) -> None:
+    def complete(self, tasks: Tasks, result: object = None, *, stage: str | None = None) -> None:
         """See :func:`sqlqueue.complete`."""
-        operations.complete(self, tasks, result)
+        operations.complete(self, tasks, result, stage=stage)
 
     def fail(self, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
         """See :func:`sqlqueue.fail`."""
@@ -133,7 +150,15 @@ class QueueSession(Session):
         operations.heartbeat(self, tasks, lease)
 
     @overload
-    def enqueue(self, tasks: QueueMixin | Iterable[QueueMixin], /, *, on_conflict: OnConflict = "raise") -> None: ...
+    def enqueue(
+        self,
+        tasks: QueueMixin | Iterable[QueueMixin],
+        /,
+        *,
+        on_conflict: OnConflict = "raise",
+        version: InstrumentedAttribute[Any] | None = None,
+        delay: timedelta | None = None,
+    ) -> None: ...
     @overload
     def enqueue(
         self,
@@ -142,11 +167,35 @@ class QueueSession(Session):
         /,
         *,
         on_conflict: OnConflict = "raise",
+        version: InstrumentedAttribute[Any] | None = None,
+        delay: timedelta | None = None,
         copy: bool = False,
     ) -> None: ...
     def enqueue(self, *tasks: Any, **arguments: Any) -> None:
         """See :func:`sqlqueue.enqueue`."""
         operations.enqueue(self, *tasks, **arguments)
+
+    def reschedule(
+        self,
+        entity: type[QueueMixin],
+        *where: Where,
+        schedule: Schedule | str | None = None,
+        drift: bool | None = None,
+    ) -> int:
+        """See :func:`sqlqueue.reschedule`."""
+        return operations.reschedule(self, entity, *where, schedule=schedule, drift=drift)
+
+    def unschedule(self, entity: type[QueueMixin], *where: Where) -> int:
+        """See :func:`sqlqueue.unschedule`."""
+        return operations.unschedule(self, entity, *where)
+
+    def set_limit(self, entity: type[QueueMixin], key: str, limit: int) -> None:
+        """See :func:`sqlqueue.set_limit`."""
+        return operations.set_limit(self, entity, key, limit)
+
+    def limits(self, entity: type[QueueMixin]) -> list[Limit]:
+        """See :func:`sqlqueue.limits`."""
+        return operations.limits(self, entity)
 
     def retry(self, entity: type[QueueMixin], *where: Where) -> int:
         """See :func:`sqlqueue.retry`."""
@@ -163,6 +212,24 @@ class QueueSession(Session):
     def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
         """See :func:`sqlqueue.stats`."""
         return operations.stats(self, entity, *where)
+
+    def stats_by(self, entity: type[QueueMixin], by: SQLCoreOperations[V], *where: Where) -> dict[V, QueueStats]:
+        """See :func:`sqlqueue.stats_by`."""
+        return operations.stats_by(self, entity, by, *where)
+
+    def overview(self, entity: type[QueueMixin], *where: Where) -> QueueOverview:
+        """See :func:`sqlqueue.overview`."""
+        return operations.overview(self, entity, *where)
+
+    def timeline(
+        self,
+        entity: type[QueueMixin],
+        *where: Where,
+        bucket: timedelta = timedelta(hours=1),
+        since: timedelta = timedelta(days=1),
+    ) -> list[Bucket]:
+        """See :func:`sqlqueue.timeline`."""
+        return operations.timeline(self, entity, *where, bucket=bucket, since=since)
 
     def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""

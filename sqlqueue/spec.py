@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Table, UnaryExpression, and_, update
@@ -33,6 +34,8 @@ QUEUE_ROLES = (
     "created_at",
 )
 """The columns of ``QueueMixin``, by the names they have unless the model renames them."""
+PARTITIONS = ("slot_key", "limit_key", "stage", "topic")
+"""Roles that divide a queue, the narrowest first."""
 
 T = TypeVar("T", bound="QueueMixin")
 Criterion: TypeAlias = ColumnElement[bool]
@@ -80,8 +83,22 @@ class QueueSpec:
 
     @property
     def partitions(self) -> tuple[Column[Any], ...]:
-        """Columns that divide the queue: a claim that fixes one gets an index that starts with it."""
-        return tuple(self.columns[role] for role in ("topic",) if role in self.columns)
+        """Columns that divide the queue: a claim that fixes one gets an index that starts with it, the first's."""
+        named = (self.mapper.columns[name] for name in self.options.partitions)
+        return (*(self.columns[role] for role in PARTITIONS if role in self.columns), *named)
+
+    def has(self, role: str) -> bool:
+        return role in self.columns
+
+    @property
+    def moves(self) -> dict[str, str]:
+        """stage -> the next one; the last is in none."""
+        return dict(pairwise(self.options.stages))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a completed task may have something before it: another stage, another run."""
+        return bool(self.moves) or self.has("schedule")
 
     @property
     def ready_order(self) -> tuple[Ordering, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -47,6 +47,14 @@ def is_due(spec: QueueSpec) -> Criterion:
     return spec["status"].in_([state(status) for status in DUE])
 
 
+def is_held(spec: QueueSpec) -> Criterion:
+    return spec["status"] == state(Status.RUNNING)
+
+
+def is_keyed(spec: QueueSpec) -> Criterion:
+    return spec["unique_key"].is_not(None)
+
+
 def is_final(spec: QueueSpec) -> Criterion:
     return spec["status"].in_([state(status) for status in FINAL])
 
@@ -80,7 +88,7 @@ def picks(
     terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
     if spec.inherited is not None:
         terms = [*terms, spec.inherited]
-    partition = [column for column in spec.partitions if _fixes(terms, column)]
+    partition = [column for column in spec.partitions if _fixes(terms, column)][:1]
     by_key = all(_fixes(terms, column) for column in spec.primary_key)
     order = tuple(_ordering(term) for term in order_by)
 
@@ -144,6 +152,38 @@ def _same_key(spec: QueueSpec, table: Any) -> Criterion:
     return and_(*(a == b for a, b in zip(spec.primary_key, table.primary_key, strict=True)))
 
 
+@dataclass(frozen=True, eq=False)
+class UniqueBy:
+    """The unique key by which an insert may meet a row."""
+
+    columns: tuple[Column[Any], ...]
+    predicate: Criterion | None = None
+    """Of its index, where that is partial."""
+
+    def is_row(self, row: Mapping[str, Any]) -> Criterion:
+        """Holds for the one that has the key of ``row``."""
+        return and_(*(column == row[column.name] for column in self.columns))
+
+
+def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> UniqueBy | None:
+    """By what ``row`` may meet another: its primary key if it gives that, or its ``unique_key``."""
+    if all(column.name in row for column in spec.primary_key):
+        return _by_primary_key(spec)
+    if spec.has("unique_key") and row.get(spec["unique_key"].name) is not None:
+        return _by_unique_key(spec)
+    return None
+
+
+@cache
+def _by_primary_key(spec: QueueSpec) -> UniqueBy:
+    return UniqueBy(spec.primary_key)
+
+
+@cache
+def _by_unique_key(spec: QueueSpec) -> UniqueBy:
+    return UniqueBy((spec["unique_key"],), is_keyed(spec))
+
+
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
     return update(spec.table).where(criterion).ordered_values(*assignments)
 
@@ -154,7 +194,7 @@ def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
 
 def is_hung(spec: QueueSpec) -> Criterion:
     """Its claimer's lease has ended, with nothing settled."""
-    return and_(spec["available_at"] <= utcnow(), spec["status"] == state(Status.RUNNING))
+    return and_(spec["available_at"] <= utcnow(), is_held(spec))
 
 
 def is_exhausted(spec: QueueSpec) -> Criterion:

@@ -7,16 +7,27 @@ see the old row.  So what others read (``max_attempts``, ``attempt``, ``status``
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeAlias
 
-from sqlalchemy import ColumnElement, Float, and_, bindparam, case, literal, literal_column, null, or_
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    null,
+    or_,
+)
 
 from .clock import utcnow
 from .spec import Criterion, Identity, QueueSpec
-from .statements import Assignment, is_final, is_ready, state
+from .statements import Assignment, is_final, state
 from .states import Status
 
 if TYPE_CHECKING:
@@ -28,6 +39,7 @@ KeyIn: TypeAlias = Callable[[QueueSpec, Sequence[Identity]], Criterion]
 def taking(spec: QueueSpec, claimed_by: str, lease: timedelta) -> list[Assignment]:
     """What a claim with a lease writes."""
     return [
+        *_planned(spec),
         (spec["status"], state(Status.RUNNING)),
         (spec["available_at"], utcnow(lease)),
         *_stamp(spec, claimed_by),
@@ -36,12 +48,14 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta) -> list[Assignmen
 
 def consuming(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
     """What a claim writes that is its own completion."""
-    return [
-        (spec["status"], state(Status.COMPLETED)),
-        (spec["available_at"], utcnow()),
-        (spec["finished_at"], utcnow()),
-        *_stamp(spec, claimed_by),
-    ]
+    return [*ending(spec, Status.COMPLETED), *_stamp(spec, claimed_by)]
+
+
+def _planned(spec: QueueSpec) -> list[Assignment]:
+    """A run keeps the moment for which it was planned, while ``available_at`` says when its lease or a retry is due."""
+    if not spec.has("scheduled_for"):
+        return []
+    return [(spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"]))]
 
 
 def _stamp(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
@@ -70,6 +84,27 @@ class Held:
         return self.spec["attempt"] + literal_column("1") if self.only_locked else self.spec["attempt"]
 
     @property
+    def tries(self) -> ColumnElement[int]:
+        """How often it has been tried in its present stage or run."""
+        return self.attempt - self.spec["attempts_before"] if self.spec.has("attempts_before") else self.attempt
+
+    @property
+    def fresh_budget(self) -> ColumnElement[int]:
+        """The ``max_attempts`` of a new life."""
+        return self.attempt + literal_column(str(self.spec.options.max_attempts))
+
+    def lives_on(self, status: Status, stage: str | None = None) -> Criterion | None:
+        """What holds for tasks that do not end by becoming ``status``; ``None`` if all of them do."""
+        if status is Status.CANCELLED:
+            return None
+        if stage is not None:
+            return self.spec["stage"].is_not(None)  # always so, and said in a way that every engine takes in a CASE
+        ways = [] if self.runs_again is None else [self.runs_again]
+        if status is Status.COMPLETED and self.spec.moves:
+            ways.append(self.spec["stage"].in_(list(self.spec.moves)))
+        return or_(*ways) if ways else None
+
+    @property
     def runs_again(self) -> Criterion | None:
         """Was the task enqueued anew while it ran?  Then its ``claimed_at`` has been taken away."""
         return None if self.only_locked else self.spec["claimed_at"].is_(None)
@@ -93,19 +128,67 @@ class Held:
 
 def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
     """Final at once, whatever it was."""
-    return [(spec["status"], state(status)), (spec["available_at"], utcnow()), (spec["finished_at"], utcnow())]
+    return [
+        *_giving_up_key(spec),
+        (spec["status"], state(status)),
+        (spec["available_at"], utcnow()),
+        (spec["finished_at"], utcnow()),
+    ]
 
 
-def finishing(held: Held, status: Status) -> list[Assignment]:
-    """Final at once; or available again, with a budget of its own, if it is to run again."""
-    spec, again = held.spec, held.runs_again
-    if again is None or status is Status.CANCELLED:
+def _giving_up_key(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
+    """Tasks that become final, all or those that are said to, free their unique keys and remember them."""
+    if not spec.has("unique_key"):
+        return []
+    key, former = spec["unique_key"], spec["former_key"]
+    kept = func.coalesce(key, former)
+    if final is None:
+        return [(former, kept), (key, null())]
+    return [(former, case((final, kept), else_=former)), (key, case((final, null()), else_=key))]
+
+
+def finishing(held: Held, status: Status, stage: str | None = None) -> list[Assignment]:
+    """Final at once; or available again, with a budget of its own, if it is to run again or goes on to a stage."""
+    spec, lives = held.spec, held.lives_on(status, stage)
+    if lives is None:
         return [*ending(spec, status), *held.written()]
     return [
-        (spec["status"], case((again, state(Status.AVAILABLE)), else_=state(status))),
+        *_giving_up_key(spec, ~lives),
+        (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),
-        (spec["finished_at"], case((again, null()), else_=utcnow())),
-        (spec["max_attempts"], case((again, _fresh_budget(spec)), else_=spec["max_attempts"])),
+        (spec["finished_at"], case((lives, null()), else_=utcnow())),
+        (spec["max_attempts"], case((lives, held.fresh_budget), else_=spec["max_attempts"])),
+        *_moving(held, lives, stage),
+        *held.written(),
+    ]
+
+
+def _moving(held: Held, lives: Criterion, stage: str | None) -> list[Assignment]:
+    """On to the named or the next stage; to the first if the whole is to run again."""
+    spec, again = held.spec, held.runs_again
+    if not spec.has("stage"):
+        return []
+    on = literal(stage, spec["stage"].type) if stage else case(spec.moves, value=spec["stage"], else_=spec["stage"])
+    first = [] if again is None else [(again, literal(spec.options.stages[0], spec["stage"].type))]
+    return [
+        (spec["attempts_before"], case((lives, held.attempt), else_=spec["attempts_before"])),
+        (spec["error"], case((lives, null()), else_=spec["error"])),
+        (spec["stage"], case(*first, (lives, on), else_=spec["stage"])),
+    ]
+
+
+def renewing(held: Held, moment: datetime | None) -> list[Assignment]:
+    """A recurring task's next run: at ``moment``, or at once."""
+    spec = held.spec
+    at = utcnow() if moment is None else literal(moment, spec["available_at"].type)
+    return [
+        (spec["status"], state(Status.AVAILABLE if moment is None else Status.SCHEDULED)),
+        (spec["available_at"], at),
+        (spec["finished_at"], null()),
+        (spec["scheduled_for"], null()),
+        (spec["max_attempts"], held.fresh_budget),
+        (spec["attempts_before"], held.attempt),
+        *held.written(),
     ]
 
 
@@ -114,15 +197,18 @@ def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
     spec, again = held.spec, held.runs_again
     more = held.attempt < spec["max_attempts"]
     seconds = {attempt: _seconds(delay) for attempt, delay in delays.items()}
-    delay = next(iter(seconds.values())) if len(seconds) == 1 else case(seconds, value=held.attempt)
+    *_, longest = seconds.values()
+    delay = longest if len(seconds) == 1 else case(seconds, value=held.tries, else_=longest)
     fresh = [] if again is None else [(again, state(Status.AVAILABLE))]
+    lives = more if again is None else or_(more, again)
     budget: list[Assignment] = []
     if again is not None:
-        budget = [(spec["max_attempts"], case((and_(again, ~more), _fresh_budget(spec)), else_=spec["max_attempts"]))]
+        budget = [(spec["max_attempts"], case((and_(again, ~more), held.fresh_budget), else_=spec["max_attempts"]))]
     return [
+        *_giving_up_key(spec, ~lives),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
-        (spec["finished_at"], case((more if again is None else or_(more, again), null()), else_=utcnow())),
+        (spec["finished_at"], case((lives, null()), else_=utcnow())),
         *budget,
         *held.written(),
     ]
@@ -149,45 +235,3 @@ def extending(held: Held, lease: timedelta) -> list[Assignment]:
 
 def _seconds(delay: timedelta) -> ColumnElement[float]:
     return bindparam(None, delay.total_seconds(), type_=Float(53))
-
-
-def _fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
-    return spec["attempt"] + literal_column(str(spec.options.max_attempts))
-
-
-def replacing(
-    spec: QueueSpec, names: Iterable[str], proposed: Callable[[str], ColumnElement[Any]], *, rerun: bool
-) -> list[Assignment]:
-    """What an existing row is given by an insert of the same key: the columns ``names``, and a new life.
-
-    A row that is running keeps its run; ``rerun`` takes away its ``claimed_at``, by which completion knows.
-    """
-    names = set(names)
-    queue = {spec[role].name for role in ("status", "available_at", "max_attempts")}
-    running = spec["status"] == state(Status.RUNNING)
-    # one that is available already keeps its place, unless the place is what is being changed
-    stays = or_(running, is_ready(spec)) if rerun else running
-    moment = proposed(spec["available_at"].name) if spec["available_at"].name in names else utcnow()
-    status = proposed(spec["status"].name) if spec["status"].name in names else state(Status.AVAILABLE)
-    budget = spec["max_attempts"].name
-    attempts = spec["attempt"] + proposed(budget) if budget in names else _fresh_budget(spec)
-    marked = [(spec["claimed_at"], case((running, null()), else_=spec["claimed_at"]))] if rerun else []
-    return [
-        *((spec.table.c[name], proposed(name)) for name in sorted(names - queue)),
-        *marked,
-        (spec["available_at"], case((stays, spec["available_at"]), else_=moment)),
-        (spec["finished_at"], null()),
-        (spec["max_attempts"], case((running, spec["max_attempts"]), else_=attempts)),
-        (spec["status"], case((stays, spec["status"]), else_=status)),
-    ]
-
-
-def redriving(spec: QueueSpec) -> list[Assignment]:
-    """Available now, with a full budget of attempts."""
-    budget = _fresh_budget(spec)
-    return [
-        (spec["status"], state(Status.AVAILABLE)),
-        (spec["available_at"], utcnow()),
-        (spec["finished_at"], null()),
-        (spec["max_attempts"], case((spec["max_attempts"] > budget, spec["max_attempts"]), else_=budget)),
-    ]

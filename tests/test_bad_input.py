@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, aliased, load_only
 
 import sqlqueue
-from sqlqueue import ArgumentError, IllegalTransitionError, QueueSession, SQLQueueError, claim_of
+from sqlqueue import ArgumentError, IllegalTransitionError, QueueSession, SQLQueueError, claim_of, hung
 from tests.models import Account, Base, Document, Ledger, Mail, Spool, Task
 
 NAIVE = datetime(2020, 1, 1)
@@ -65,6 +65,10 @@ OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
     "rescue": lambda s, model: s.rescue(model),
     "prune": lambda s, model: s.prune(model, timedelta(days=1)),
     "stats": lambda s, model: s.stats(model),
+    "stats_by": lambda s, model: s.stats_by(model, Task.number),
+    "overview": lambda s, model: s.overview(model),
+    "timeline": lambda s, model: s.timeline(model),
+    "hung": lambda s, model: hung(model),
     "errors": lambda s, model: s.errors(model),
     "enqueue": lambda s, model: s.enqueue(model, [{"id": 3}]),
 }
@@ -108,7 +112,9 @@ def test_arguments_of_a_claim(session: Recorded, word: str, arguments: dict[str,
     ],
     ids=ascii_id,
 )
-@pytest.mark.parametrize("operation", ["claim", "consume", "retry", "cancel", "stats", "errors"])
+@pytest.mark.parametrize(
+    "operation", ["claim", "consume", "retry", "cancel", "stats", "overview", "timeline", "errors"]
+)
 def test_criteria(session: Recorded, operation: str, criterion: Any, word: str) -> None:
     model = Mail if "account" in str(criterion) else Task
     with refused(session, word):
@@ -198,6 +204,32 @@ def test_arguments_of_settling(session: Recorded, call: str, arguments: tuple[An
 def test_prune(session: Recorded, age: Any) -> None:
     with refused(session, "older_than"):
         session.prune(Task, age)
+
+
+@pytest.mark.parametrize(
+    "by", ["number", None, 7, Mail.topic, Mail.account, text("number"), Ledger.task_id], ids=ascii_id
+)
+def test_stats_by(session: Recorded, by: Any) -> None:
+    model = Mail if by is Mail.account else Task
+    with refused(session, f"no column of {model.__name__}"):
+        session.stats_by(model, by)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        *(({"bucket": bucket}, "bucket") for bucket in (3_600, timedelta(0), -timedelta(hours=1), None)),
+        *(({"since": since}, "since") for since in (86_400, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC), None)),
+        *(({"bucket": timedelta(hours=hours)}, "divides a day") for hours in (5, 25, 36)),
+        ({"bucket": timedelta(seconds=8)}, "at most 10,000 buckets"),
+        ({"bucket": timedelta(days=10_001)}, "as many days"),
+        ({"bucket": timedelta(days=7), "since": timedelta(days=10_001)}, "as many days"),
+    ],
+    ids=ascii_id,
+)
+def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> None:
+    with refused(session, word):
+        session.timeline(Task, **arguments)
 
 
 # -- enqueueing --------------------------------------------------------------------------------------------------------

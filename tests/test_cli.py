@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, func, insert
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
@@ -21,6 +22,8 @@ from tests.models import Base, Mail, Seat, Task
 from tests.test_check import PROGRAM
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+HEADINGS = ("hung", "oldest", "last", "hour", "paused")
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
 
 
@@ -73,14 +76,41 @@ def test_nothing_found_is_no_error(url: str) -> None:
 
 
 def test_the_table_of_queues(url: str) -> None:
-    put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED)
-    put(url, Mail, {}, {})
+    put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "finished_at": func.now()})
+    put(url, Mail, {"status": "scheduled"}, {"status": "scheduled", "available_at": TOMORROW})
     out("pause", "--topic", "news", model="Mail")
     out("pause", model="Mail")
     lines = out("stats", model="Base").splitlines()
-    assert lines[0].split() == ["Queue", "available", "running", "discarded", "hung", "paused"]
-    assert ["Task", "1", "1", "1", "1"] in [line.split() for line in lines]
-    assert ["Mail", "2", "0", "0", "0", "all,", "news"] in [line.split() for line in lines]
+    assert lines[0].split() == ["Queue", "available", "scheduled", "running", "discarded", *HEADINGS]
+    told = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert re.fullmatch(r"1 0 1 2 1 \d{4} days, \d+:\d\d:\d\d 1", told["Task"])
+    assert re.fullmatch(r"0 2 0 0 0 0:0\d:\d\d 0 all, news", told["Mail"])
+    assert told["Letter"] == "0 0 0 0 0 0"
+
+
+def test_the_table_by_a_column(url: str) -> None:
+    put(url, Mail, {"account_id": 7}, {"account_id": 7, "topic": "news"}, {"status": "running", "available_at": PAST})
+    assert out("stats", "--by", "account_id", model="Mail").splitlines() == [
+        "account_id  available  running  hung",
+        "(none)              0        1     1",
+        "7                   2        0     0",
+    ]
+    assert out("stats", "--by", "account_id", "--topic", "news", model="Mail").splitlines()[1:] == [
+        "7                   1        0     0"
+    ]
+
+
+def test_the_table_over_time(url: str) -> None:
+    ended = datetime.now(UTC) - timedelta(hours=2)
+    took = {"finished_at": ended, "claimed_at": ended - timedelta(milliseconds=1_500)}
+    put(url, Task, {"status": "completed", **took, "created_at": ended - timedelta(hours=1, seconds=1.5)})
+    put(url, Task, {"status": "completed", **took, "claimed_at": ended, "created_at": ended}, FAILED)
+    heading, *lines = out("stats", "--timeline", "--since", "3h").splitlines()
+    assert heading.split() == ["From", "completed", "failed", "cancelled", *["run", "p50", "p95", "wait", "p50", "p95"]]
+    assert [f"{ended:%Y-%m-%d %H}:00:00Z 2 0 0 0ms 1.5s 0ms 1:00:00"] == [
+        " ".join(line.split()) for line in lines if "ms" in line
+    ]
+    assert [line.split()[2:] for line in lines if "ms" not in line] == [["0", "0", "0"]] * 3
 
 
 def test_the_tables_of_tasks_and_errors(url: str) -> None:
@@ -146,13 +176,13 @@ def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.Monke
 )
 def test_without_a_terminal_many_are_refused(url: str, arguments: list[str], said: str) -> None:
     put(url, Task, FAILED, FAILED, {}, {}, {"status": "running"})
-    before = out("stats")
+    before = out("list")
     told = run(*arguments)
     assert (told.exit_code, told.stdout) == (2, "")
     assert told.stderr == f"sqlqueue: this would {said}, and there is no terminal to ask: say --yes\n"
-    assert out("stats") == before
+    assert out("list") == before
     assert run(*arguments, "--yes").exit_code == 0
-    assert out("stats") != before
+    assert out("list") != before
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
@@ -191,6 +221,10 @@ def test_at_a_terminal_people_are_asked(url: str, answer: str, status: int, left
         (["list", "--queue", "other"], "no queue other in tests.models:Task: there are Task"),
         (["show", "x"], "'x' is no value for task.id"),
         (["show", "9" * 30], "is no value for task.id"),
+        (["stats", "--by", "nothing"], "Task has no column nothing"),
+        (["stats", "--bucket", "1h"], "--bucket and --since go with --timeline"),
+        (["stats", "--timeline", "--by", "number"], "--timeline does not go with --by"),
+        (["stats", "--timeline", "--bucket", "7h"], "give what divides a day"),
         (["discard", "--id", "7"], "--reason"),
         (["prune"], "Task has no retention: say --older-than"),
         (["pause", "--topic", "x"], "Task has no topics"),

@@ -11,7 +11,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import pausing
-from ..definition import LONGEST_NAME
+from ..columns import LONGEST_NAME
 from ..pausing import Pause
 from ..spec import QueueSpec
 from ._database import refusals, transact

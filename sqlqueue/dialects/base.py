@@ -29,10 +29,11 @@ from sqlalchemy.util import immutabledict
 
 from ..exc import ArgumentError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
 from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Assignment, Pick, remove, write
+from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
 from .liveness import Liveness
+from .moments import Moments
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
@@ -43,7 +44,7 @@ READ_COMMITTED = "READ COMMITTED"
 AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Adapter(Inspection, Health, Liveness):
+class Adapter(Moments, Inspection, Health, Liveness):
     """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
 
     name: ClassVar[str]
@@ -65,6 +66,8 @@ class Adapter(Inspection, Health, Liveness):
     """How many keys one statement names at the most."""
     returning: ClassVar[bool] = True
     """Whether UPDATE and DELETE can return what they changed."""
+    one_writer: ClassVar[bool] = False
+    """Whether all that claim wait for one another anyway."""
     orders_freely: ClassVar[bool] = True
     """Whether rows are locked after the sort, so that an order without an index is only slow."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
@@ -81,10 +84,6 @@ class Adapter(Inspection, Health, Liveness):
     def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
         """The adapter of the engine that really answers, where several speak one dialect (known once connected)."""
         return self
-
-    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
-        """The database's clock in UTC, ``seconds`` later if given."""
-        raise NotImplementedError
 
     def verify(self, connection: Connection) -> None:
         """:class:`.UnsupportedDialectError` unless this server can carry a queue.  Asks once for each engine."""
@@ -269,8 +268,8 @@ class Adapter(Inspection, Health, Liveness):
 
     # -- enqueueing ---------------------------------------------------------------------------------------------------
 
-    def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
-        """An INSERT that leaves a row with the same primary key as it is, or gives it what ``replace`` says.
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        """An INSERT that leaves a row with the same key as it is, or gives it what ``replace`` says.
 
         ``None`` where the engine has none: the caller then tries an UPDATE first.
         """

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Select,
@@ -75,6 +76,9 @@ class SQLServer(Adapter):
         whole = func.floor(seconds)
         micros = (seconds - whole) * literal_column("1000000")
         return func.dateadd(text("microsecond"), micros, func.dateadd(text("second"), whole, now))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         seek = "" if pick.index is None else f", FORCESEEK, INDEX({_QUOTE(pick.index)})"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Delete,
@@ -34,7 +35,7 @@ from sqlalchemy.sql.expression import TableClause
 from ..clock import utc
 from ..findings import Finding, Severity
 from ..spec import Identity, QueueSpec
-from ..statements import Pick
+from ..statements import Pick, UniqueBy
 from .base import Adapter, ByKey, Replacement
 from .health import Plan, bare, explain, read_only
 
@@ -90,6 +91,9 @@ class MySQL(Adapter):
             return now
         return func.timestampadd(text("MICROSECOND"), seconds * literal_column("1000000"), now)
 
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return func.timestampdiff(text("MICROSECOND"), earlier, later, type_=BigInteger())
+
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.version())))
 
@@ -138,8 +142,8 @@ class MySQL(Adapter):
         # by primary key, in the order in which claims are settled: by way of an index, the two would deadlock
         return self.sweep_by_key(session, spec, statement, limit)
 
-    def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
-        if _has_other_keys(spec.table):
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        if _has_other_keys(spec.table, by):
             return None  # ON DUPLICATE KEY would go by any of them, and change another task
         statement = mysql.insert(spec.table)
         if replace is None:
@@ -220,9 +224,11 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     return statement.with_hint(hint)
 
 
-def _has_other_keys(table: Table) -> bool:
-    unique = (constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint))
-    return any(index.unique for index in table.indexes) or any(unique)
+def _has_other_keys(table: Table, by: UniqueBy) -> bool:
+    """Whether a row could meet another by another key; by its primary key only if that is given."""
+    constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
+    indexes = [tuple(index.columns) for index in table.indexes if index.unique]
+    return any(columns != by.columns for columns in (*constraints, *indexes))
 
 
 def _is_of(table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:

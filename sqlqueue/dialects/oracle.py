@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    BigInteger,
     ColumnClause,
     ColumnElement,
     Connection,
@@ -20,12 +23,14 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
+    extract,
     func,
     literal_column,
     outparam,
     select,
     table,
     text,
+    type_coerce,
 )
 from sqlalchemy.dialects import oracle
 from sqlalchemy.engine.interfaces import ReflectedColumn
@@ -78,6 +83,9 @@ FORALL i IN 1 .. picked.COUNT
 _SHORT = 200
 """So many rowids fit a VARCHAR2 of 4,000, which is what the driver makes room for; more come as a CLOB."""
 
+_PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}
+"""Of an interval, in microseconds."""
+
 _QUOTED = re.compile(r'^"(.+)"$')
 _INDEXES = table(
     "all_indexes",
@@ -113,6 +121,11 @@ class Oracle(Adapter):
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.sys_extract_utc(text("SYSTIMESTAMP"))
         return now if seconds is None else now + func.numtodsinterval(seconds, text("'SECOND'"))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        # an interval is only had in its parts, of which the last has the fraction
+        terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
+        return type_coerce(reduce(add, terms), BigInteger())
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).with_for_update(skip_locked=True)

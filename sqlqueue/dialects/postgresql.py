@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     ColumnElement,
     Connection,
     Insert,
@@ -15,6 +16,8 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    cast,
+    extract,
     func,
     literal_column,
     select,
@@ -30,7 +33,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from ..exc import ArgumentError
 from ..findings import Finding
 from ..spec import Identity, QueueSpec
-from ..statements import Assignment, Pick
+from ..statements import Assignment, Pick, UniqueBy
 from .base import Adapter, Replacement
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
@@ -65,6 +68,11 @@ class PostgreSQL(Notifications, Adapter):
         now = func.statement_timestamp()
         parts = [literal_column("0", Integer)] * 6  # years, months, weeks, days, hours, minutes
         return now if seconds is None else now + func.make_interval(*parts, seconds, type_=Interval())
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        # rounded: some versions have seconds as floating-point numbers, which come close
+        seconds = extract("epoch", later - earlier)
+        return cast(func.round(seconds * literal_column("1000000")), BigInteger)
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True, key_share=True)
@@ -109,12 +117,13 @@ class PostgreSQL(Notifications, Adapter):
         target: Any = spec.entity if spec.is_plain else spec.table
         return update(target).where(*joined).ordered_values(*assignments)
 
-    def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         statement = insert(spec.table)
         if replace is None:
-            return statement.on_conflict_do_nothing(index_elements=list(spec.primary_key))
+            return statement.on_conflict_do_nothing(index_elements=list(by.columns), index_where=by.predicate)
         return statement.on_conflict_do_update(
-            index_elements=list(spec.primary_key),
+            index_elements=list(by.columns),
+            index_where=by.predicate,
             set_={column.name: value for column, value in replace(lambda name: statement.excluded[name])},
         )
 

@@ -6,7 +6,22 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Insert, Select, Table, false, func, select, update
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    cast,
+    false,
+    func,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -14,12 +29,13 @@ from sqlalchemy.orm import Session
 
 from ..findings import Finding, Severity
 from ..spec import QueueSpec
-from ..statements import Pick
+from ..statements import Pick, UniqueBy
 from .base import READ_COMMITTED, Adapter, Replacement
 from .health import Plan, explain, read_only
 
 _MOMENT = "%Y-%m-%d %H:%M:%f000"
 """What SQLAlchemy stores, as far as the clock goes: milliseconds."""
+_SECONDS = len("2026-01-01 00:00:00")
 
 
 class SQLite(Adapter):
@@ -29,6 +45,7 @@ class SQLite(Adapter):
     product = "SQLite"
     minimum: ClassVar[tuple[int, ...]] = (3, 35)
     needed = "RETURNING"
+    one_writer: ClassVar[bool] = True
     partial_index: ClassVar[str | None] = "sqlite_where"
     # busy, locked
     transient: ClassVar[Collection[int]] = (5, 6)
@@ -39,6 +56,9 @@ class SQLite(Adapter):
         if seconds is None:
             return func.strftime(_MOMENT, "now")
         return func.strftime(_MOMENT, "now", func.printf("%+.6f seconds", seconds))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return _since_epoch(later) - _since_epoch(earlier)
 
     def connect(self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool) -> Connection:
         connection = super().connect(session, spec, fresh=fresh, claims=claims)
@@ -57,12 +77,13 @@ class SQLite(Adapter):
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit)
 
-    def upsert(self, spec: QueueSpec, replace: Replacement | None) -> Insert | None:
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         statement = insert(spec.table)
         if replace is None:
-            return statement.on_conflict_do_nothing(index_elements=list(spec.primary_key))
+            return statement.on_conflict_do_nothing(index_elements=list(by.columns), index_where=by.predicate)
         return statement.on_conflict_do_update(
-            index_elements=list(spec.primary_key),
+            index_elements=list(by.columns),
+            index_where=by.predicate,
             set_={column.name: value for column, value in replace(lambda name: statement.excluded[name])},
         )
 
@@ -124,6 +145,13 @@ class SQLite(Adapter):
 
     def _primary_code(self, error: DBAPIError) -> int:
         return (self.code(error) or 0) & 0xFF  # the lowest byte of an extended code
+
+
+def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
+    """In microseconds.  SQLite's own functions would round to a millisecond, and to the next second."""
+    whole = cast(func.strftime("%s", func.substr(moment, 1, _SECONDS)), BigInteger)
+    fraction = cast(func.substr(moment, _SECONDS + 2), BigInteger)
+    return whole * literal_column("1000000") + fraction
 
 
 def _begin_immediate(connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:

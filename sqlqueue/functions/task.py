@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from .. import operations
 from ..checks import duration
 from ..clock import utcnow
-from ..definition import LONGEST_TASK
+from ..columns import LONGEST_TASK
 from ..exc import ArgumentError
 from ..mixins import JobMixin
 from ..spec import QueueSpec, spec_of

@@ -3,15 +3,25 @@
 from ._connection import default_claimer
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .enqueueing import enqueue
+from .limits import Limit, limits, set_limit
 from .listing import find
-from .sets import ErrorGroup, QueueStats, errors, prune, rescue, retry, stats
+from .planning import reschedule, unschedule
+from .sets import ErrorGroup, errors, prune, rescue, retry
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
+from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
+from .timeline import Bucket, Durations, timeline
+from .turns import claim_in_turns
 
 __all__ = [
+    "Bucket",
+    "Durations",
     "ErrorGroup",
+    "Limit",
+    "QueueOverview",
     "QueueStats",
     "cancel",
     "claim",
+    "claim_in_turns",
     "claim_many",
     "claiming",
     "complete",
@@ -24,10 +34,18 @@ __all__ = [
     "fail",
     "find",
     "heartbeat",
+    "hung",
+    "limits",
+    "overview",
     "prune",
     "release",
+    "reschedule",
     "rescue",
     "retry",
+    "set_limit",
     "snooze",
     "stats",
+    "stats_by",
+    "timeline",
+    "unschedule",
 ]

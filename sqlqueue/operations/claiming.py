@@ -14,15 +14,17 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..checks import count, duration
-from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of
-from ..definition import LONGEST_NAME
+from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of, settle
+from ..columns import LONGEST_NAME
 from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, UnsettledClaimError
 from ..spec import QueueSpec, T, Where, spec_of
 from ..statements import Assignment, Pick, picks
-from ..transitions import consuming, taking
+from ..transitions import Held, consuming, taking
 from ._connection import AnySession, default_claimer, open_, session_of
+from .recurring import Renewals
 from .settling import complete, fail
+from .slots import Slots
 
 Lease: TypeAlias = timedelta | Literal["default"] | None
 OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
@@ -79,19 +81,59 @@ def claim_many(
     spec = spec_of(entity)
     session = session_of(session)
     _check(limit, lease)
-    claimer = _claimer(claimed_by)
-    duration = spec.options.lease if lease == "default" else lease
-    assignments = [] if duration is None else taking(spec, claimer, duration)
-    tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments)
-    ledger = ledger_of(session)
-    if duration is None and tasks:
+    wanted = _Wanted(where, order_by, limit, options)
+    return _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease if lease == "default" else lease)
+
+
+def _claim(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> Sequence[Any]:
+    if spec.options.slots is not None:
+        return _claim_limited(session, spec, wanted, claimer, lease)
+    if spec.has("schedule") and spec.options.missed == "skip":
+        return _claim_unless_missed(session, spec, wanted, claimer, lease)
+    return _hold(session, spec, wanted, claimer, lease)
+
+
+def _claim_unless_missed(
+    session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None
+) -> list[Any]:
+    """Those whose time has passed are scheduled anew, and others take their place."""
+    kept: list[Any] = []
+    while True:
+        tasks = _hold(session, spec, wanted._replace(limit=wanted.limit - len(kept)), claimer, lease)
+        held = Held(spec=spec, claimed_by=claimer if lease is None else None)
+        renewals = Renewals(open_(session, spec), session, held)
+        skipped = renewals.skip_missed([claim_of(task) for task in tasks]) if tasks else set()
+        kept += [task for task in tasks if spec.identity_of(task) not in skipped]
+        for task in tasks:
+            if spec.identity_of(task) in skipped:
+                settle(session, task, "skipped")
+        if not skipped:
+            return kept
+
+
+def _hold(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> list[Any]:
+    tasks = _take(session, spec, wanted, [] if lease is None else taking(spec, claimer, lease))
+    if lease is None and tasks:
         guard(session, session.connection(spec.bind_arguments))
+    ledger = ledger_of(session)
     for task in tasks:
-        state = instance_state(task)
-        attempt = getattr(task, spec.attributes["attempt"]) + (duration is None)
+        attempt = getattr(task, spec.attributes["attempt"]) + (lease is None)
         held = Claim(type(task), spec.identity_of(task), attempt)
-        ledger.remember(session, state, Hold(held, claimer if duration is None else None))
+        ledger.remember(session, instance_state(task), Hold(held, claimer if lease is None else None))
     return tasks
+
+
+def _claim_limited(
+    session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None
+) -> list[Any]:
+    """Each with a slot of its key."""
+
+    def take(where: Sequence[Where], limit: int) -> list[tuple[Any, Claim]]:
+        tasks = _hold(session, spec, wanted._replace(where=where, limit=limit), claimer, lease)
+        return [(task, claim_of(task)) for task in tasks]
+
+    adapter = open_(session, spec, claims=True)
+    return Slots(session, adapter, spec, lease).claim(wanted.where, _order(spec, wanted), wanted.limit, take)
 
 
 def consume(
@@ -124,11 +166,23 @@ def consume_many(
     spec = spec_of(entity)
     session = session_of(session)
     _check(limit, "default")
+    if spec.goes_on or spec.options.slots is not None:
+        wanted = _Wanted(where, order_by, limit, options)
+        return _complete_at_once(session, _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease))
     deletes = spec.options.on_complete == "delete"
     assignments = [] if deletes else consuming(spec, _claimer(claimed_by))
     tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments, delete=deletes)
     for task in tasks if deletes else ():
         session.expunge(task)
+    return tasks
+
+
+def _complete_at_once(session: Session, tasks: Sequence[T]) -> Sequence[T]:
+    """In the same transaction, where completion is more than a state."""
+    complete(session, tasks)
+    for task in tasks:
+        if task in session:  # asyncio must not have to load anything later
+            session.refresh(task)
     return tasks
 
 
@@ -175,11 +229,7 @@ def _take(
     session: Session, spec: QueueSpec, wanted: _Wanted, assignments: Sequence[Assignment], *, delete: bool = False
 ) -> list[Any]:
     """Ready rows, and due ones if those run short."""
-    order: tuple[Any, ...] = tuple(wanted.order_by) if isinstance(wanted.order_by, Sequence) else (wanted.order_by,)
-    if isinstance(wanted.order_by, str) or not all(
-        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
-    ):
-        raise ArgumentError(f"order_by={wanted.order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
+    order = _order(spec, wanted)
     if not isinstance(wanted.options, Sequence):
         raise ArgumentError(f"options={wanted.options!r}: give a sequence of loader options")
     steps = picks(spec, wanted.where, order)
@@ -194,6 +244,15 @@ def _take(
             _check_order(adapter, pick, order)
             tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
     return tasks
+
+
+def _order(spec: QueueSpec, wanted: _Wanted) -> tuple[Any, ...]:
+    order = tuple(wanted.order_by) if isinstance(wanted.order_by, Sequence) else (wanted.order_by,)
+    if isinstance(wanted.order_by, str) or not all(
+        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
+    ):
+        raise ArgumentError(f"order_by={wanted.order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
+    return order
 
 
 def _check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args, overload
 
-from sqlalchemy import Column, ColumnElement, insert, literal, null
-from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy import Column, insert, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_state
-from sqlalchemy.types import TypeEngine
 
-from ..clock import aware
-from ..dialects.base import Adapter, Replacement
-from ..exc import ArgumentError, DuplicateTaskError
+from ..checks import duration
+from ..clock import aware, utcnow
+from ..dialects.base import Adapter
+from ..exc import ArgumentError
 from ..mixins import QueueMixin
+from ..schedules import parse
 from ..spec import QueueSpec, spec_of
-from ..statements import write
 from ..states import Status
-from ..transitions import replacing
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
+from ._duplicates import translating
+from .conflicts import Conflicts
+from .copying import copy_rows
 
 OnConflict = Literal["raise", "ignore", "replace", "rerun"]
 Row = dict[str, Any]
@@ -31,7 +31,13 @@ Row = dict[str, Any]
 
 @overload
 def enqueue(
-    session: AnySession, tasks: QueueMixin | Iterable[QueueMixin], /, *, on_conflict: OnConflict = "raise"
+    session: AnySession,
+    tasks: QueueMixin | Iterable[QueueMixin],
+    /,
+    *,
+    on_conflict: OnConflict = "raise",
+    version: InstrumentedAttribute[Any] | None = None,
+    delay: timedelta | None = None,
 ) -> None: ...
 @overload
 def enqueue(
@@ -41,6 +47,8 @@ def enqueue(
     /,
     *,
     on_conflict: OnConflict = "raise",
+    version: InstrumentedAttribute[Any] | None = None,
+    delay: timedelta | None = None,
     copy: bool = False,
 ) -> None: ...
 def enqueue(
@@ -50,22 +58,29 @@ def enqueue(
     /,
     *,
     on_conflict: OnConflict = "raise",
+    version: InstrumentedAttribute[Any] | None = None,
+    delay: timedelta | None = None,
     copy: bool = False,
 ) -> None:
     """Insert tasks in the session's transaction: instances, or a model and rows as dictionaries.
 
-    A task with an ``available_at`` and no ``status`` is scheduled for then; one with neither is available at once.
-    Dictionaries, by names of attributes, are inserted in bulk and make no instances; ``copy=True`` loads them by
-    PostgreSQL's COPY.  Instances become persistent, as by ``session.add()``; where the server makes the keys and
+    A task with an ``available_at`` and no ``status`` is scheduled for then; ``delay`` schedules all of them for so long
+    from now, by the database's clock; one with a ``schedule`` is scheduled for its first run; all others are available
+    at once.  Dictionaries, by names of attributes, are inserted in bulk and make no instances; ``copy=True`` loads them
+    by PostgreSQL's COPY.  Instances become persistent, as by ``session.add()``; where the server makes the keys and
     cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
 
-    ``on_conflict`` says what becomes of a task whose primary key is there already:
+    ``on_conflict`` says what becomes of a task whose primary key is there already, or, of one that gives none, whose
+    ``unique_key`` (:class:`.UniqueMixin`) an unfinished task has:
 
     ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back.
     ``"ignore"``: the row stays as it is.
     ``"replace"``: the row gets the new values, and a new life if it waits or is final; if it is running, the run
-    goes on and is not repeated.
+    goes on and is not repeated.  With ``delay`` that debounces: the last of many wins, and waits from then on.
     ``"rerun"``: likewise, and if it is running now it runs again afterwards: completion makes it ``available``.
+
+    With ``version``, an attribute that every row gives (a number, a moment), the row is touched only by what is newer:
+    an update that comes late changes nothing and causes no run.
 
     For all but ``"raise"`` the values of instances are written and the instances are left as they are.  A row that is
     being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.
@@ -75,21 +90,44 @@ def enqueue(
         raise ArgumentError(f"on_conflict={on_conflict!r}: one of {', '.join(get_args(OnConflict))}")
     if rows is None and isinstance(tasks, type):
         raise ArgumentError(f"enqueue({tasks.__name__}, rows): the rows are missing")
+    if version is not None and on_conflict not in ("replace", "rerun"):
+        raise ArgumentError("version= goes with on_conflict='replace' or 'rerun': nothing else changes a row")
+    if delay is not None:
+        duration("delay", delay, zero=True)
+    how = _How(on_conflict, version, delay, copy)
     if rows is not None:
         spec, values = spec_of(tasks), _dictionaries(rows)
-        _check_rows(spec, values, on_conflict)
-        _enqueue_rows(session, spec, values, on_conflict, copy=copy)
+        _check_rows(spec, values, how)
+        _enqueue_rows(session, spec, values, how)
         return
     groups = _by_spec(tasks)
     if on_conflict == "raise":
         for spec, group in groups:
-            _add(session, spec, group)
+            _add(session, spec, group, delay)
         return
     batches = [(spec, [_values(spec, task) for task in group]) for spec, group in groups]
     for spec, values in batches:
-        _check_rows(spec, values, on_conflict)
+        _check_rows(spec, values, how)
     for spec, values in batches:
-        _enqueue_rows(session, spec, values, on_conflict)
+        _enqueue_rows(session, spec, values, how)
+
+
+class _How(NamedTuple):
+    on_conflict: OnConflict
+    version: InstrumentedAttribute[Any] | None
+    delay: timedelta | None
+    copy: bool
+
+    def version_in(self, spec: QueueSpec) -> Column[Any] | None:
+        """The column of the version; :class:`.ArgumentError` if it is none of the queue's table."""
+        if self.version is None:
+            return None
+        column = spec.mapper.columns.get(getattr(self.version, "key", ""))
+        if column is None or column.table is not spec.table:
+            raise ArgumentError(
+                f"version={self.version}: give a column of {spec.table.name}, as {spec.entity.__name__}.id"
+            )
+        return column
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
@@ -100,9 +138,12 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
     return [(spec_of(cls), list(group)) for cls, group in groupby(instances, key=type)]
 
 
-def _add(session: Session, spec: QueueSpec, tasks: list[Any]) -> None:
+def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta | None) -> None:
     adapter = open_(session, spec)
-    with _translating(adapter, spec):
+    for task in tasks if delay is not None else ():
+        for name, value in _delayed(spec, delay).items():
+            setattr(task, name, value)
+    with translating(adapter, spec):
         session.add_all(tasks)
         session.flush()
 
@@ -114,21 +155,38 @@ def _values(spec: QueueSpec, task: Any) -> Row:
     return {key: given[key] for key in keys if given.get(key) is not None}
 
 
-def _enqueue_rows(
-    session: Session, spec: QueueSpec, rows: list[Row], on_conflict: OnConflict, *, copy: bool = False
-) -> None:
+def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
+    if delay is None:
+        return {}
+    return {spec.attributes["available_at"]: utcnow(delay), spec.attributes["status"]: Status.SCHEDULED.value}
+
+
+def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How) -> None:
     if not rows:
         return
     adapter = open_(session, spec)
-    if copy:
-        _copy(session, adapter, spec, rows, on_conflict)
-    elif on_conflict == "raise":
-        with _translating(adapter, spec):
-            session.execute(insert(spec.entity), rows)
-    else:
-        with _translating(adapter, spec):
-            _upsert(session, adapter, spec, rows, on_conflict)
+    fixed = _delayed(spec, how.delay)
+    if spec.has("schedule") and not fixed:
+        _plan(session, adapter, spec, rows)
+    with translating(adapter, spec):
+        if how.copy:
+            copy_rows(session, adapter, spec, rows)
+        elif how.on_conflict == "raise":
+            statement = insert(spec.entity)
+            session.execute(statement.values(fixed) if fixed else statement, rows)
+        else:
+            Conflicts(adapter, spec, how.on_conflict, how.version_in(spec)).enqueue(session, rows, fixed)
     announce(session, spec)
+
+
+def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
+    """The first runs of recurring tasks."""
+    now: datetime = adapter.execute(session, spec, select(utcnow())).scalar_one()
+    schedule, moment, status = (spec.attributes[role] for role in ("schedule", "available_at", "status"))
+    for row in rows:
+        if row.get(schedule) is not None and row.get(moment) is None:
+            row[moment] = parse(row[schedule]).after(now)
+            row.setdefault(status, Status.SCHEDULED.value)
 
 
 def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -142,18 +200,23 @@ def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     return found
 
 
-def _check_rows(spec: QueueSpec, rows: list[Row], on_conflict: OnConflict) -> None:
+def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
     """Refuse what cannot be stored, and say what each row is."""
-    key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
     known = {prop.key for prop in spec.mapper.column_attrs}
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
+    version = how.version.key if how.version_in(spec) is not None and how.version is not None else None
+    if how.copy and (how.on_conflict != "raise" or how.delay is not None):
+        raise ArgumentError(f"copy=True cannot be combined with on_conflict={how.on_conflict!r} or a delay")
     for number, row in enumerate(rows):
         if not known.issuperset(row):
             unknown = ", ".join(sorted(set(row) - known))
             raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
-        if on_conflict != "raise" and not key.issubset(row):
-            needed = ", ".join(sorted(key))
-            raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} goes by the primary key: give {needed}")
+        if how.on_conflict != "raise":
+            _check_key(spec, number, row, how.on_conflict)
+        if version is not None and row.get(version) is None:
+            raise ArgumentError(f"row {number}: there is no {version}, by which it would be known to be newer")
+        if how.delay is not None and row.keys() & {status, moment}:
+            raise ArgumentError(f"row {number}: delay= says when; leave {moment} and {status} out")
         when = row.get(moment)
         if isinstance(when, datetime):
             aware(when)
@@ -161,107 +224,9 @@ def _check_rows(spec: QueueSpec, rows: list[Row], on_conflict: OnConflict) -> No
             row.setdefault(status, Status.SCHEDULED.value)
 
 
-class _translating:
-    """A violated unique key becomes :class:`.DuplicateTaskError`."""
-
-    def __init__(self, adapter: Adapter, spec: QueueSpec) -> None:
-        self.adapter, self.spec = adapter, spec
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, IntegrityError) and self.adapter.is_duplicate(error):
-            name = self.spec.entity.__name__
-            raise DuplicateTaskError(
-                f"a {name} with this key exists: roll back, or say what to do by on_conflict='ignore', 'replace' or"
-                " 'rerun'",
-                model=self.spec.entity,
-            ) from error
-
-
-# -- conflicts ---------------------------------------------------------------------------------------------------------
-
-
-def _upsert(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row], on_conflict: OnConflict) -> None:
-    columns = {prop.key: prop.columns[0].name for prop in spec.mapper.column_attrs}
-    key = {column.name for column in spec.primary_key}
-    for names, group in groupby(rows, key=lambda row: sorted(columns[name] for name in row)):
-        replace = None if on_conflict == "ignore" else _replacement(spec, names, key, rerun=on_conflict == "rerun")
-        values = [{columns[name]: value for name, value in row.items()} for row in group]
-        statement = adapter.upsert(spec, replace)
-        if statement is not None:
-            adapter.execute(session, spec, statement, values)
-            continue
-        for row in values:
-            _update_or_insert(session, adapter, spec, row, replace)
-
-
-def _replacement(spec: QueueSpec, names: Sequence[str], key: set[str], *, rerun: bool) -> Replacement:
-    given = [name for name in names if name not in key]
-    return lambda proposed: replacing(spec, given, proposed, rerun=rerun)
-
-
-def _update_or_insert(
-    session: Session, adapter: Adapter, spec: QueueSpec, row: Row, replace: Replacement | None
-) -> None:
-    """For engines without an upsert.  Whoever loses the race to insert finds the row at the next try."""
-    mine = spec.key(tuple(row[column.name] for column in spec.primary_key))
-    proposed = _literals(spec, row)
-    while True:
-        if replace is not None and adapter.count(session, spec, write(spec, mine, replace(proposed))):
-            return
-        try:
-            with session.begin_nested():
-                adapter.execute(session, spec, insert(spec.table), row)
-        except IntegrityError as error:
-            if not adapter.is_duplicate(error) or not adapter.exists(session, spec, mine):
-                raise  # another unique key stands in the way
-            if replace is None:
-                return
-        else:
-            return
-
-
-def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:
-    def proposed(name: str) -> ColumnElement[Any]:
-        column = spec.table.c[name]
-        return literal(row[name], column.type) if row[name] is not None else null()
-
-    return proposed
-
-
-# -- COPY --------------------------------------------------------------------------------------------------------------
-
-
-def _copy(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row], on_conflict: OnConflict) -> None:
-    if on_conflict != "raise":
-        raise ArgumentError(f"copy=True cannot be combined with on_conflict={on_conflict!r}")
-    if spec.mapper.inherits is not None or len(spec.mapper.tables) > 1:
-        raise ArgumentError("copy=True loads one table: not for an inheriting class")
-    names = list(rows[0])
-    if any(row.keys() != rows[0].keys() for row in rows):
-        raise ArgumentError("copy=True needs the same keys in every row")
-    dialect = session.get_bind(**spec.bind_arguments).dialect
-    columns = [spec.mapper.columns[name] for name in names]
-    made = [c for c in spec.table.columns if c not in columns and c.default and not c.default.is_clause_element]
-    processors = [_processor(column, dialect) for column in (*columns, *made)]
-    connection = session.connection(spec.bind_arguments)
-
-    def values() -> Iterator[list[Any]]:
-        for row in rows:
-            given = [*(row[name] for name in names), *(_default(column) for column in made)]
-            yield [process(value) for process, value in zip(processors, given, strict=True)]
-
-    with _translating(adapter, spec):
-        adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values())
-
-
-def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any]:
-    """What the column's type makes of a value on its way to the driver."""
-    kind: TypeEngine[Any] = column.type.dialect_impl(dialect)
-    return kind.bind_processor(dialect) or (lambda value: value)
-
-
-def _default(column: Any) -> Any:
-    """What the column's own default gives; only SQL expressions are left to the server."""
-    return column.default.arg(None) if column.default.is_callable else column.default.arg
+def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
+    key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
+    if key.issubset(row) or spec.has("unique_key"):
+        return
+    needed = ", ".join(sorted(key))
+    raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} goes by the primary key: give {needed}")

@@ -1,39 +1,45 @@
-"""What is not bound to a claim: whole sets of tasks, and what is known of them."""
+"""What is not bound to a claim: whole sets of tasks, and their failures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Executable, case, func, literal_column, select
+from sqlalchemy import Executable, and_, func, literal_column, or_, select
 from sqlalchemy.orm import Session
 
 from ..checks import count, duration
+from ..claims import Claim
 from ..clock import utcnow
 from ..exc import ArgumentError
+from ..lives import redriving
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import is_exhausted, is_final, is_hung, only, remove, state, write
-from ..states import FINAL, Status
-from ..transitions import Held, ending, finishing, redriving
+from ..statements import Assignment, is_exhausted, is_final, is_hung, only, picks, remove, state, write
+from ..states import Status
+from ..transitions import Held, ending, finishing
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
+from ._duplicates import translating
+from .applying import updating
+from .recurring import Renewals
 
 CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
-    """Redrive: tasks that are ``retryable`` or ``discarded`` and satisfy ``where`` are ``available`` now.
+    """Redrive: tasks that are ``retryable``, ``discarded`` or hung and satisfy ``where`` are ``available`` now.
 
-    Each gets the model's full number of attempts again.  In the session's transaction; returns how many.
+    Each gets the model's full number of attempts again.  In the session's transaction; returns how many.  A hung task
+    is one whose lease has ended: its claimer, should it come back, has lost it.  :class:`.DuplicateTaskError` if
+    another task has taken the ``unique_key`` of a discarded one.
     """
     spec = spec_of(entity)
-    failed = spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)])
+    failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
     session = session_of(session)
-    redriven = _change(session, spec, only(spec, failed, *where), redriving(spec))
+    redriven = change(session, spec, only(spec, failed, *where), redriving(spec))
     if redriven:
         announce(session, spec)
     return redriven
@@ -41,48 +47,75 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where]) -> int:
     """All tasks that satisfy ``where`` and are not final are ``cancelled``."""
-    return _change(session, spec, only(spec, ~is_final(spec), *where), ending(spec, Status.CANCELLED))
+    return change(session, spec, only(spec, ~is_final(spec), *where), ending(spec, Status.CANCELLED))
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str) -> int:
     """All tasks that satisfy ``where`` and are not final are ``discarded``."""
     values = [*ending(spec, Status.DISCARDED), (spec["error"], text)]
-    return _change(session, spec, only(spec, ~is_final(spec), *where), values)
+    return change(session, spec, only(spec, ~is_final(spec), *where), values)
 
 
 def rescue(session: AnySession, entity: type[QueueMixin]) -> int:
     """Discard tasks whose claimers crashed in every attempt, with an error that says so; returns how many.
 
-    A crashed task with attempts left needs no rescue: it can be claimed as soon as its lease ends.
+    Recurring ones are not discarded: their next run is scheduled, with that error.  A crashed task with attempts left
+    needs no rescue: it can be claimed as soon as its lease ends.
     """
     spec = spec_of(entity)
     values = [*finishing(Held(spec=spec), Status.DISCARDED), (spec["error"], CRASHED)]
-    return _change(session_of(session), spec, only(spec, is_exhausted(spec)), values)
+    if spec.has("schedule"):
+        return _rescue_recurring(session_of(session), spec, values)
+    return change(session_of(session), spec, only(spec, is_exhausted(spec)), values)
+
+
+def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assignment]) -> int:
+    adapter = open_(session, spec, claims=True)
+    _, due = picks(spec, (), ())
+    keys = adapter.lock(session, replace(due(adapter.batch), state=(is_exhausted(spec),)))
+    if not keys:
+        return 0
+    read = select(*spec.primary_key, spec["attempt"]).where(adapter.key_in(spec, keys))
+    rows = adapter.execute(session, spec, adapter.by_key(spec, read))
+    claims = [Claim(spec.entity, tuple(row[:-1]), row[-1]) for row in rows]
+    renewals = Renewals(adapter, session, Held(spec=spec))
+    return len(renewals.renew(claims, [(spec["error"], CRASHED)], updating(lambda *_: values)))
 
 
 def prune(
     session: AnySession, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None
 ) -> int:
-    """Delete final tasks that became so longer than ``older_than`` ago, the model's ``retention`` if not given.
+    """Delete final tasks that became so longer than ``older_than`` ago; if not given, as the model says.
 
-    Dead letters included; at most ``limit`` of them, for transactions that stay short.  In the session's transaction;
-    returns how many.
+    That is by its ``retention``, and by its ``discarded_retention`` for dead letters if it has one.  At most ``limit``
+    of them, for transactions that stay short.  In the session's transaction; returns how many.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    age = spec.options.retention if older_than is None else older_than
-    if age is None:
-        raise ArgumentError(
-            f"{entity.__name__} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)"
-        )
-    duration("older_than", age, zero=True)
+    if older_than is not None:
+        duration("older_than", older_than, zero=True)
     if limit is not None:
         count("limit", limit)
+    old = only(spec, is_final(spec), _is_old(spec, older_than))
     adapter = open_(session, spec)
-    old = only(spec, is_final(spec), spec["finished_at"] <= utcnow(-age))
     if any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants):
         return _delete_instances(session, spec, old, limit)
     return adapter.sweep(session, spec, remove(spec, old), limit)
+
+
+def _is_old(spec: QueueSpec, older_than: timedelta | None) -> Criterion:
+    age = spec.options.retention if older_than is None else older_than
+    dead_age = spec.options.discarded_retention if older_than is None else None
+    ages = [each for each in (age, dead_age) if each is not None]
+    if not ages:
+        raise ArgumentError(
+            f"{spec.entity.__name__} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)"
+        )
+    if dead_age is None:
+        return spec["finished_at"] <= utcnow(-ages[0])
+    is_dead = spec["status"] == state(Status.DISCARDED)
+    dead = and_(is_dead, spec["finished_at"] <= utcnow(-dead_age))
+    return dead if age is None else or_(and_(~is_dead, spec["finished_at"] <= utcnow(-age)), dead)
 
 
 def _delete_instances(session: Session, spec: QueueSpec, criterion: Criterion, limit: int | None) -> int:
@@ -92,38 +125,6 @@ def _delete_instances(session: Session, spec: QueueSpec, criterion: Criterion, l
         session.delete(task)
     session.flush()
     return len(tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """How many tasks there are in each state."""
-
-    counts: Mapping[Status, int]
-    hung: int = 0
-    """How many of those that are running have been so for longer than their lease."""
-
-    def __getitem__(self, status: str) -> int:
-        return self.counts[Status(status)]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def unfinished(self) -> int:
-        return sum(count for status, count in self.counts.items() if status not in FINAL)
-
-
-def stats(session: AnySession, entity: type[QueueMixin], *where: Where) -> QueueStats:
-    """The number of tasks in each state, those without any included."""
-    spec = spec_of(entity)
-    session = session_of(session)
-    adapter = open_(session, spec)
-    hung = func.count(case((is_hung(spec), literal_column("1"))))
-    counted = select(spec["status"], func.count(), hung).where(only(spec, spec["status"].is_not(None), *where))
-    rows: Any = adapter.execute(session, spec, counted.group_by(spec["status"])).all()
-    found = {Status(name): number for name, number, _ in rows}
-    return QueueStats(MappingProxyType(dict.fromkeys(Status, 0) | found), sum(number for *_, number in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +171,11 @@ def _grouped(spec: QueueSpec, criterion: Criterion) -> Executable:
     return select(*shown).where(position == literal_column("1")).order_by(failures.c.tasks.desc(), failures.c.message)
 
 
-def _change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
+def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
     """Update all rows that satisfy ``criterion``; instances of this session show it when they are next looked at."""
     adapter = open_(session, spec)
-    count = adapter.sweep(session, spec, write(spec, criterion, assignments))
+    with translating(adapter, spec):
+        count = adapter.sweep(session, spec, write(spec, criterion, assignments))
     for task in session:
         if isinstance(task, spec.entity):
             session.expire(task, list(spec.attributes.values()))

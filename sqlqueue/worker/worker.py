@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
 from ..checks import duration
-from ..definition import LONGEST_NAME
+from ..columns import LONGEST_NAME
 from ..exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError
 from ..functions import RegisterTask, TaskFunction
 from ..functions.task import J

@@ -36,6 +36,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _settling()
     yield from _enqueueing()
     yield from _sets()
+    yield from _statistics()
     yield from _upkeep()
 
 
@@ -91,13 +92,23 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)
     yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
-    yield "Task.stats", lambda s: s.stats(Task)
     yield "Task.errors", lambda s: s.errors(Task)
     yield "Seat.errors", lambda s: s.errors(Seat)
     yield "Mail.pause", lambda s: s.pause(Mail, "news", reason="x")
     yield "Mail.paused", lambda s: s.paused(Mail)
     yield "Mail.resume", lambda s: s.resume(Mail, "news")
     yield "Mail.claim(paused)", lambda s: s.claim(Mail, *(not_paused(Mail.__queue_spec__, {"mail:news"}) or ()))
+
+
+def _statistics() -> Iterator[tuple[str, Call]]:
+    yield "Task.stats", lambda s: s.stats(Task)
+    yield "Mail.stats_by", lambda s: s.stats_by(Mail, Mail.topic)
+    yield "Task.stats_by(expression)", lambda s: s.stats_by(Task, Task.number % 7, Task.name == "x")
+    yield "CreditNote.stats_by", lambda s: s.stats_by(CreditNote, CreditNote.amount)
+    for model in (Task, Order, CreditNote):
+        yield f"{model.__name__}.overview", lambda s, m=model: s.overview(m)
+        yield f"{model.__name__}.timeline", lambda s, m=model: s.timeline(m)
+    yield "Task.timeline(where)", lambda s: s.timeline(Task, Task.number > 7, bucket=MINUTE, since=10 * MINUTE)
 
 
 def _upkeep() -> Iterator[tuple[str, Call]]:

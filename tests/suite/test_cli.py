@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sqlqueue.cli import application
 from tests.harness import Database
 from tests.models import Mail, Parcel, Seat, Task
-from tests.suite.scenes import PAST, TOMORROW
+from tests.suite.scenes import PAST, TOMORROW, clock
 
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
@@ -44,6 +44,24 @@ def test_stats(sync_db: Database, driver: str) -> None:
     assert datetime.fromisoformat(mail["paused"][0]["paused_at"]).tzinfo is not None
     (only,) = told(sync_db, "stats", "--json", "--queue", "mail", target="Base", driver=driver)
     assert only == mail
+
+
+def test_stats_of_now_and_over_time(sync_db: Database) -> None:
+    ended = clock(sync_db)
+    took = {"claimed_at": ended - timedelta(seconds=3), "created_at": ended - timedelta(seconds=8)}
+    sync_db.insert(Mail, [{"status": "completed", "finished_at": ended, "available_at": ended, **took}])
+    sync_db.insert(Mail, [{"topic": "news", "available_at": ended - timedelta(hours=1)}])
+    (now,) = told(sync_db, "stats", "--json", target="Mail")
+    assert (now["claimable"], now["overdue"], now["oldest_running"], now["finished_last_hour"]) == (1, 0, None, 1)
+    assert 3600 <= now["oldest_claimable"] < 3700
+    default, news = told(sync_db, "stats", "--json", "--by", "topic", target="Mail")
+    assert (default["value"], default["completed"], news["value"], news["unfinished"]) == ("default", 1, "news", 1)
+    timeline = ("--timeline", "--bucket", "15m", "--since", "1h", "--json")
+    (bucket,) = [each for each in told(sync_db, "stats", *timeline, target="Mail") if each["completed"]]
+    assert timedelta(0) <= ended - datetime.fromisoformat(bucket["start"]) < timedelta(minutes=15)
+    assert bucket["run_time"] == {"count": 1, "mean": 3, "p50": 3, "p95": 3}
+    assert bucket["waiting_time"] == {"count": 1, "mean": 5, "p50": 5, "p95": 5}
+    assert len(told(sync_db, "stats", *timeline, "--topic", "news", target="Mail")) == 5
 
 
 def test_errors_and_an_example(sync_db: Database) -> None:

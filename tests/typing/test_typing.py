@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 import sqlqueue
 from sqlqueue import (
     AsyncQueueSession,
+    Bucket,
     Claim,
     ErrorGroup,
     ExponentialBackoff,
@@ -21,10 +22,12 @@ from sqlqueue import (
     PauseMixin,
     QueueMixin,
     QueueOptions,
+    QueueOverview,
     QueueSession,
     QueueStats,
     Status,
     TopicMixin,
+    hung,
     utcnow,
 )
 
@@ -106,6 +109,11 @@ def sets(session: QueueSession) -> None:
     assert_type(session.rescue(Email), int)
     assert_type(session.prune(Email, MINUTE), int)
     assert_type(session.stats(Email), QueueStats)
+    assert_type(session.stats_by(Letter, Letter.topic, Letter.id > 7), dict[str, QueueStats])
+    assert_type(session.stats_by(Email, Email.claimed_by), dict[str | None, QueueStats])
+    session.stats_by(Email, "topic")  # type: ignore[arg-type]
+    assert_type(session.overview(Email, hung(Email)), QueueOverview)
+    assert_type(session.timeline(Email, Email.id == 7, bucket=MINUTE), list[Bucket])
     assert_type(session.stats(Email).counts, Mapping[Status, int])
     assert_type(session.stats(Email)["running"], int)
     assert_type(session.errors(Email), list[ErrorGroup])
@@ -137,6 +145,9 @@ async def coroutines(session: AsyncQueueSession, emails: list[Email]) -> None:
     assert_type(await session.cancel(Email), int)
     assert_type(await session.cancel(emails), None)
     assert_type(await session.stats(Email), QueueStats)
+    assert_type(await session.stats_by(Letter, Letter.topic), dict[str, QueueStats])
+    assert_type(await session.overview(Email), QueueOverview)
+    assert_type(await session.timeline(Email, since=MINUTE), list[Bucket])
     assert_type(await session.find(Email), Sequence[Email])
     assert_type(await session.discard(Email, error="text"), int)
     assert_type(await session.discard(emails, "text"), None)

@@ -1,0 +1,129 @@
+"""Numbers of queues, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ..operations import Bucket, Durations, QueueOverview, QueueStats
+from ..pausing import Pause
+from ..spec import QueueSpec
+from ..states import Status
+from ._output import pauses, print_json, print_table
+
+Standing = tuple[QueueSpec, QueueOverview, list[Pause]]
+_ALWAYS = (Status.AVAILABLE, Status.RUNNING)
+
+
+def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
+    if as_json:
+        print_json([_standing(*each) for each in found])
+        return
+    present = _present(each for _, each, _ in found)
+    rows = [
+        [
+            spec.entity.__name__,
+            *_numbers(each, present),
+            _whole(each.oldest_claimable),
+            each.finished_last_hour,
+            _paused(stops),
+        ]
+        for spec, each, stops in found
+    ]
+    print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
+
+
+def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
+    return {
+        "queue": spec.table.fullname,
+        "model": f"{spec.entity.__module__}.{spec.entity.__qualname__}",
+        **_counts(found),
+        "claimable": found.claimable,
+        "overdue": found.overdue,
+        "oldest_claimable": _seconds(found.oldest_claimable),
+        "oldest_running": _seconds(found.oldest_running),
+        "finished_last_minute": found.finished_last_minute,
+        "finished_last_hour": found.finished_last_hour,
+        "paused": pauses(stops),
+    }
+
+
+def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"value": value, **_counts(each)} for value, each in found.items()])
+        return
+    present = _present(found.values())
+    rows = [[_named(value), *_numbers(each, present)] for value, each in found.items()]
+    print_table([name, *present, "hung"], rows, numbers=len(present) + 1)
+
+
+def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
+    if as_json:
+        print_json([_bucket(each) for each in found])
+        return
+    rows = [
+        [each.start, each.completed, each.failed, each.cancelled, *_spread(each.run_time), *_spread(each.waiting_time)]
+        for each in found
+    ]
+    ends, spreads = ["completed", "failed", "cancelled"], ["run p50", "p95", "wait p50", "p95"]
+    print_table(["From", *ends, *spreads], rows, numbers=len(ends) + len(spreads))
+
+
+def _bucket(found: Bucket) -> dict[str, Any]:
+    return {
+        "start": found.start,
+        "completed": found.completed,
+        "failed": found.failed,
+        "cancelled": found.cancelled,
+        "run_time": _durations(found.run_time),
+        "waiting_time": _durations(found.waiting_time),
+    }
+
+
+def _durations(found: Durations) -> dict[str, Any]:
+    spread = {name: _seconds(getattr(found, name)) for name in ("mean", "p50", "p95")}
+    return {"count": found.count, **spread}
+
+
+def _counts(found: QueueStats) -> dict[str, int]:
+    by_state = {status.value: number for status, number in found.counts.items()}
+    return {**by_state, "hung": found.hung, "total": found.total, "unfinished": found.unfinished}
+
+
+def _present(found: Iterable[QueueStats]) -> list[Status]:
+    """The states that some tasks are in, and those that are shown anyway."""
+    all_of_them = list(found)
+    return [status for status in Status if status in _ALWAYS or any(each[status] for each in all_of_them)]
+
+
+def _numbers(found: QueueStats, present: Iterable[Status]) -> list[int]:
+    return [*(found[status] for status in present), found.hung]
+
+
+def _paused(stops: Iterable[Pause]) -> str:
+    return ", ".join("all" if each.topic is None else each.topic for each in stops)
+
+
+def _named(value: object) -> object:
+    return "(none)" if value is None else value
+
+
+def _spread(found: Durations) -> list[str]:
+    return [_short(found.p50), _short(found.p95)]
+
+
+def _short(time: timedelta | None) -> str:
+    """``7ms``, ``1.5s``, and from a minute on whole seconds."""
+    if time is None or abs(time) >= timedelta(minutes=1):
+        return _whole(time)
+    seconds = time.total_seconds()
+    return f"{seconds * 1000:.0f}ms" if abs(seconds) < 1 else f"{seconds:.1f}s"
+
+
+def _whole(time: timedelta | None) -> str:
+    return "" if time is None else str(timedelta(seconds=round(time.total_seconds())))
+
+
+def _seconds(time: timedelta | None) -> float | None:
+    return None if time is None else time.total_seconds()

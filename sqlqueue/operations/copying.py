@@ -1,0 +1,49 @@
+"""Enqueueing by PostgreSQL's COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import Column
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import Session
+from sqlalchemy.types import TypeEngine
+
+from ..dialects.base import Adapter
+from ..exc import ArgumentError
+from ..spec import QueueSpec
+from ._duplicates import translating
+
+
+def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[dict[str, Any]]) -> None:
+    """Load ``rows``, which all have the same keys, in the session's transaction."""
+    if spec.mapper.inherits is not None or len(spec.mapper.tables) > 1:
+        raise ArgumentError("copy=True loads one table: not for an inheriting class")
+    names = list(rows[0])
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise ArgumentError("copy=True needs the same keys in every row")
+    dialect = session.get_bind(**spec.bind_arguments).dialect
+    columns = [spec.mapper.columns[name] for name in names]
+    made = [c for c in spec.table.columns if c not in columns and c.default and not c.default.is_clause_element]
+    processors = [_processor(column, dialect) for column in (*columns, *made)]
+    connection = session.connection(spec.bind_arguments)
+
+    def values() -> Iterator[list[Any]]:
+        for row in rows:
+            given = [*(row[name] for name in names), *(_default(column) for column in made)]
+            yield [process(value) for process, value in zip(processors, given, strict=True)]
+
+    with translating(adapter, spec):
+        adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values())
+
+
+def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any]:
+    """What the column's type makes of a value on its way to the driver."""
+    kind: TypeEngine[Any] = column.type.dialect_impl(dialect)
+    return kind.bind_processor(dialect) or (lambda value: value)
+
+
+def _default(column: Any) -> Any:
+    """What the column's own default gives; only SQL expressions are left to the server."""
+    return column.default.arg(None) if column.default.is_callable else column.default.arg

@@ -1,0 +1,131 @@
+"""The next runs of recurring tasks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from ..claims import Claim
+from ..clock import utcnow
+from ..dialects.base import Adapter
+from ..schedules import is_missed, next_run
+from ..spec import Identity, QueueSpec
+from ..statements import Assignment
+from ..transitions import Held, renewing
+from .applying import Apply, updating
+
+
+class Run(NamedTuple):
+    """A run of a recurring task, as its row says."""
+
+    schedule: str | None
+    drift: bool | None
+    planned: datetime | None
+    """For when it was planned; ``None`` if it is not to be followed by another."""
+    claimed_at: datetime | None
+    attempt: int
+    max_attempts: int
+    tries: int
+    now: datetime
+
+    def next(self, spec: QueueSpec) -> datetime | None:
+        """When the next one is due; ``None`` if there is none."""
+        if self.schedule is None or self.planned is None:
+            return None
+        missed = spec.options.missed
+        return next_run(self.schedule, self.planned, self.now, drift=bool(self.drift), missed=missed)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether nobody began it before the time of the one after it had come."""
+        if self.schedule is None or self.planned is None or self.tries > 1:
+            return False
+        return is_missed(self.schedule, self.planned, self.now)
+
+
+_END = "end"
+_AT_ONCE = "at once"
+
+
+class Renewals:
+    """Schedules the next runs of claimed tasks.
+
+    By the schedule that a row has now, under its lock: whoever changes it meanwhile is waited for, and waits.
+    """
+
+    def __init__(self, adapter: Adapter, session: Session, held: Held) -> None:
+        self.adapter = adapter
+        self.session = session
+        self.held = held
+        self.spec = held.spec
+
+    def renew(self, claims: Sequence[Claim], kept: Sequence[Assignment], end: Apply) -> set[Identity]:
+        """Schedule them anew with ``kept`` written too, those due at one time in one statement; ``end`` the others."""
+        runs = self._runs(claims)
+        self._renew([claim for claim in claims if claim.identity in runs], runs, kept, end)
+        return set(runs)
+
+    def renew_exhausted(self, claims: Sequence[Claim], kept: Sequence[Assignment], fail: Apply) -> set[Identity]:
+        """:meth:`renew` those that have used up their attempts; the others simply ``fail``."""
+        runs = self._runs(claims)
+        mine = [claim for claim in claims if claim.identity in runs]
+        spent = [claim for claim in mine if claim.attempt >= runs[claim.identity].max_attempts]
+        rest = [claim for claim in mine if claim not in spent]
+        if rest:
+            fail(self.adapter, self.session, self.held, rest)
+        self._renew(spent, runs, kept, fail)
+        return set(runs)
+
+    def skip_missed(self, claims: Sequence[Claim]) -> set[Identity]:
+        """Schedule those anew that come too late to be run; which those are."""
+        late = {identity: run for identity, run in self._runs(claims).items() if run.is_missed}
+        groups: defaultdict[datetime | None, list[Claim]] = defaultdict(list)
+        for claim in claims:
+            if claim.identity in late:
+                groups[late[claim.identity].next(self.spec)].append(claim)
+        for moment, group in groups.items():
+            self._write(renewing(self.held, moment), group)
+        return set(late)
+
+    def _renew(
+        self, claims: Sequence[Claim], runs: Mapping[Identity, Run], kept: Sequence[Assignment], end: Apply
+    ) -> None:
+        groups: defaultdict[datetime | str, list[Claim]] = defaultdict(list)
+        for claim in claims:
+            groups[self._what_next(runs[claim.identity])].append(claim)
+        for what, group in groups.items():
+            if what == _END:
+                end(self.adapter, self.session, self.held, group)
+            else:
+                values = [*renewing(self.held, what if isinstance(what, datetime) else None), *kept]
+                self._write(values, group)
+
+    def _what_next(self, run: Run) -> datetime | str:
+        if not self.held.only_locked and run.claimed_at is None:
+            return _AT_ONCE  # it was enqueued anew while it ran
+        return run.next(self.spec) or _END
+
+    def _write(self, values: Sequence[Assignment], claims: Sequence[Claim]) -> set[Identity]:
+        return updating(lambda *_: values)(self.adapter, self.session, self.held, claims)
+
+    def _runs(self, claims: Sequence[Claim]) -> dict[Identity, Run]:
+        """The runs of those of ``claims`` that still hold their rows, which are locked from here on."""
+        spec, adapter = self.spec, self.adapter
+        planned: Any = spec["scheduled_for"]
+        if self.held.only_locked:
+            planned = func.coalesce(planned, spec["available_at"])
+        roles = (spec["claimed_at"], spec["attempt"], spec["max_attempts"], self.held.tries, utcnow())
+        read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
+        mine = self._write([(spec["claimed_by"], spec["claimed_by"])], claims)
+        found: dict[Identity, Run] = {}
+        for keys in adapter.batches(sorted(mine)):
+            by_key = adapter.by_key(spec, read.where(adapter.key_in(spec, keys)))
+            for row in adapter.execute(self.session, spec, by_key):
+                width = len(spec.primary_key)
+                found[tuple(row[:width])] = Run(*row[width:])
+        return found
