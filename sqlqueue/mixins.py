@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import MetaData, event
 from sqlalchemy.orm import Mapped
 
 from . import definition
+from .backoff import ExponentialBackoff
 from .options import QueueOptions
 from .spec import QUEUE_ROLES, QueueSpec
 
@@ -164,7 +165,36 @@ class SlotMixin(QueueMixin):
         slot_key: Mapped[str]
         """The ``limit_key`` of the tasks that may take it."""
         slot_number: Mapped[int]
-        """From 1 to the limit."""
+        """Number 0 stands for the key alone, and is never held."""
+
+
+class OutboxMixin(QueueMixin):
+    """A transactional outbox: each row is a message, stored in the transaction of the data that it is about.
+
+    A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys, which is that
+    of their transactions where those that write about the same thing wait for each other, as by updating its row.
+
+    A message is tried again until it is published, and is deleted then; ``QueueOptions`` of the model's own should
+    start from these: ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
+    """
+
+    __queue__: ClassVar[QueueOptions] = QueueOptions(
+        lease=timedelta(seconds=30),
+        max_attempts=1_000_000,
+        retry=ExponentialBackoff(timedelta(seconds=1), factor=2, cap=timedelta(minutes=1)),
+        on_complete="delete",
+    )
+    __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "message_key", "destination", "payload", "headers")
+
+    if TYPE_CHECKING:
+        message_key: Mapped[str | None]
+        """What has to keep its order, such as the key of the row that the message is about; ``None``: no order."""
+        destination: Mapped[str | None]
+        """Where it is to go: a topic, an exchange, a routing key.  For the publisher to read."""
+        payload: Mapped[Any]
+        """JSON."""
+        headers: Mapped[dict[str, Any] | None]
+        """What goes along with the payload, as JSON."""
 
 
 def queues(metadata: MetaData) -> list[QueueSpec]:

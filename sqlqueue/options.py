@@ -32,7 +32,8 @@ class QueueOptions:
     ``on_complete``
         ``"keep"`` the completed row, or ``"delete"`` it.
     ``retention``
-        What ``prune`` removes when it is not told: final rows older than this.  ``None``: it must be told.
+        What ``prune`` removes when it is not told: final rows older than this; they get an index by which it finds
+        them, and :func:`.timeline` too.  ``None``: it must be told.
     ``discarded_retention``
         The same for dead letters, where they are to stay longer (or less long).  ``None``: as ``retention`` says.
     ``notify``
@@ -50,8 +51,8 @@ class QueueOptions:
         What becomes of runs of a :class:`.RecurringMixin` whose time has passed while nobody could run them: all are
         made up for by ``"once"``, or each (``"all"``), or none (``"skip"``).
     ``slots``, ``limit``
-        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once unless
-        :func:`.set_limit` has said otherwise.
+        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once, from
+        the first of them on; :func:`.set_limit` changes it.
     ``columns``
         New names for columns of the mixin whose own are taken, ``{"status": "queue_status"}``.
     """
@@ -91,6 +92,11 @@ class QueueOptions:
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: one of {', '.join(get_args(Missed))}")
         count("limit", self.limit)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether ``prune`` knows what to remove without being told."""
+        return self.retention is not None or self.discarded_retention is not None
 
 
 def _check_names(option: str, names: tuple[object, ...]) -> None:

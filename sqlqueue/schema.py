@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Index
 from sqlalchemy.sql.elements import conv
 
-from .dialects import index_options
+from .dialects import index_options, lasting_keys
 from .spec import Criterion, QueueSpec
 from .statements import is_due, is_held, is_keyed, is_ready
 
@@ -21,10 +21,22 @@ def attach_indexes(spec: QueueSpec) -> None:
         due = [term.expression for term in spec.due_order if term.column not in partition]
         _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_ready(spec))
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
+    if spec.options.prunes:
+        _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
     if spec.has("unique_key"):
         _index(spec, spec.index_name("unique"), [spec["unique_key"]], is_keyed(spec), unique=True)
     if spec.has("slot_key"):
         _index(spec, spec.index_name("holder"), [spec["claimed_by"]], is_held(spec))
+    if spec.has("message_key"):
+        _make_outbox(spec)
+
+
+def _make_outbox(spec: QueueSpec) -> None:
+    """What comes before a message of the same key is found by an index; who has had a message knows it by its key."""
+    unfinished: list[ColumnElement[object]] = [spec["message_key"], spec["finished_at"], *spec.primary_key]
+    _index(spec, spec.index_name("order"), unfinished, spec["finished_at"].is_(None))
+    if len(spec.primary_key) == 1:
+        spec.table.dialect_kwargs.update(lasting_keys())
 
 
 def _index(

@@ -27,6 +27,7 @@ def application() -> typer.Typer:
     from .changes import cancel, discard, prune, retry  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
     from .pausing import pause, resume  # noqa: PLC0415
+    from .sqltasks import sql_tasks  # noqa: PLC0415
     from .stats import errors, stats  # noqa: PLC0415
     from .tasks import list_tasks, show  # noqa: PLC0415
     from .work import work  # noqa: PLC0415
@@ -56,6 +57,7 @@ def application() -> typer.Typer:
     commands.command()(check)
     commands.command()(work)
     commands.command()(bench)
+    commands.command("sql-tasks")(sql_tasks)
     on_call = "Commands for the people on call"
     commands.command("list", rich_help_panel=on_call)(list_tasks)
     for command in (stats, errors, show, retry, cancel, discard, prune, pause, resume):

@@ -11,7 +11,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
-from ..clock import utcnow
+from ..operations.sets import is_old
 from ..spec import Criterion, QueueSpec
 from ..states import FINAL, Status
 from ._database import refusals, transact
@@ -28,7 +28,7 @@ Final = Annotated[
         "--older-than",
         metavar="AGE",
         parser=age,
-        help="Final for longer than 90s, 15m, 2h, 7d; else the model's retention.",
+        help="Final for longer than 90s, 15m, 2h, 7d; else as long as the model says.",
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="How many at the most; else all.")]
@@ -48,14 +48,17 @@ class _Change:
     where: Sequence[Criterion]
     affected: Collection[Status]
     function: Callable[[Session], int]
+    hung: bool = False
+    """Whether those of the running ones are affected, too, whose lease has ended."""
 
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
         """Count them, ask if they are many, change them, and say how many it were."""
         stats = transact(url, lambda session: operations.stats(session, self.spec.entity, *self.where))
-        counts = {status: number for status in self.affected if (number := stats[status])}
+        found = {**{str(status): stats[status] for status in self.affected}, "hung": stats.hung if self.hung else 0}
+        counts = {what: number for what, number in found.items() if number}
         number = sum(counts.values())
         if number:
-            parts = ", ".join(f"{part} {status}" for status, part in counts.items())
+            parts = ", ".join(f"{part} {what}" for what, part in counts.items())
             confirm(f"{self.verb} {tasks(number, self.spec)} ({parts})", number, yes=yes)
             number = transact(url, self.function)
         if as_json:
@@ -75,14 +78,17 @@ def retry(
     error: ErrorLike = None,
     older_than: Age = None,
     where: Equal = None,
+    hung: Hung = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try again what has failed: tasks that are retryable or discarded become available, with all attempts anew.
+    """Try again what has failed or hangs: retryable and discarded tasks, and running ones whose lease has ended.
+
+    They become available, with all attempts anew.
 
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error 'ConnectionError%'
 
-    Without a filter these are all that have failed. More than one is asked about first, with their number.
+    Without a filter these are all of them. More than one is asked about first, with their number.
 
     With --json: an object of queue, action and tasks, the number.
 
@@ -91,13 +97,16 @@ def retry(
     """
     with refusals("retry"):
         spec = queue_of(target, queue)
-        chosen = criteria(spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where)
+        chosen = criteria(
+            spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
+        )
         _Change(
             verb="retry",
             done="available again",
             spec=spec,
             where=chosen,
             affected=(Status.RETRYABLE, Status.DISCARDED),
+            hung=True,
             function=lambda session: operations.retry(session, spec.entity, *chosen),
         ).carry_out(url, yes=yes, as_json=as_json)
 
@@ -210,24 +219,23 @@ def prune(
     """
     with refusals("prune"):
         spec = queue_of(target, queue)
-        final_for = spec.options.retention if older_than is None else older_than
-        if final_for is None:
+        if older_than is None and not spec.options.prunes:
             raise typer.BadParameter(f"{spec.entity.__name__} has no retention: say --older-than")
         _Change(
             verb="prune",
             done="deleted",
             spec=spec,
-            where=[spec["finished_at"] <= utcnow(-final_for)],
+            where=[is_old(spec, older_than)],
             affected=FINAL,
-            function=lambda session: _prune(session, spec, final_for, limit),
+            function=lambda session: _prune(session, spec, older_than, limit),
         ).carry_out(url, yes=yes, as_json=as_json)
 
 
-def _prune(session: Session, spec: QueueSpec, final_for: timedelta, limit: int | None) -> int:
+def _prune(session: Session, spec: QueueSpec, older_than: timedelta | None, limit: int | None) -> int:
     pruned = 0
     while limit is None or pruned < limit:
         batch = BATCH if limit is None else min(BATCH, limit - pruned)
-        gone = operations.prune(session, spec.entity, final_for, limit=batch)
+        gone = operations.prune(session, spec.entity, older_than, limit=batch)
         session.commit()
         pruned += gone
         if gone < batch:

@@ -11,7 +11,7 @@ import typer
 from ..exc import SQLQueueError
 from ..worker import Worker
 from ..worker.health import serve_health
-from ..worker.supervisor import supervise
+from ..worker.supervisor import run_to_end, supervise
 from ._target import load
 
 Target = Annotated[
@@ -58,13 +58,13 @@ def work(
 
     Exit status: 0 once it was stopped; 2 for bad usage; 3 if it cannot start, such as for a schema that does not fit.
     """
-    _log(verbose)
+    log(verbose)
     _worker(target)  # what is wrong with it is said once
     start = partial(_process, target, verbose, health, health_host)
     if processes > 1:
         raise typer.Exit(supervise(start, processes))
     try:
-        start(0).run()
+        run_to_end(start(0))
     except SQLQueueError as error:
         typer.echo(f"sqlqueue work: {error}", err=True)
         raise typer.Exit(3) from error
@@ -81,14 +81,14 @@ def _worker(target: str) -> Worker:
 
 def _process(target: str, verbose: bool, port: int | None, host: str, number: int) -> Worker:
     """The worker of one process, with what is set up around it."""
-    _log(verbose)
+    log(verbose)
     worker = _worker(target)
     if port is not None:
         serve_health(port + number, host, worker.health)
     return worker
 
 
-def _log(verbose: bool) -> None:
+def log(verbose: bool) -> None:
     """Show the library's own messages, unless the application has set up logging itself."""
     if not logging.getLogger().handlers and not logging.getLogger("sqlqueue").handlers:
         handler = logging.StreamHandler()

@@ -88,6 +88,11 @@ def json_type() -> TypeEngine[Any]:
     return kind
 
 
+def lasting_keys() -> dict[str, Any]:
+    """The options of one ``Table`` for all engines, by which no key that it makes is given out twice."""
+    return {option: value for each in adapters().values() for option, value in each.lasting_keys.items()}
+
+
 def index_options(predicate: Criterion) -> dict[str, Any]:
     """The options of one ``Index`` for all engines.
 

@@ -34,6 +34,7 @@ from .health import Health
 from .inspection import Inspection
 from .liveness import Liveness
 from .moments import Moments
+from .requests import Requests
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
@@ -44,7 +45,7 @@ READ_COMMITTED = "READ COMMITTED"
 AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Adapter(Moments, Inspection, Health, Liveness):
+class Adapter(Moments, Inspection, Health, Liveness, Requests):
     """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
 
     name: ClassVar[str]
@@ -62,6 +63,8 @@ class Adapter(Moments, Inspection, Health, Liveness):
     """The type of errors, where ``String`` does not hold all of Unicode."""
     json: ClassVar[TypeEngine[Any] | None] = None
     """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
+    lasting_keys: ClassVar[Mapping[str, Any]] = {}
+    """The options of a table that gives out no key twice, where one may come back once its row is deleted."""
     batch: ClassVar[int] = 5_000
     """How many keys one statement names at the most."""
     returning: ClassVar[bool] = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import ClassVar
 
-from sqlalchemy import ColumnClause, Connection, Delete, Table, column, select, table
+from sqlalchemy import ColumnClause, Connection, Delete, Table, column, select, table, text
 from sqlalchemy.orm import Session
 
 from ..spec import Identity, QueueSpec
@@ -60,6 +61,9 @@ class MariaDB(MySQL):
         locking = self.by_key(spec, matching.with_for_update(skip_locked=True))
         locked = {tuple(row) for row in self.execute(session, spec, locking)}
         return [key for key in keys if key in locked]
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        connection.execute(text(f"SET SESSION max_statement_time = {timeout.total_seconds():f}"))
 
     def deleting_by_key(self, spec: QueueSpec, statement: Delete) -> Delete:
         # index hints belong to the form of DELETE that names its tables twice

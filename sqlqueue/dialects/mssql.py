@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -153,6 +155,11 @@ class SQLServer(Adapter):
             select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
         ).one()
         return [privilege for privilege, has in zip(asked, granted, strict=True) if not has]
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        # what the server has, QUERY_GOVERNOR_COST_LIMIT, is about estimates; by this the driver cancels there
+        driver: Any = connection.connection.driver_connection
+        driver.timeout = max(math.ceil(timeout.total_seconds()), 1)
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(_numbers(error) & {"2627", "2601"})

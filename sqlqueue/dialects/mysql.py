@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -38,6 +39,7 @@ from ..spec import Identity, QueueSpec
 from ..statements import Pick, UniqueBy
 from .base import Adapter, ByKey, Replacement
 from .health import Plan, bare, explain, read_only
+from .requests import milliseconds
 
 _QUOTE = mysql.dialect().identifier_preparer.quote
 _STATISTICS = table(
@@ -212,6 +214,18 @@ class MySQL(Adapter):
             indexes=frozenset(row["key"] for row in rows if row["key"]),
             sorted=sum("filesort" in (row["Extra"] or "") for row in rows),
         )
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        # of queries alone: the server has no such limit for statements that write
+        connection.execute(text(f"SET SESSION max_execution_time = {milliseconds(timeout)}"))
+
+    def type_name(self, code: Any) -> str:
+        try:
+            from pymysql.constants import FIELD_TYPE  # noqa: PLC0415  # a user of MySQL may have another driver
+        except ImportError:
+            return str(code)
+        names = {number: name for name, number in vars(FIELD_TYPE).items() if isinstance(number, int)}
+        return names.get(code, str(code)).lower()
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return self.code(error) in (1062, 1586)

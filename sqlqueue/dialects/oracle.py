@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar
@@ -48,6 +49,7 @@ from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
 from .inspection import LiveIndex, Term
+from .requests import milliseconds
 
 _BLOCK = """\
 DECLARE
@@ -212,6 +214,10 @@ class Oracle(Adapter):
         granted |= {*connection.scalars(select(_POWERS.c.privilege))}
         asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
         return [privilege for privilege in asked if not granted & {privilege, f"{privilege} ANY TABLE"}]
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.call_timeout = milliseconds(timeout)
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(self.code(error) == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -38,6 +39,7 @@ from .base import Adapter, Replacement
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
 from .notifications import Notifications
+from .requests import milliseconds
 
 # admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (as a primary that was demoted)
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
@@ -186,6 +188,18 @@ class PostgreSQL(Notifications, Adapter):
             plan = _plan(connection, statement)
             savepoint.rollback()  # and the settings with it
         return plan
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        setting = func.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
+        connection.execute(select(setting))
+
+    def type_name(self, code: Any) -> str:
+        try:
+            from psycopg import adapters  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+        except ImportError:
+            return str(code)
+        known = adapters.types.get(code)
+        return str(code) if known is None else known.name
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(self.code(error) == "23505")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -38,6 +40,10 @@ _MOMENT = "%Y-%m-%d %H:%M:%f000"
 _SECONDS = len("2026-01-01 00:00:00")
 
 
+_STEPS = 10_000
+"""Of SQLite's virtual machine, between two looks at the clock: some hundred microseconds."""
+
+
 class SQLite(Adapter):
     """One writer at a time, so a claim needs no lock but that: it makes sure of it before it looks for rows."""
 
@@ -47,6 +53,7 @@ class SQLite(Adapter):
     needed = "RETURNING"
     one_writer: ClassVar[bool] = True
     partial_index: ClassVar[str | None] = "sqlite_where"
+    lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
     # busy, locked
     transient: ClassVar[Collection[int]] = (5, 6)
     # the same, for whoever writes for that long, it is no task's fault; and disk error, disk full, cannot be opened
@@ -130,6 +137,11 @@ class SQLite(Adapter):
         steps = explain(connection, "EXPLAIN QUERY PLAN", statement).scalars("detail").all()
         used = (step.partition(" INDEX ")[2].partition(" ")[0] for step in steps)
         return Plan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        driver: Any = connection.connection.driver_connection
+        end = time.monotonic() + timeout.total_seconds()
+        driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return self.code(error) in (1555, 2067)

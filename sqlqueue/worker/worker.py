@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, overload
 
 from ..checks import duration
@@ -24,9 +25,12 @@ from .loops import cancel_others
 from .reports import logger, make_reports
 from .run import Run
 from .tasks import Tasks
+from .threads import DaemonThreads
 
 S = TypeVar("S")
 R = TypeVar("R")
+THREADS = 32
+"""For what coroutines do by ``asyncio.to_thread``."""
 Task = TypeVar("Task")
 
 
@@ -71,6 +75,8 @@ class Worker:
         self.reports = make_reports()
         self._run: Run | None = None
         self._stop_first = self._has_run = False
+        self.hurried = False
+        """Whether its last run was ended at once, so that threads may still be busy with its handlers."""
 
     def handler(
         self,
@@ -157,6 +163,10 @@ class Worker:
         if handler.takes_session and handler.is_coroutine != self._database.is_async:
             kinds = ("coroutine", "an async_sessionmaker") if handler.is_coroutine else ("function", "a sessionmaker")
             raise ArgumentError(f"{handler.name}: a {kinds[0]} that takes a session needs a worker of {kinds[1]}")
+        if handler.is_coroutine and find_spec("greenlet") is None:
+            raise ArgumentError(
+                f"{handler.name}: a coroutine needs greenlet, which is not installed: pip install 'SQLAlchemy[asyncio]'"
+            )
 
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or :meth:`stop`, in the calling thread.
@@ -167,7 +177,10 @@ class Worker:
         asyncio.run(self._serve_with_signals())
 
     async def serve(self) -> None:
-        """:meth:`run` as a part of an application's own event loop, which handles the signals; cancelled, it drains."""
+        """:meth:`run` as a part of an application's own event loop, which handles the signals.
+
+        Cancelled, it drains; cancelled again, it does not wait, but releases what it holds before it ends.
+        """
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
         if self._run is not None:
@@ -181,6 +194,7 @@ class Worker:
             logger.exception("the worker has ended")
             raise
         finally:
+            self.hurried = self._run.hurries
             self._run, self._stop_first, self._has_run = None, False, True
 
     def health(self) -> Health | None:
@@ -199,14 +213,17 @@ class Worker:
             run.stop(at_once=at_once)
 
     async def _serve_with_signals(self) -> None:
-        with _signals(self._signalled):
+        # the loop's own threads would keep the process, for as long as what a cancelled handler left them to do takes
+        asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "handlers"))
+        with handling_signals(self.signalled):
             try:
                 await self.serve()
             finally:
                 await cancel_others()
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
-    def _signalled(self) -> None:
+    def signalled(self) -> None:
+        """SIGTERM or SIGINT has come: the first drains, the next one does not wait."""
         if self._run is None:
             self.stop()
         else:
@@ -214,7 +231,7 @@ class Worker:
 
 
 @contextmanager
-def _signals(heard: Callable[[], object]) -> Iterator[None]:
+def handling_signals(heard: Callable[[], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,0 +1,18 @@
+"""An asynchronous scheduler for SQL in the database: tasks whose work is a statement that their row holds."""
+
+from .config import SQLTaskDatabase, read_config
+from .execution import RequestFailed
+from .model import SQLTaskMixin, SQLTaskModels, sql_task_models, sql_task_options
+from .scheduler import SQLTaskScheduler, handle_sql_tasks
+
+__all__ = [
+    "RequestFailed",
+    "SQLTaskDatabase",
+    "SQLTaskMixin",
+    "SQLTaskModels",
+    "SQLTaskScheduler",
+    "handle_sql_tasks",
+    "read_config",
+    "sql_task_models",
+    "sql_task_options",
+]

@@ -1,0 +1,78 @@
+"""Which databases a scheduler serves, and how."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ..checks import count, duration
+from ..exc import ArgumentError
+
+_DURATIONS = ("poll", "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SQLTaskDatabase:
+    """One database whose SQL tasks are to be executed.
+
+    ``url``: where the tasks are; ``schemas``: in which schemas, that of the connection if none is given; ``table``:
+    by which name; ``create``: whether to create the tables where they are missing.
+    ``execute_url``: as whom requests are executed that name nobody, ``url`` if not given; ``users``: URLs by the names
+    that ``run_as`` may have.  Whoever may insert a row chooses among these.
+    ``queues``: how many tasks of a queue run at once, one if it is not named.
+    ``concurrency``: how many tasks of a schema run at once, whatever their queues.
+    ``poll``: the longest time between two looks for work; ``timeout``: the longest time of a request;
+    ``response_limit``: the size of a response in characters, beyond which rows are left out.
+    """
+
+    url: str
+    schemas: tuple[str, ...] = ()
+    table: str = "sql_task"
+    create: bool = False
+    execute_url: str | None = None
+    users: Mapping[str, str] = field(default_factory=dict)
+    queues: Mapping[str, int] = field(default_factory=dict)
+    concurrency: int = 10
+    poll: timedelta = timedelta(seconds=3)
+    timeout: timedelta = timedelta(hours=1)
+    response_limit: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name in _DURATIONS:
+            duration(name, getattr(self, name))
+        count("concurrency", self.concurrency)
+        count("response_limit", self.response_limit)
+
+
+def read_config(path: str | Path) -> list[SQLTaskDatabase]:
+    """The databases of a TOML file, each a table ``[[database]]`` with what :class:`SQLTaskDatabase` has.
+
+    Durations are numbers of seconds.  :class:`.ArgumentError` says what is wrong with the file.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ArgumentError(f"{path}: {error}") from error
+    tables = found.pop("database", None)
+    if found or not isinstance(tables, list) or not tables:
+        raise ArgumentError(f"{path}: tables [[database]] are needed, and nothing else")
+    return [_database(f"{path}: database {number}", table) for number, table in enumerate(tables, 1)]
+
+
+def _database(where: str, table: dict[str, Any]) -> SQLTaskDatabase:
+    known = {each.name for each in fields(SQLTaskDatabase)}
+    unknown = sorted(set(table) - known)
+    if unknown or "url" not in table:
+        problem = f"there is no {', '.join(unknown)}" if unknown else "its url is missing"
+        raise ArgumentError(f"{where}: {problem}; there are {', '.join(sorted(known))}")
+    values = dict(table)
+    try:
+        values.update((name, timedelta(seconds=values[name])) for name in _DURATIONS if name in values)
+        values["schemas"] = tuple(values.get("schemas", ()))
+        return SQLTaskDatabase(**values)
+    except (TypeError, ArgumentError) as error:
+        raise ArgumentError(f"{where}: {error}") from error

@@ -1,0 +1,143 @@
+"""Executes SQL tasks, of several databases and schemas in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from sqlalchemy import URL, Engine, create_engine, delete
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+
+from .. import operations
+from ..claims import claim_of
+from ..spec import spec_of
+from ..statements import state
+from ..states import Status
+from ..worker import Worker
+from ..worker.patience import passes, pauses
+from ..worker.worker import handling_signals
+from .config import SQLTaskDatabase
+from .execution import Executor, Users
+from .model import SQLTaskMixin, SQLTaskModels, sql_task_models
+
+logger = logging.getLogger("sqlqueue")
+
+
+def handle_sql_tasks(
+    worker: Worker,
+    entity: type[SQLTaskMixin],
+    url: str | URL,
+    *,
+    users: Mapping[str, str | URL] | None = None,
+    concurrency: int = 10,
+    timeout: timedelta = timedelta(hours=1),
+    response_limit: int = 1_000_000,
+) -> None:
+    """Let ``worker`` execute the requests of ``entity``: whoever can write its table can then run SQL.
+
+    Each is executed on a connection and in a transaction of its own, as the user of ``url``, or of the one of ``users``
+    that its ``run_as`` names.  The server ends it after its ``timeout``, at the most the one given here (on MySQL that
+    holds for queries alone).  Then its response, its completion and the next run are one commit; a crash between the
+    two commits executes the request again.  A request that fails is discarded, with the database's code and message as
+    its ``error``, unless the model allows more attempts.
+    """
+    executor = Executor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
+
+    @worker.handler(entity, concurrency=concurrency)
+    def execute_request(session: Session, task: SQLTaskMixin) -> None:
+        task.response = executor.execute(task.request, user=task.run_as, timeout=task.timeout)
+        if task.delete_when_done:
+            _complete_and_delete(session, task)
+
+
+def _complete_and_delete(session: Session, task: SQLTaskMixin) -> None:
+    spec, claim = spec_of(type(task)), claim_of(task)
+    operations.complete(session, task)
+    done = spec["status"] == state(Status.COMPLETED)  # and is not to be repeated
+    session.execute(delete(spec.table).where(spec.key(claim.identity), done), bind_arguments=spec.bind_arguments)
+
+
+class SQLTaskScheduler:
+    """Executes the SQL tasks of ``databases``, until it is stopped.  One that is away is waited for, alone."""
+
+    def __init__(self, databases: Sequence[SQLTaskDatabase]) -> None:
+        for database in databases:
+            Users.of(database.execute_url or database.url, database.users)
+        self._databases = databases
+        self._workers: list[Worker] = []
+        self._stopped = False
+
+    def run(self) -> None:
+        """Until SIGTERM, SIGINT or :meth:`stop`, in the calling thread; a second signal does not wait."""
+        asyncio.run(self._serve_with_signals())
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let :meth:`run` end, see :meth:`.Worker.stop`.  From any thread."""
+        self._stopped = True
+        for worker in tuple(self._workers):
+            worker.stop(at_once=at_once)
+
+    async def _serve_with_signals(self) -> None:
+        with handling_signals(self._signalled):
+            async with asyncio.TaskGroup() as group:
+                for database in self._databases:
+                    group.create_task(self._serve(database))
+
+    def _signalled(self) -> None:
+        self._stopped = True
+        for worker in self._workers:
+            worker.signalled()
+
+    async def _serve(self, database: SQLTaskDatabase) -> None:
+        engine = create_engine(database.url)
+        for pause in pauses():
+            if self._stopped:
+                return
+            try:
+                workers = await asyncio.to_thread(_prepare, database, engine)
+                break
+            except DBAPIError as error:
+                if not passes(error):
+                    raise
+                logger.warning("%r is not to be had, next try in %s: %s", engine.url, pause, error.orig)
+                await asyncio.sleep(pause.total_seconds())
+        self._workers += workers
+        if self._stopped:  # in the meantime: a worker that is stopped before it begins ends at once
+            self.stop()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in workers:
+                    group.create_task(worker.serve())
+        finally:
+            engine.dispose()
+
+
+def _prepare(database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
+    """Create tables where that is asked for, set the limits of queues, and make a worker for each schema."""
+    return [
+        _worker(database, engine, sql_task_models(schema, table=database.table))
+        for schema in database.schemas or (None,)
+    ]
+
+
+def _worker(database: SQLTaskDatabase, engine: Engine, models: SQLTaskModels) -> Worker:
+    if database.create:
+        models.metadata.create_all(engine)
+    sessions = sessionmaker(engine)
+    with sessions.begin() as session:
+        for queue, limit in database.queues.items():
+            operations.set_limit(session, models.task, queue, limit)
+    worker = Worker(sessions, poll=database.poll)
+    handle_sql_tasks(
+        worker,
+        models.task,
+        database.execute_url or database.url,
+        users=database.users,
+        concurrency=database.concurrency,
+        timeout=database.timeout,
+        response_limit=database.response_limit,
+    )
+    return worker
