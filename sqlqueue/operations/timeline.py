@@ -68,9 +68,10 @@ def timeline(
     over yet; those in which nothing was finished are there, with zeros.  A bucket divides a day, or is whole days
     (weeks begin on Monday), in UTC.  By ``finished_at`` and the database's clock.
 
-    Both durations are about the last attempt of completed tasks: the waiting time of one that was tried before
-    includes its earlier attempts and the delays between them, that of a scheduled one the time until it was due.
-    What has been deleted or pruned, or has been enqueued anew since, is not counted.
+    Both durations are about the last attempt of completed tasks: the waiting time of one that was tried before, or went
+    through stages, includes its earlier attempts and what was between them, that of a scheduled one the time until it
+    was due.  What has been deleted or pruned, or has been given a new life since, is not counted, and so no run of a
+    recurring task: its row is scheduled anew.
 
     One query, which locks nothing.  It reads the rows that were finished ``since`` by an index that starts with
     ``finished_at``, where there is one, else the table.  :class:`.ArgumentError` for other buckets, or more than

@@ -211,7 +211,7 @@ def scene(db: Database) -> dict[int, dict[str, Any]]:
         9: finished(now - 30 * SECOND),
         10: finished(now - 10 * SECOND, status="discarded"),
         11: finished(now - 30 * MINUTE, status="cancelled"),
-        12: finished(now - 2 * HOUR),
+        12: finished(now - 2 * HOUR, ran=DAY),
     }
 
 
@@ -311,13 +311,16 @@ def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
 def test_a_class_of_two_tables(db: Database) -> None:
     now = clock(db)
     with db.begin() as session:
-        session.add_all([Invoice(**finished(now)), CreditNote(amount=1, **finished(now)), CreditNote(amount=9)])
+        session.add_all([Invoice(**finished(now)), CreditNote(amount=1, **finished(now))])
+        session.add_all([CreditNote(amount=9, **finished(now)), CreditNote(amount=9)])
     with db.begin() as session:
         assert sum(bucket.completed for bucket in session.timeline(CreditNote, CreditNote.amount < 9)) == 1
         assert session.overview(CreditNote, CreditNote.amount > 1).claimable == 1
-        assert list(session.stats_by(CreditNote, CreditNote.amount, CreditNote.amount > 0)) == [1, 9]
+        for amount in (CreditNote.amount, CreditNote.__table__.c.amount):
+            by_amount = session.stats_by(CreditNote, amount, CreditNote.amount > 0)
+            assert [(value, each.total) for value, each in by_amount.items()] == [(1, 1), (9, 2)]
         assert {kind: each.total for kind, each in session.stats_by(Invoice, Invoice.kind).items()} == {
-            "credit_note": 2,
+            "credit_note": 3,
             "invoice": 1,
         }
 
