@@ -97,7 +97,8 @@ def test_requests_leave_responses(tasks: Database) -> None:
     assert [name for name, _ in response["columns"]] == ["seven", "word"]
     assert (response["rows"], response["row_count"], response["truncated"]) == ([[7, "a%b"]], 1, False)
     assert (wrong.status, wrong.response, wrong.attempt) == ("discarded", None, 1)
-    code = wrong.error.removeprefix("RequestFailed: ").partition(":")[0]
+    kind, code, _ = wrong.error.split(": ", 2)
+    assert kind == "RequestFailed"
     assert code not in {"", "None"}
     assert wrong.priority == 5
     assert (update.status, json.loads(update.response)) == ("completed", {"row_count": 1})

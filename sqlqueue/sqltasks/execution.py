@@ -85,8 +85,12 @@ class Executor:
             if not result.returns_rows:
                 return _text({"row_count": result.rowcount})
             described = result.cursor.description if result.cursor is not None else ()
-            columns = [[name, adapter.type_name(code)] for name, code, *_ in described]
             rows, truncated = self._rows(result)
+            first = rows[0] if rows else [""] * len(described)
+            columns = [
+                [name, adapter.type_name(code) or type(value).__name__]  # SQLite has types of values alone
+                for (name, code, *_), value in zip(described, first, strict=True)
+            ]
             return _text({"columns": columns, "rows": rows, "row_count": len(rows), "truncated": truncated})
 
     def _rows(self, result: CursorResult[Any]) -> tuple[list[list[Any]], bool]:
