@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-# A forked child would share its parent's database sockets and event loop.
-CONTEXT = get_context("spawn")
+from sqlqueue.processes import CONTEXT
+
+CONTEXT.set_forkserver_preload(["pytest", "tests.suite.children", "tests.worker.children"])  # they begin at once then
 
 
 class Gate:
@@ -44,6 +44,12 @@ class Child:
         value = self._receive("returned", timeout)
         self._process.join(timeout)
         return value
+
+    @property
+    def status(self) -> int | None:
+        """With which it has ended, if it has."""
+        status: int | None = self._process.exitcode
+        return status
 
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..checks import count, duration
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
 from ..spec import QueueSpec, Where, spec_of
+
+if TYPE_CHECKING:
+    from .crew import Crew
 
 Mode = Literal["lease", "lock", "at-most-once"]
 
@@ -30,6 +33,8 @@ class Handler:
     mode: Mode
     takes_session: bool
     is_coroutine: bool
+    lane: Callable[[Handler, Crew], Any] | None = None
+    """What claims and calls, where the mode does not say."""
 
     @property
     def spec(self) -> QueueSpec:
@@ -89,11 +94,12 @@ def handler_of(
         batch=concurrency if batch is None else count("batch", batch),
         mode=mode,
         takes_session=takes_session,
-        is_coroutine=_is_coroutine(function),
+        is_coroutine=is_coroutine(function),
     )
 
 
-def _is_coroutine(function: Callable[..., Any]) -> bool:
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Or an object that is called as one."""
     plain = inspect.unwrap(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
 

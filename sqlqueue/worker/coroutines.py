@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from ..dialects import adapter_for
 from ..spec import QueueSpec
 from .database import Begun, Heard, Work, engine_of, own_engine
+from .loops import Underway
 
 R = TypeVar("R")
 
@@ -22,8 +23,12 @@ class AsyncDatabase:
 
     def __init__(self, sessions: async_sessionmaker[Any]) -> None:
         self._sessions = sessions
+        self._underway = Underway()
 
     async def run(self, work: Work[R]) -> R:
+        return await self._underway.until(asyncio.create_task(self._transact(work)))
+
+    async def _transact(self, work: Work[R]) -> R:
         async with self._sessions(expire_on_commit=False) as session, session.begin():
             result: R = await session.run_sync(work)
             return result
@@ -38,8 +43,8 @@ class AsyncDatabase:
     def own(self) -> AsyncConnections:
         return AsyncConnections()
 
-    def close(self) -> None:
-        pass
+    async def end(self, patience: float) -> None:
+        await self._underway.end(patience)
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         for engine in engines:

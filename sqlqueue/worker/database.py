@@ -13,6 +13,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from ..dialects import adapter_for
 from ..exc import ArgumentError, ConfigurationError
 from ..spec import QueueSpec
+from .loops import Underway
 from .threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ class Database(Protocol):
     def is_async(self) -> bool: ...
 
     async def run(self, work: Work[R]) -> R:
-        """``work`` in a session and a transaction of its own, committed at its end; what it returns is detached."""
+        """``work`` in a session and a transaction of its own, committed at its end; what it returns is detached.
+
+        Who waits for it may be cancelled; it goes on then: interrupted, a driver would leave work of its own behind, to
+        a loop that is about to be closed.
+        """
         ...
 
     def engine(self, spec: QueueSpec) -> Engine:
@@ -49,7 +54,9 @@ class Database(Protocol):
         """A session as the application makes it, and the sync one within."""
         ...
 
-    def close(self) -> None: ...
+    async def end(self, patience: float) -> None:
+        """Wait for all that :meth:`run` has begun, so many seconds; then cancel it, as far as that can be done."""
+        ...
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         """The event loop ends: no connection that belongs to it may be left behind."""
@@ -79,9 +86,11 @@ class SyncDatabase:
     def __init__(self, sessions: sessionmaker[Any]) -> None:
         self._sessions = sessions
         self._threads = DaemonThreads(THREADS, "database")
+        self._underway = Underway()
 
     async def run(self, work: Work[R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, work)
+        loop = asyncio.get_running_loop()
+        return await self._underway.until(loop.run_in_executor(self._threads, self._transact, work))
 
     def _transact(self, work: Work[R]) -> R:
         with self._sessions(expire_on_commit=False) as session, session.begin():
@@ -98,7 +107,8 @@ class SyncDatabase:
     def own(self) -> SyncConnections:
         return SyncConnections()
 
-    def close(self) -> None:
+    async def end(self, patience: float) -> None:
+        await self._underway.end(patience)
         self._threads.shutdown()
 
     async def dispose(self, engines: Iterable[Engine]) -> None:

@@ -138,9 +138,11 @@ class _LockingPerformer(Performer):
         job.begin()
         try:
             with self.known(job):
-                self.call(handed, job.task)
+                result = self.call(handed, job.task)
             if session.get_nested_transaction() is not savepoint and not is_settled(job.task):
                 raise ArgumentError(_OPEN)
+            if is_unsettled(job.task):
+                operations.complete(session, job.task, result)
             _commit(session, savepoint)
         except asyncio.CancelledError:
             raise
@@ -151,8 +153,6 @@ class _LockingPerformer(Performer):
             self._record(job, session, savepoint, error)
         else:
             job.end()
-            if is_unsettled(job.task):
-                operations.complete(session, job.task)
             self.reports.finished(job, COMPLETED)
 
     def _record(self, job: Job, session: Session, savepoint: SessionTransaction, error: BaseException) -> None:

@@ -83,7 +83,7 @@ class Lane:
         self._slots.close()
 
     async def run(self) -> None:
-        """Until :meth:`drain`, whatever is wrong with the database."""
+        """Until :meth:`drain`, whatever is wrong with the database, and until no coroutine runs any more."""
         patience = pauses()
         while not self._draining:
             try:
@@ -92,6 +92,7 @@ class Lane:
                 patience = pauses()
             except Exception as error:
                 await bear(error, next(patience), self._crew.reports)
+        await self._slots.ended()
 
     async def _turn(self) -> None:
         wanted = await self._wanted()

@@ -1,10 +1,13 @@
-"""Word from threads to the event loop."""
+"""Word from threads to the event loop, and the ends of what runs on it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 CANCEL_EVERY = 1.0
 """Seconds."""
@@ -18,14 +21,41 @@ def soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
         loop.call_soon_threadsafe(callback)
 
 
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """They wait for nothing that would be in the way of their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 async def cancel_others() -> None:
     """End all other tasks of this event loop, which belong to nobody else."""
     this = asyncio.current_task()
-    for _ in range(CANCELS):
-        others = asyncio.all_tasks() - {this}
-        if not others:
+    await _end(lambda: asyncio.all_tasks() - {this}, 0)
+
+
+class Underway:
+    """What has begun and is to come to its end, whether or not anybody still waits for it."""
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[Any]] = set()
+
+    async def until(self, future: asyncio.Future[R]) -> R:
+        """Its result; who is cancelled meanwhile leaves it to go on."""
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return await asyncio.shield(future)
+
+    async def end(self, patience: float) -> None:
+        """Wait for all of them, so many seconds; then they are cancelled."""
+        await _end(lambda: set(self._futures), patience)
+
+
+async def _end(pending: Callable[[], Collection[asyncio.Future[Any]]], patience: float) -> None:
+    # cancelled more than once: at the first time, psycopg asks the server for an end, and waits for the answer
+    for pause in (patience, *[CANCEL_EVERY] * CANCELS):
+        if not (left := pending()):
             return
-        for task in others:
-            task.cancel()
-        # more than once: at the first time, psycopg asks the server for an end, and waits for the answer
-        await asyncio.wait(others, timeout=CANCEL_EVERY)
+        _, late = await asyncio.wait(left, timeout=pause)
+        for each in late:
+            each.cancel()

@@ -33,7 +33,7 @@ async def maintain(specs: Iterable[QueueSpec], crew: Crew) -> None:
 
 def _chores(spec: QueueSpec, reports: Reports) -> Iterable[tuple[Callable[[Session], int], timedelta]]:
     yield partial(operations.rescue, entity=spec.entity), RESCUE_EVERY
-    if spec.options.retention is not None:
+    if spec.options.prunes:
         yield partial(operations.prune, entity=spec.entity, limit=PRUNED), PRUNE_EVERY
     if reports.wants_depth:
         yield partial(_report_depth, spec=spec, reports=reports), REPORT_EVERY

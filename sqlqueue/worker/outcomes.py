@@ -13,12 +13,20 @@ from sqlalchemy.orm import Session
 from .. import operations
 from ..claims import Claim
 from ..exc import ClaimLostError
+from ..operations.settling import fail_because
 from ..operations.upkeep import lock_own
 from ..spec import spec_of
 from ..texts import error_text
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
 Kind = Literal["completed", "failed", "discarded", "cancelled", "released", "snoozed"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a handler returned, which is like no other's: each is written on its own."""
+
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +36,17 @@ class Outcome:
     kind: Kind
     error: str | None = None
     delay: timedelta | None = None
+    cause: type[BaseException] | None = None
+    """The class of the exception, by which a retry policy may go."""
+    result: Result | None = None
 
 
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
+
+
+def completed(result: object) -> Outcome:
+    return COMPLETED if result is None else Outcome("completed", result=Result(result))
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -45,7 +60,7 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("discarded", str(error))
         case Cancel():
             return Outcome("cancelled")
-    return Outcome("failed", error_text(error))
+    return Outcome("failed", error_text(error), cause=type(error))
 
 
 def is_signal(error: BaseException) -> bool:
@@ -53,8 +68,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 _WRITE: dict[Kind, Callable[[Session, Sequence[Claim], Outcome], None]] = {
-    "completed": lambda session, claims, _: operations.complete(session, claims),
-    "failed": lambda session, claims, how: operations.fail(session, claims, how.error or "", how.delay),
+    "completed": lambda session, claims, how: operations.complete(session, claims, how.result and how.result.value),
+    "failed": lambda session, claims, how: fail_because(session, claims, how.error or "", how.cause, how.delay),
     "discarded": lambda session, claims, how: operations.discard(session, claims, how.error or ""),
     "cancelled": lambda session, claims, _: operations.cancel(session, claims),
     "released": lambda session, claims, _: operations.release(session, claims),

@@ -24,7 +24,7 @@ from .config import Handler
 from .database import Database
 from .jobs import Job, current
 from .loops import soon
-from .outcomes import COMPLETED, Outcome, outcome_of
+from .outcomes import Outcome, completed, outcome_of
 from .reports import Reports
 
 TRIES = 4
@@ -68,16 +68,16 @@ class Performer:
             return None
         try:
             with self.known(job):
-                self._try(job)
+                outcome = completed(self._try(job))
         except BaseException as error:
             job.end()
-            outcome = self.judge(job, error)
-            if outcome is not None:
-                self.reports.finished(job, outcome, error)
-            return outcome
+            failure = self.judge(job, error)
+            if failure is not None:
+                self.reports.finished(job, failure, error)
+            return failure
         job.end()
-        self.reports.finished(job, COMPLETED)
-        return None if self.handler.takes_session else COMPLETED
+        self.reports.finished(job, outcome)
+        return None if self.handler.takes_session else outcome
 
     @contextmanager
     def known(self, job: Job) -> Iterator[None]:
@@ -89,23 +89,24 @@ class Performer:
         finally:
             current.reset(token)
 
-    def _try(self, job: Job) -> None:
+    def _try(self, job: Job) -> object:
+        """What the handler returned."""
         for left in reversed(range(TRIES)):
             try:
                 if self.handler.takes_session:
-                    self._in_session(job)
-                else:
-                    self.call(job.task)
-                    _refuse_lost(job)
-                return
+                    return self._in_session(job)
+                result = self.call(job.task)
+                _refuse_lost(job)
+                return result
             except DBAPIError as error:
                 if not left or not self.handler.takes_session or not self.adapter.is_transient(error):
                     raise
                 job.settling = False
                 self.reports.retried(job, error)
                 self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
+        raise AssertionError
 
-    def _in_session(self, job: Job) -> None:
+    def _in_session(self, job: Job) -> object:
         """The handler's writes and the completion are one commit."""
         handed, session = self.database.open()
         with closing(session):
@@ -113,25 +114,28 @@ class Performer:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 task = _attach(session, job)
-                self.call(handed, task)
+                result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settling = True
                 _refuse_lost(job)
                 if is_unsettled(task):
-                    operations.complete(session, task)
+                    operations.complete(session, task, result)
                 session.commit()
+                return result
             except BaseException:
                 session.rollback()  # a close alone would leave instances as the handler made them, for the next try
                 raise
 
-    def call(self, *arguments: Any) -> None:
+    def call(self, *arguments: Any) -> object:
+        """What the handler returns, if its model keeps that."""
         result = self.handler.function(*arguments)
         if inspect.isawaitable(result) != self.handler.is_coroutine:
             _refuse(self.handler, result)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
-            await_only(_within(result, self.handler.timeout))
+            result = await_only(_within(result, self.handler.timeout))
+        return result if self.handler.spec.has("result") else None
 
     def _sleep(self, seconds: float) -> None:
         if self.handler.is_coroutine:
@@ -171,14 +175,13 @@ def _refuse_lost(job: Job) -> None:
         raise ClaimLostError([job.claim])
 
 
-async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> None:
+async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> object:
     if timeout is None:
-        await awaitable
-        return
+        return await awaitable
     limit = asyncio.timeout(timeout.total_seconds())
     try:
         async with limit:
-            await awaitable
+            return await awaitable
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"its handler ran for longer than {timeout}") from None

@@ -25,7 +25,7 @@ from .health import Health
 from .heartbeat import Heartbeat
 from .jobs import Holdings
 from .lane import Lane
-from .loops import soon
+from .loops import cancel, soon
 from .maintenance import maintain
 from .notifier import Notifier, notifiers
 from .patience import insist
@@ -72,12 +72,17 @@ class Run:
         self._heartbeats = [Heartbeat(spec, handlers, database, self._holdings, reports) for spec in self._specs]
         engines = [*((database.engine(spec), channel_of(spec)) for spec in self._specs), *self._gate.channels]
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
-        self._lanes = [(ExclusiveLane if h.mode == "lock" else Lane)(h, self._crew) for h in handlers]
+        self._lanes = [(h.lane or (ExclusiveLane if h.mode == "lock" else Lane))(h, self._crew) for h in handlers]
 
     def health(self) -> Health:
         reports = self._crew.reports
         beats = not any(heartbeat.has_died for heartbeat in self._heartbeats)
         return reports.pulse.health(beats=beats, running=len(self._holdings), counts=reports.counts)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether it has been told to end at once."""
+        return self._hurrying.is_set()
 
     def signalled(self) -> None:
         """The first one drains, the second does not wait.  Whoever signals a group of processes means it once, even if
@@ -94,14 +99,30 @@ class Run:
             soon(self._loop, self._hurrying.set)
 
     async def serve(self) -> None:
-        """Until :meth:`stop`.  :class:`.SchemaMismatchError` at once if the tables are not what the queues need."""
+        """Until :meth:`stop`, or until the calling task is cancelled, which is taken as a signal, again and again.
+
+        :class:`.SchemaMismatchError` at once if the tables are not what the queues need.
+        """
+        serving = asyncio.create_task(self._serve())
+        cancelled = False
+        while not serving.done():
+            try:
+                await asyncio.wait({serving})
+            except asyncio.CancelledError:
+                cancelled = True
+                self.signalled()
+        serving.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _serve(self) -> None:
         logger.info("worker %s begins", self._crew.name)
         pulse = asyncio.create_task(self._crew.reports.pulse.beat())
         try:
             if await self._verify():
                 await self._work()
         finally:
-            pulse.cancel()
+            await cancel(pulse)
             await self._end()
             logger.info("worker %s has ended", self._crew.name)
 
@@ -117,8 +138,7 @@ class Run:
         try:
             await self._until_stopped([*settling, *lanes, *chores])
         finally:
-            for chore in chores:
-                chore.cancel()
+            await cancel(*chores)
             await self._drain()
             await _end(lanes)
             for settler in self._settlers.values():
@@ -136,7 +156,7 @@ class Run:
                     part.result()
                 working -= ended
         finally:
-            stopping.cancel()
+            await cancel(stopping)
 
     async def _verify(self) -> bool:
         """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
@@ -146,8 +166,7 @@ class Run:
             await asyncio.wait({looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return looking.done() and looking.result() is None
         finally:
-            looking.cancel()
-            stopping.cancel()
+            await cancel(looking, stopping)
 
     async def _look_at_schema(self) -> None:
         for spec in self._specs:
@@ -173,8 +192,8 @@ class Run:
         for lane in self._lanes:
             lane.close()
         self._gate.close()
-        self._database.close()
         deadline = self._loop.time() + LAST_WORDS
+        await self._database.end(LAST_WORDS)
         while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
             await asyncio.sleep(TICK)  # they have connections, which are in the way of whoever drops a table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
@@ -13,7 +13,7 @@ from ..wakeups import channel_of, spread
 from .database import Database
 from .jobs import Holdings, Job
 from .loops import soon
-from .outcomes import Outcome, Written, write_what_is_free
+from .outcomes import Outcome, Written, outcome_of, write_what_is_free
 from .patience import insist, passes
 from .reports import Reports
 
@@ -54,6 +54,10 @@ class Settler:
         self._pending.append(_Pending(job, outcome))
         if not self._some.is_set():
             soon(self._loop, self._some.set)
+
+    async def settle(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
+        """Write these now; what others have locked is tried again later, by :meth:`run`."""
+        await self._write([_Pending(*each) for each in outcomes])
 
     def close(self) -> None:
         """Let :meth:`run` end, once all is written."""
@@ -115,5 +119,10 @@ class Settler:
             for each in batch:
                 await self._write([each])
             return
-        self._reports.broken(f"settle {batch[0].job}", error)
-        self._holdings.remove(batch[0].job)
+        (one,) = batch
+        if one.outcome.result is not None:  # which is no JSON, or none that the database takes
+            self.put(one.job, failure := outcome_of(error))
+            self._reports.finished(one.job, failure, error)
+            return
+        self._reports.broken(f"settle {one.job}", error)
+        self._holdings.remove(one.job)

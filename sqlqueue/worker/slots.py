@@ -26,6 +26,10 @@ class Slots(Protocol):
         """Take back what has not begun."""
         ...
 
+    async def ended(self) -> None:
+        """Wait for what runs, as far as it can be stopped."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -53,6 +57,9 @@ class ThreadSlots:
             if job is not None:
                 jobs.append(job)
 
+    async def ended(self) -> None:
+        pass
+
     def close(self) -> None:
         for _ in range(self._count):
             self._jobs.put(None)
@@ -78,6 +85,10 @@ class CoroutineSlots:
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
+
+    async def ended(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running)
 
     def close(self) -> None:
         pass

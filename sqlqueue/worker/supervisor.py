@@ -14,7 +14,7 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..exc import SQLQueueError
-from ..processes import CONTEXT, no_interrupts
+from ..processes import CONTEXT, end_soon, no_interrupts
 from .patience import pauses
 from .reports import logger
 from .worker import Worker
@@ -118,10 +118,17 @@ def _main(load: Callable[[int], Worker], number: int) -> None:
     worker = load(number)
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
-        worker.run()
+        run_to_end(worker)
     except SQLQueueError as error:
         logger.error("the worker cannot start: %s", error)
         sys.exit(CANNOT_START)
+
+
+def run_to_end(worker: Worker) -> None:
+    """:meth:`.Worker.run` where it is all that the process is for: after a second signal, no thread keeps it."""
+    worker.run()
+    if worker.hurried:
+        end_soon()
 
 
 def _follow_parent(worker: Worker) -> None:

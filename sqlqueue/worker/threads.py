@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 R = TypeVar("R")
 
 
-class DaemonThreads(Executor):
-    """So many threads at the most; they begin when they are needed."""
+class DaemonThreads(ThreadPoolExecutor):
+    """So many threads at the most; they begin when they are needed.
+
+    None of its base's, which are waited for at the end of the process; but no event loop takes another by default.
+    """
 
     def __init__(self, count: int, name: str) -> None:
+        super().__init__(count)
         self._count = count
         self._name = name
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

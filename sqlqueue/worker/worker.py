@@ -136,7 +136,8 @@ class Worker:
 
         What it becomes is called as before, and ``enqueue(session, *args, **kwargs)`` stores a call.  Its arguments
         are JSON; those of other kinds (moments, UUIDs, enumerations, models of pydantic) need an annotation and the
-        extra ``pydantic``, and come back as what is annotated.  What it returns is dropped.
+        extra ``pydantic``, and come back as what is annotated.  What it returns is dropped,
+        unless ``entity`` derives from :class:`.ResultMixin`: it is JSON then.
 
         If its first parameter is a session, by its annotation or by the name ``session``, it gets the worker's, with
         the guarantees of :meth:`handler`; all that is said there of exceptions holds too.  A name that this worker

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, create_engine, func, select
+from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
-from sqlqueue import Claim, QueueSession
+from sqlqueue import Claim, QueueSession, Worker
 from tests.engines import patient
-from tests.models import Ledger, Task
+from tests.models import Ledger, Task, Visit
 from tests.processes import Gate
 
 
@@ -86,6 +90,25 @@ def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, st
                 s.rollback()
                 outcome[name] = f"lost {error.model.__name__} {error.identity} {error.attempt}"
     return outcome
+
+
+def visit(gate: Gate, url: URL, directory: str) -> None:
+    """Killed at any time.  Who works has one of the files locked, the first that nobody else has."""
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), poll=timedelta(seconds=0.2))
+
+    @worker.handler(Visit, concurrency=2, lease=timedelta(seconds=2))
+    def handle(task: Visit) -> None:
+        for number in range(1, 100):
+            with open(Path(directory, str(number)), "w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                time.sleep(random.uniform(0.01, 0.06))
+                return
+
+    gate.wait()
+    worker.run()
 
 
 SETTLING: dict[str, Callable[[Any, Any], None]] = {

@@ -134,6 +134,16 @@ def test_settling_many_waits_for_no_other_claim(sync_db: Database, how: str) -> 
 
 
 @locks_rows
+def test_settling_waits_for_no_claim_that_found_nothing(sync_db: Database) -> None:
+    # it has looked among due rows, by an index whose entries for these rows were not locked
+    sync_db.insert(Task, rows(3))
+    a, b = contenders(sync_db)
+    mine = a.claim_many(Task, limit=3, lease=None)
+    assert b.claim(Task) is None
+    without_waiting(b, lambda: a.complete(mine), within=2)
+
+
+@locks_rows
 def test_no_other_row_is_locked_async(db: Database) -> None:
     # drivers of asyncio have cursors of their own, which may fetch, and lock, ahead
     db.insert(Task, rows(500))

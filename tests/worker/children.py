@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker
+from sqlqueue import QueueSession, Worker, processes
+from sqlqueue.worker.supervisor import run_to_end
 from tests.models import Ledger, Task
 from tests.processes import Gate
 
@@ -31,6 +34,19 @@ def work(gate: Gate, url: URL) -> str:
 
     worker.run()
     engine.dispose()
+    return "ended"
+
+
+def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
+    """A coroutine whose thread nobody lets go: of the event loop's, or of one that is waited for at the exit."""
+    processes.LAST_WORDS = 0.3
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
+
+    @worker.handler(Task, concurrency=1)
+    async def handle(task: Task) -> None:
+        await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor() if own_pool else None, gate.wait)
+
+    run_to_end(worker) if own_pool else worker.run()
     return "ended"
 
 

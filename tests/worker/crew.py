@@ -50,7 +50,10 @@ class Workers:
         self._engines.append(engine)
         return Worker(engine.sessions(), poll=poll, notify=notify, **options)
 
-    def start(self, worker: Worker) -> Running:
+    def start(self, worker: Worker, *, engine: Database | None = None) -> Running:
+        """``engine``: of a worker that was not made here."""
+        if engine is not None:
+            self._engines.append(engine)
         running = Running(worker)
         self._running.append(running)
         return running

@@ -90,6 +90,16 @@ def test_prune_by_two_workers_in_batches(db: Database, workers: Workers) -> None
     assert count(db, Mail) == 1
 
 
+def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=0.5))
+    monkeypatch.setattr(maintenance, "PRUNED", 2)
+    sync_db.insert(Mail, [{**DONE, "topic": "old"}] * 21)
+    worker = workers.make(poll=LONG)
+    worker.handler(Mail)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: count(sync_db, Mail) == 0, within=11 * 0.75 * 0.5)
+
+
 @pytest.mark.usefixtures("often")
 @pytest.mark.requires("locks_rows")
 def test_what_cannot_be_pruned_keeps_nothing_else_from_being_done(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from sqlqueue import Worker
 from tests.harness import Database
 from tests.models import Ledger, Task
 from tests.processes import Processes
@@ -16,6 +20,7 @@ from tests.suite.scenes import count, rows
 from tests.worker import children
 from tests.worker.crew import (
     LONG,
+    PATIENCE,
     Meeting,
     Workers,
     all_are,
@@ -102,6 +107,55 @@ def test_others_hear_of_what_is_handed_back(sync_db: Database, workers: Workers,
     eventually(all_are(sync_db, "completed"), 1)
 
 
+def test_who_is_cancelled_again_still_hands_back_what_it_holds(
+    db: Database, workers: Workers, meeting: Meeting
+) -> None:
+    db.insert(Task, rows(2))
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine)
+    worker.handler(Task)(with_session(db, during=meeting))
+
+    async def application() -> None:
+        serving = asyncio.create_task(worker.serve())
+        await asyncio.to_thread(meeting.wait_for, 2)
+        serving.cancel()
+        await asyncio.sleep(0.7)
+        assert not serving.done(), "the first time, it gives the grace period"
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert all_are(db, "available")()
+        if isinstance(engine.bind, AsyncEngine):
+            await engine.bind.dispose()
+
+    asyncio.run(application())
+    eventually(lambda: len(meeting.lost) == 2)
+    assert count(db, Ledger) == 0
+
+
+def test_a_coroutine_that_is_stopped_may_clean_up(sync_db: Database) -> None:
+    sync_db.insert(Task, rows(1))
+    steps: list[str] = []
+    worker = Worker(sync_db.variant().sessions(), grace=timedelta(0))
+
+    @worker.handler(Task)
+    async def handle(task: Task) -> None:
+        worker.stop()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.2)
+            steps.append("cleaned up")
+
+    async def application() -> None:
+        await worker.serve()
+        steps.append("ended")
+
+    asyncio.run(application())
+    assert steps == ["cleaned up", "ended"]
+    assert all_are(sync_db, "available")()
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +184,19 @@ def test_a_second_sigterm_does_not_wait(sync_db: Database, processes: Processes)
     with sync_db.begin() as other:
         tasks = other.claim_many(Task, limit=2)
     assert sorted((task.attempt, task.max_attempts) for task in tasks) == [(1, 3), (2, 4)]
+
+
+@pytest.mark.parametrize("own_pool", [False, True])
+def test_a_thread_of_a_coroutine_keeps_no_process(sync_db: Database, processes: Processes, own_pool: bool) -> None:
+    sync_db.insert(Task, rows(1))
+    child = processes.spawn(children.never_return, sync_db.url, own_pool)
+    child.wait_until_arrived()
+    child.signal(signal.SIGTERM)
+    time.sleep(0.7)
+    child.signal(signal.SIGTERM)
+    assert child.result(PATIENCE) == "ended"
+    assert child.status == 0
+    assert all_are(sync_db, "available")()
 
 
 def test_what_a_killed_process_held_is_taken_over_once_its_lease_ends(

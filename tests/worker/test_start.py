@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -11,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
@@ -24,9 +25,9 @@ from sqlqueue import (
     Worker,
 )
 from tests.harness import Database
-from tests.models import Base, Task
+from tests.models import Base, Job, Task
 from tests.suite.scenes import rows
-from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
+from tests.worker.crew import LONG, Workers, all_are, eventually, seen, statuses, without_session
 
 
 @pytest.fixture
@@ -99,6 +100,7 @@ def test_what_makes_no_sessions() -> None:
 def function(session: Any, task: Any) -> None: ...
 def alone(task: Any) -> None: ...
 async def coroutine(session: Any, task: Any) -> None: ...
+async def awaiting(task: Any) -> None: ...
 def nothing() -> None: ...
 def three(a: Any, b: Any, c: Any) -> None: ...
 def keyword(task: Any, *, needed: Any) -> None: ...
@@ -137,6 +139,15 @@ def test_handlers_that_make_no_sense(
         Worker(sessions()).handler(Task, **arguments)(handler)
 
 
+def test_a_coroutine_where_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "greenlet", None)
+    worker = Worker(sessionmaker())
+    worker.handler(Task)(alone)
+    for register in (worker.handler(Task), worker.task(Job)):
+        with pytest.raises(ArgumentError, match=r"needs greenlet.*pip install 'SQLAlchemy\[asyncio\]'"):
+            register(awaiting)
+
+
 def test_what_a_coroutine_function_may_look_like(sync_db: Database, workers: Workers) -> None:
     """Called and not awaited, it would do nothing, and nobody would know."""
     done: list[str] = []
@@ -170,6 +181,18 @@ def test_a_stop_that_comes_before_the_start(db: Database, workers: Workers) -> N
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_stop_during_the_start_leaves_nothing_under_way(db: Database, workers: Workers) -> None:
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=LONG)
+    worker.handler(Task)(without_session(db))
+    for when in ("do_connect", "before_cursor_execute"):
+        with seen(engine, "before_cursor_execute") as begun, seen(engine, "after_cursor_execute") as ended:
+            event.listen(engine.session_engine, when, lambda *_, **__: worker.stop(), once=True)
+            worker.run()
+            assert len(begun) == len(ended) > 0
+        assert engine.session_engine.pool.checkedout() == 0
 
 
 def test_a_worker_may_begin_again(db: Database, workers: Workers) -> None:

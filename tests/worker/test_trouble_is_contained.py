@@ -69,9 +69,10 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
         assert connection.scalars(select(Task.attempt)).all() == [1]
 
 
+@pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(
-    sync_db: Database, workers: Workers, error: type[BaseException]
+    sync_db: Database, workers: Workers, error: type[BaseException], mode: Any
 ) -> None:
     sync_db.insert(Task, [{"id": 1}])
 
@@ -79,7 +80,7 @@ def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(
         raise error("bye")
 
     worker = workers.make()
-    worker.handler(Task, mode="lock")(exits)
+    worker.handler(Task, mode=mode)(exits)
     running = workers.start(worker)
     eventually(lambda: statuses(sync_db)[1] == "retryable")
     assert not running.ended

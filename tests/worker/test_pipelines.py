@@ -1,0 +1,78 @@
+"""Handlers for the stages of a pipeline, and what becomes of what a handler returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue.testing import drain
+from tests.harness import Database
+from tests.models import Film, Task
+from tests.suite.scenes import rows
+from tests.worker.crew import LONG, Workers, all_are, eventually
+
+KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lock": {"mode": "lock"}}
+
+
+def returning(db: Database, kind: str, value: Callable[[Any], Any]) -> Any:
+    """A handler of this kind, for the worker of this database."""
+
+    def of_task(task: Any) -> Any:
+        return value(task)
+
+    def of_session(session: Any, task: Any) -> Any:
+        return value(task)
+
+    async def of_task_later(task: Any) -> Any:
+        return value(task)
+
+    async def of_session_later(session: Any, task: Any) -> Any:
+        return value(task)
+
+    alone, together = (of_task_later, of_session_later) if db.is_async else (of_task, of_session)
+    return alone if kind == "the task alone" else together
+
+
+def films(db: Database) -> list[Any]:
+    with db.engine.connect() as connection:
+        return list(connection.execute(select(Film.__table__)).mappings())
+
+
+def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, workers: Workers) -> None:
+    db.insert(Film, rows(5))
+    db.insert(Task, rows(1))
+    worker = workers.make(poll=LONG)  # nobody looks for what the stage before leads to: it is told
+    for (kind, options), stage in zip(KINDS.items(), ("cut", "dub", "print"), strict=True):
+        value = lambda task, stage=stage: [*(task.result or ()), stage]  # noqa: E731
+        worker.handler(Film, Film.stage == stage, **options)(returning(db, kind, value))
+    worker.handler(Task)(returning(db, "the task alone", lambda _: object()))  # nobody wants to know
+    workers.start(worker)
+    eventually(all_are(db, "completed", Film))
+    eventually(all_are(db, "completed", Task))
+    assert [film["result"] for film in films(db)] == [["cut", "dub", "print"]] * 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_that_is_no_json_is_a_failure(db: Database, workers: Workers, kind: str) -> None:
+    """Of this task, and of no other."""
+    db.insert(Film, rows(3, stage="print"))
+    worker = workers.make(poll=LONG)
+    result = lambda task: object() if task.id == min(film["id"] for film in films(db)) else "done"  # noqa: E731
+    worker.handler(Film, **KINDS[kind])(returning(db, kind, result))
+    workers.start(worker)
+    eventually(lambda: sorted(film["status"] for film in films(db)) == ["completed", "completed", "retryable"])
+    first = min(films(db), key=lambda film: film["id"])
+    assert (first["status"], first["result"]) == ("retryable", None)
+    assert "JSON serializable" in first["error"]
+    assert worker.reports.counts["failed"] == 1
+
+
+def test_a_test_sees_the_results(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Film, rows(2, stage="dub"))
+    worker = workers.make()
+    worker.handler(Film)(returning(sync_db, "the task alone", lambda task: [*(task.result or ()), task.stage]))
+    assert drain(worker) == {"completed": 4}
+    assert [film["result"] for film in films(sync_db)] == [["dub", "print"]] * 2
