@@ -1,0 +1,10 @@
+"""The transactional outbox: messages stored with the data that they are about, and published in their order.
+
+>>> relay = Relay(Session, Outbox, publish)
+"""
+
+from ..mixins import OutboxMixin
+from .claiming import claim_messages
+from .relay import Relay
+
+__all__ = ["OutboxMixin", "Relay", "claim_messages"]

@@ -1,0 +1,97 @@
+"""Hands messages to the application's publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from contextvars import copy_context
+from typing import Any, TypeAlias
+
+from ..exc import ArgumentError
+from ..worker.jobs import Job
+from ..worker.outcomes import COMPLETED, Outcome, outcome_of
+from ..worker.reports import Reports, logger
+from ..worker.threads import DaemonThreads
+
+Publish: TypeAlias = Callable[[Sequence[Any]], object]
+"""A function of messages, or a coroutine function."""
+
+
+class Delivery:
+    """All together; and if that fails, one after the other: the fault of one is not to hold back other keys."""
+
+    def __init__(self, publish: Publish, *, is_coroutine: bool, reports: Reports) -> None:
+        self._publish = publish
+        self._is_coroutine = is_coroutine
+        self._reports = reports
+        self._threads = DaemonThreads(1, "relay")
+        self.stopping = False
+        """Whether no further call of the publisher is to be made."""
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
+        """Publish ``jobs``, and note in ``outcomes`` how it went; those that were not tried are not in there.
+
+        The messages of a key are in its order, one after the other.  After one that fails comes none of its key.
+        """
+        error = await self._try(jobs)
+        if error is None or len(jobs) == 1:
+            for job in jobs:
+                self._note(job, error, outcomes)
+            return
+        said = str(error).partition("\n")[0]
+        logger.warning("%d messages cannot be published together, so each by itself: %s", len(jobs), said)
+        for line in _lines(jobs):
+            await self._deliver_line(line, outcomes)
+
+    async def _deliver_line(self, line: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
+        for job in line:
+            if self.stopping or job.is_lost:
+                return
+            error = await self._try([job])
+            self._note(job, error, outcomes)
+            if error is not None:
+                return
+
+    async def _try(self, jobs: Sequence[Job]) -> BaseException | None:
+        messages = [job.task for job in jobs]
+        for job in jobs:
+            job.begin()
+        with nullcontext() if len(jobs) > 1 else self._reports.running(jobs[0]):
+            if not self._is_coroutine:
+                loop, context = asyncio.get_running_loop(), copy_context()
+                return await loop.run_in_executor(self._threads, lambda: context.run(self._call, messages))
+            try:
+                await self._publish(messages)  # type: ignore[misc]
+            except Exception as error:
+                return error
+            return None
+
+    def _call(self, messages: Sequence[Any]) -> BaseException | None:
+        try:
+            result = self._publish(messages)
+        except BaseException as error:
+            return error
+        if not inspect.isawaitable(result):
+            return None
+        if inspect.iscoroutine(result):
+            result.close()
+        return ArgumentError(f"{self._publish!r} returns something to await, which nobody does: make it async def")
+
+    def _note(self, job: Job, error: BaseException | None, outcomes: dict[Job, Outcome]) -> None:
+        job.end()
+        outcomes[job] = COMPLETED if error is None else outcome_of(error)
+        self._reports.finished(job, outcomes[job], error)
+
+
+def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+    """Those of each key, to the letter, which some engines are not about; those without a key each by itself."""
+    lines: dict[object, list[Job]] = {}
+    for job in jobs:
+        message_key = getattr(job.task, job.handler.spec.attributes["message_key"])
+        lines.setdefault(job if message_key is None else message_key, []).append(job)
+    return lines.values()

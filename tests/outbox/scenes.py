@@ -1,0 +1,64 @@
+"""Messages in the outbox, publishers that note what they are given, and what must be true of their notes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+from sqlqueue.outbox import Relay, claim_messages
+from tests.harness import Actor, Database
+from tests.models import Outgoing
+
+
+def fill(db: Database, *keys: str | None, **columns: Any) -> list[int]:
+    """A message of each of these keys; their ids, in that order."""
+    with db.begin() as actor:
+        messages = [Outgoing(message_key=key, payload={"number": n}, **columns) for n, key in enumerate(keys)]
+        for message in messages:
+            actor.add(message)
+            actor.flush()
+        return [message.id for message in messages]
+
+
+def claim(actor: Actor, *where: Any, limit: int = 100) -> list[int]:
+    return [message.id for message in actor.run(claim_messages, Outgoing, *where, limit=limit)]
+
+
+class Notes:
+    """A publisher, which fails for what it is told to."""
+
+    def __init__(self, fails: Callable[[Any], bool] = lambda _: False, error: BaseException | None = None) -> None:
+        self.calls: list[list[int]] = []
+        self.fails = fails
+        self.error = error or ConnectionError("the broker does not answer")
+        self._lock = Lock()
+
+    def __call__(self, messages: Sequence[Any]) -> None:
+        with self._lock:
+            self.calls.append([message.id for message in messages])
+        for message in messages:
+            if self.fails(message):
+                raise self.error
+
+    @property
+    def published(self) -> list[int]:
+        return [each for call in self.calls for each in call]
+
+
+def relay_of(db: Database, publish: Callable[..., Any], model: Any = Outgoing, **options: Any) -> Relay:
+    """With a publisher of the kind that goes with the sessions."""
+
+    async def coroutine(messages: Sequence[Any]) -> None:
+        publish(messages)
+
+    return Relay(db.sessions(), model, coroutine if db.is_async else publish, notify=False, **options)
+
+
+def first_occurrences(deliveries: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """key -> the ids of its messages as a consumer sees them that drops what it has had."""
+    seen: defaultdict[Any, dict[Any, None]] = defaultdict(dict)
+    for key, identity in deliveries:
+        seen[key].setdefault(identity)
+    return {key: list(ids) for key, ids in seen.items()}

@@ -1,0 +1,122 @@
+"""From the database to a real broker, by relays that are killed all the time."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.harness import Database
+from tests.models import Account, Outgoing
+from tests.outbox.broker import rabbitmq
+from tests.outbox.children import QUEUE, killed_at_random
+from tests.outbox.scenes import first_occurrences
+from tests.processes import Processes
+from tests.suite.scenes import count
+from tests.worker.crew import eventually
+
+# one engine is enough here: relays in other processes, which hear of what is enqueued
+pytestmark = pytest.mark.requires("notifies")
+ACCOUNTS = 24
+RELAYS = 3
+SECONDS = 15
+
+
+class Producer(Thread):
+    """Writes about accounts, several at once about the same; each message has the number of the change."""
+
+    def __init__(self, db: Database, accounts: Sequence[int], seed: int) -> None:
+        super().__init__(daemon=True)
+        self._db = db
+        self._accounts = accounts
+        self._dice = random.Random(seed)
+        self._stopped = Event()
+        self.committed: list[int] = []
+
+    def run(self) -> None:
+        with self._db.session() as actor:
+            while not self._stopped.wait(0.02):
+                keys = sorted(self._dice.sample(self._accounts, self._dice.randint(1, 2)))
+                ids = [self._change(actor, key) for key in keys]
+                if self._dice.random() < 0.1:
+                    actor.rollback()
+                else:
+                    actor.commit()
+                    self.committed += ids
+
+    def _change(self, actor: Any, key: int) -> int:
+        account = actor.get(Account, key, with_for_update={"of": Account}, populate_existing=True)
+        account.name = str(int(account.name) + 1)
+        message = Outgoing(message_key=str(key), payload={"number": int(account.name)})
+        actor.add(message)
+        actor.flush()
+        return message.id
+
+    def stop(self) -> list[int]:
+        """What it has committed."""
+        self._stopped.set()
+        self.join()
+        return self.committed
+
+
+@pytest.fixture
+def broker() -> Iterator[int]:
+    pytest.importorskip("pika")
+    with rabbitmq() as port:
+        yield port
+
+
+@pytest.fixture
+def channel(broker: int) -> Iterator[Any]:
+    import pika
+
+    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker, heartbeat=0)) as connection:
+        opened = connection.channel()
+        opened.queue_declare(QUEUE)
+        yield opened
+
+
+def delivered(channel: Any) -> list[dict[str, Any]]:
+    """All that is in the queue, as it came."""
+    found = []
+    while (got := channel.basic_get(QUEUE, auto_ack=True))[0] is not None:
+        found.append(json.loads(got[2]))
+    return found
+
+
+@pytest.fixture
+def producers(sync_db: Database) -> Iterator[list[Producer]]:
+    accounts = range(1, ACCOUNTS + 1)
+    sync_db.insert(Account, [{"id": account, "name": "0"} for account in accounts])
+    started = [Producer(sync_db, accounts, seed) for seed in range(3)]
+    for producer in started:
+        producer.start()
+    yield started
+    for producer in started:
+        producer.stop()
+
+
+def test_nothing_is_lost_and_each_key_keeps_its_order(
+    sync_db: Database, processes: Processes, broker: int, channel: Any, producers: list[Producer]
+) -> None:
+    crew = processes.spawn(killed_at_random, sync_db.url, broker, RELAYS, SECONDS)
+    crew.wait_until_arrived()
+    committed = sorted(each for producer in producers for each in producer.stop())
+    eventually(lambda: not count(sync_db, Outgoing), 60)
+    crew.let_pass()
+    kills, statuses = crew.result()
+    assert kills >= 5
+    assert statuses == [0] * RELAYS
+    messages = delivered(channel)
+    assert sorted({message["id"] for message in messages}) == committed
+    numbers = first_occurrences((message["key"], message["number"]) for message in messages)
+    with sync_db.engine.connect() as connection:
+        changes = {str(key): int(name) for key, name in connection.execute(select(Account.id, Account.name))}
+    assert numbers == {key: list(range(1, last + 1)) for key, last in changes.items() if last}
+    assert len(messages) > len(committed), "nobody was killed between publishing and completing"
+    print(kills, len(messages), len(committed))

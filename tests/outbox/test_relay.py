@@ -1,0 +1,299 @@
+"""The relay: each message at least once, those of a key in order, whatever becomes of publishers and relays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue import Cancel, Discard, QueueSession, Snooze, Worker
+from sqlqueue.outbox import Relay, claim_messages
+from sqlqueue.testing import drain
+from tests.harness import Database
+from tests.models import Dispatch, Outgoing
+from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
+from tests.suite.scenes import count, end_leases
+from tests.worker.crew import LONG, Workers, eventually
+
+STRAIGHT_ON = timedelta(milliseconds=50)
+
+
+def states(db: Database) -> dict[int, str]:
+    with db.engine.connect() as connection:
+        return {row.id: row.status for row in connection.execute(select(Outgoing.id, Outgoing.status))}
+
+
+def once(db: Database, relay: Relay) -> int:
+    published: int = db.session().hand(lambda _: relay.serve_once()) if db.is_async else relay.relay_once()
+    return published
+
+
+def drained(db: Database) -> bool:
+    return not count(db, Outgoing)
+
+
+def test_all_are_published_in_one_call_and_gone(db: Database) -> None:
+    a1, b1, a2 = fill(db, "a", "b", "a")
+    notes = Notes()
+    relay = relay_of(db.variant(), notes)
+    assert relay.relay_once() == 3
+    assert notes.calls == [[a1, a2, b1]]
+    assert states(db) == {}
+    assert relay.relay_once() == 0
+
+
+def test_no_id_is_given_out_twice(sync_db: Database) -> None:
+    relay = relay_of(sync_db, Notes())
+    (first,) = fill(sync_db, "a")
+    once(sync_db, relay)
+    (second,) = fill(sync_db, "a")
+    assert second > first
+
+
+def test_they_are_kept_where_the_model_says_so(sync_db: Database) -> None:
+    sync_db.insert(Dispatch, [{"year": 1, "number": n, "message_key": "a", "payload": {"n": n}} for n in range(3)])
+    seen: list[Any] = []
+    assert (
+        once(sync_db, relay_of(sync_db, lambda messages: seen.extend(m.payload["n"] for m in messages), Dispatch)) == 3
+    )
+    assert seen == [0, 1, 2]
+    assert count(sync_db, Dispatch, Dispatch.status == "completed") == 3
+
+
+def test_no_more_than_a_batch(sync_db: Database) -> None:
+    ids = fill(sync_db, *["a"] * 5)
+    notes = Notes()
+    relay = relay_of(sync_db, notes, batch=2)
+    assert [once(sync_db, relay) for _ in range(4)] == [2, 2, 1, 0]
+    assert notes.calls == [ids[:2], ids[2:4], ids[4:]]
+
+
+def test_one_that_fails_holds_back_its_key_and_no_other(db: Database) -> None:
+    a1, a2, b1, _, none, b3 = fill(db, "a", "a", "b", "b", None, "b")
+    notes = Notes(lambda message: message.id == a2 or message.message_key == "b")
+    relay = relay_of(db, notes)
+    assert once(db, relay) == 2
+    assert notes.calls[1:] == [[a1], [a2], [b1], [none]]
+    assert states(db) == {a2: "retryable", b1: "retryable", b1 + 1: "available", b3: "available"}
+    with db.engine.connect() as connection:
+        errors = connection.execute(select(Outgoing.id, Outgoing.error).where(Outgoing.error.is_not(None))).all()
+    assert sorted(map(tuple, errors)) == [(each, "ConnectionError: the broker does not answer") for each in (a2, b1)]
+    assert once(db, relay) == 0
+
+
+def test_keys_are_told_apart_to_the_letter_when_one_fails(sync_db: Database) -> None:
+    upper, _, _ = fill(sync_db, "KEY", "key", "KEY")
+    notes = Notes(lambda message: message.id == upper)
+    once(sync_db, relay_of(sync_db, notes))
+    assert upper + 2 not in [each for call in notes.calls[1:] for each in call]
+
+
+def test_after_the_backoff_it_goes_on_from_there(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = fill(sync_db, "a", "a", "a")
+    notes = Notes(lambda message: message.id == ids[1], Snooze(timedelta(0)))
+    relay = relay_of(sync_db, notes)
+    once(sync_db, relay)
+    assert states(sync_db) == {ids[1]: "scheduled", ids[2]: "available"}
+    notes.fails = lambda _: False
+    assert once(sync_db, relay) == 2
+    assert notes.calls[-1] == ids[1:]
+
+
+def test_what_a_publisher_gives_up_holds_back_nothing(db: Database) -> None:
+    a1, a2 = fill(db, "a", "a")
+    (b1,) = fill(db, "b")
+    notes = Notes(lambda message: message.id == a1, Discard("too large"))
+    relay = relay_of(db, notes)
+    assert once(db, relay) == 1
+    assert states(db) == {a1: "discarded", a2: "available"}
+    notes.fails, notes.error = (lambda message: message.id == a2), Cancel()
+    once(db, relay)
+    assert states(db) == {a1: "discarded", a2: "cancelled"}
+    assert b1 in notes.published
+
+
+def test_a_crash_after_publishing_publishes_again_with_the_same_ids(db: Database) -> None:
+    ids = fill(db, "a", "a", "b")
+    with db.begin() as crashed:
+        assert claim(crashed) == ids  # and publishes them, and is no more
+    notes = Notes()
+    relay = relay_of(db, notes)
+    assert once(db, relay) == 0
+    end_leases(db, Outgoing)
+    assert once(db, relay) == 3
+    assert notes.calls == [ids]
+
+
+def test_one_that_was_taken_over_completes_nothing_of_the_others(sync_db: Database) -> None:
+    ids = fill(sync_db, "a", "a")
+    others = Notes()
+
+    def stall(messages: Sequence[Any]) -> None:
+        end_leases(sync_db, Outgoing)
+        with sync_db.begin() as actor:
+            others([*actor.run(claim_messages, Outgoing, limit=1)])
+
+    relay = relay_of(sync_db, stall)
+    once(sync_db, relay)
+    assert others.calls == [ids[:1]]
+    assert states(sync_db) == {ids[0]: "running"}
+    assert relay.reports.counts["lost"] == 1
+
+
+def test_what_nobody_awaits_is_not_taken_for_published(sync_db: Database) -> None:
+    (only,) = fill(sync_db, "a")
+
+    async def coroutine(messages: Sequence[Any]) -> None: ...
+
+    assert once(sync_db, relay_of(sync_db, lambda messages: coroutine(messages) or None)) == 0
+    assert states(sync_db) == {only: "retryable"}
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), StopIteration(), KeyboardInterrupt()])
+def test_no_exception_of_a_publisher_ends_a_relay(sync_db: Database, error: BaseException) -> None:
+    (only,) = fill(sync_db, "a")
+    once(sync_db, relay_of(sync_db, Notes(lambda _: True, error)))
+    assert states(sync_db) == {only: "retryable"}
+
+
+def test_the_tools_for_tests_publish_in_order_too(sync_db: Database) -> None:
+    ids = fill(sync_db, "a", "a", "a")
+    notes = Notes()
+    assert drain(relay_of(sync_db, notes)) == {"completed": 3}
+    assert notes.calls == [[each] for each in ids]
+
+
+def produce(db: Database, keys: Sequence[str], each: int) -> None:
+    for _ in range(each):
+        for key in keys:
+            fill(db, key)
+
+
+def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Workers) -> None:
+    """Keys of their own to each producer: so nobody has to wait for the row that the messages are about."""
+    notes: list[tuple[str, int]] = []
+    dice = random.Random(7)
+
+    def publish(messages: Sequence[Any]) -> None:
+        for message in messages:
+            if dice.random() < 0.02:
+                raise ConnectionError("bad luck")
+            notes.append((message.message_key, message.id))
+
+    for number in range(3):
+        engine = db.variant(pool_size=20)
+        relay = relay_of(engine, publish, batch=7, name=f"relay {number}", poll=STRAIGHT_ON)
+        workers.start(relay, engine=engine)
+    producers = [Thread(target=produce, args=(db, keys, 12)) for keys in ("abc", "def")]
+    for producer in producers:
+        producer.start()
+    for producer in producers:
+        producer.join()
+    eventually(lambda: drained(db), 30)
+    seen = first_occurrences(notes)
+    assert {key: len(ids) for key, ids in seen.items()} == dict.fromkeys("abcdef", 12)
+    assert {key: sorted(ids) for key, ids in seen.items()} == seen
+
+
+def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(db: Database, workers: Workers) -> None:
+    notes = Notes()
+    engine = db.variant(pool_size=20)
+    workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
+    time.sleep(0.5)
+    ids = fill(db, *["a"] * 7)
+    eventually(lambda: notes.published == ids, 3)
+    eventually(lambda: drained(db), 3)
+
+
+def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers: Workers) -> None:
+    fill(db, "a")
+    ended = Event()
+    engine = db.variant(pool_size=20)
+
+    async def take_long(messages: Sequence[Any]) -> None:
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+
+    def wait_long(messages: Sequence[Any]) -> None:
+        ended.wait()
+
+    publish = take_long if db.is_async else wait_long
+    relay = Relay(engine.sessions(), Outgoing, publish, lease=timedelta(seconds=0.6), notify=False)
+    workers.start(relay, engine=engine)
+    eventually(lambda: states(db) and set(states(db).values()) == {"running"})
+    time.sleep(1.2)
+    with db.begin() as actor:
+        assert claim(actor) == []
+    ended.set()
+    eventually(lambda: drained(db))
+
+
+def test_stopping_waits_for_the_call_that_is_made_and_makes_no_other(db: Database, workers: Workers) -> None:
+    ids = fill(db, "a", "a", "a")
+    notes, arrived, ended = Notes(), Event(), Event()
+    engine = db.variant(pool_size=20)
+
+    async def coroutine(messages: Sequence[Any]) -> None:
+        await asyncio.to_thread(publish, messages)
+
+    def publish(messages: Sequence[Any]) -> None:
+        notes(messages)
+        arrived.set()
+        ended.wait()
+        if len(messages) > 1:
+            raise ConnectionError
+
+    relay = Relay(engine.sessions(), Outgoing, coroutine if db.is_async else publish, batch=2, notify=False)
+    running = workers.start(relay, engine=engine)
+    assert arrived.wait(10)
+    relay.stop()
+    time.sleep(0.1)
+    assert not running.ended
+    ended.set()
+    running.wait()
+    assert notes.calls == [ids[:2]]
+    assert states(db) == dict.fromkeys(ids, "available")
+
+
+def test_a_publisher_that_hangs_is_left_and_others_go_on_at_once(db: Database, workers: Workers) -> None:
+    ids = fill(db, "a", "a")
+    arrived, ended = Event(), Event()
+    engine = db.variant(pool_size=20)
+
+    async def coroutine(messages: Sequence[Any]) -> None:
+        arrived.set()
+        await asyncio.sleep(60)
+
+    def function(messages: Sequence[Any]) -> None:
+        arrived.set()
+        ended.wait(60)
+
+    publish = coroutine if db.is_async else function
+    relay = Relay(engine.sessions(), Outgoing, publish, grace=timedelta(0), notify=False)
+    running = workers.start(relay, engine=engine)
+    assert arrived.wait(10)
+    running.stop()
+    ended.set()
+    assert states(db) == dict.fromkeys(ids, "available")
+
+
+def test_a_relay_may_have_handlers_too(sync_db: Database, workers: Workers) -> None:
+    engine = sync_db.variant(pool_size=20)
+    notes = Notes()
+    relay = relay_of(engine, notes, poll=STRAIGHT_ON)
+    assert isinstance(relay, Worker)
+
+    @relay.handler(Dispatch)
+    def handle(session: QueueSession, dispatch: Dispatch) -> None:
+        session.add(Outgoing(payload=dispatch.payload))
+
+    workers.start(relay, engine=engine)
+    sync_db.insert(Dispatch, [{"year": 1, "number": 1, "payload": "x"}])
+    eventually(lambda: len(notes.published) == 1)
