@@ -21,6 +21,8 @@ from sqlqueue.cli._values import age
 from tests.models import Base, Mail, Seat, Task
 from tests.test_check import PROGRAM
 
+pytestmark = pytest.mark.once
+
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 HEADINGS = ("hung", "oldest", "last", "hour", "paused")
@@ -168,7 +170,7 @@ def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["retry"], "retry 2 tasks of Task (2 discarded)"),
+        (["retry"], "retry 3 tasks of Task (2 discarded, 1 hung)"),
         (["cancel"], "cancel 3 tasks of Task (2 available, 1 running)"),
         (["discard", "--reason", "x"], "discard 3 tasks of Task (2 available, 1 running)"),
         (["prune", "--older-than", "1d"], "prune 2 tasks of Task (2 discarded)"),

@@ -31,6 +31,8 @@ from sqlqueue.demo.run import run
 from sqlqueue.demo.tally import Tally, count
 from tests.harness import Database
 
+pytestmark = pytest.mark.once
+
 LEASE = File.__queue__.lease
 PROGRAM = [sys.executable, "-c", "from sqlqueue.cli import main; main()"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import select
 
 from tests.harness import Database
@@ -12,6 +13,8 @@ from tests.models import Ledger, Task
 from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import clock, count, end_leases, row, rows
+
+pytestmark = pytest.mark.once
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:

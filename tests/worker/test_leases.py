@@ -14,6 +14,8 @@ from tests.models import Ledger, Task
 from tests.suite.scenes import clock, count, end_leases, rows
 from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, statuses, with_session, without_session
 
+pytestmark = pytest.mark.once
+
 LEASE = timedelta(seconds=0.6)
 
 

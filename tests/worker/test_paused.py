@@ -31,6 +31,8 @@ from tests.worker.crew import (
     without_session,
 )
 
+pytestmark = pytest.mark.once
+
 OFTEN = timedelta(seconds=0.1)
 
 

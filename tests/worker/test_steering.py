@@ -28,6 +28,8 @@ from tests.worker.crew import (
     without_session,
 )
 
+pytestmark = pytest.mark.once
+
 HOUR = timedelta(hours=1)
 
 
