@@ -89,6 +89,10 @@ class RetryByError:
     otherwise: RetryPolicy = field(default_factory=ExponentialBackoff)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policies, Mapping):
+            raise ArgumentError(f"{self.policies!r}: a mapping is needed, as in {{ValueError: None}}")
+        if not callable(self.otherwise):
+            raise ArgumentError(f"otherwise={self.otherwise!r}: a retry policy is needed")
         for error, policy in self.policies.items():
             if not (isinstance(error, type) and issubclass(error, BaseException)):
                 raise ArgumentError(f"{error!r} is no class of exceptions")
@@ -98,15 +102,15 @@ class RetryByError:
     def __call__(self, attempt: int, /) -> timedelta:
         return self.otherwise(attempt)
 
-    def of(self, error: BaseException | str) -> RetryPolicy | None:
-        """The policy for ``error``."""
-        nearest = (each for each in type(error).__mro__ if each in self.policies)
+    def of(self, cause: type[BaseException]) -> RetryPolicy | None:
+        """The policy for errors of this class."""
+        nearest = (each for each in cause.__mro__ if each in self.policies)
         return next((self.policies[each] for each in nearest), self.otherwise)
 
 
-def policy_for(policy: RetryPolicy, error: BaseException | str) -> RetryPolicy | None:
-    """What ``policy`` says of ``error``; ``None``: not to be tried again."""
-    return policy.of(error) if isinstance(policy, RetryByError) else policy
+def policy_for(policy: RetryPolicy, cause: type[BaseException] | None) -> RetryPolicy | None:
+    """What ``policy`` says of an error of this class, or of none; ``None``: not to be tried again."""
+    return policy.of(cause) if cause is not None and isinstance(policy, RetryByError) else policy
 
 
 def _about(seconds: float, jitter: float) -> timedelta:

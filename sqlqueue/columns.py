@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, Integer, String, text
 
 from .clock import utcnow
-from .dialects import error_type, json_type, timestamp_type
+from .dialects import error_type, json_type, key_type, timestamp_type
 from .options import QueueOptions
 from .states import Status
 from .tracing import LONGEST, present_trace
@@ -62,8 +62,8 @@ COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "payload": lambda _: _optional(json_type()),
     "headers": lambda _: _optional(json_type()),
     "result": lambda _: _optional(json_type()),
-    "unique_key": lambda _: _optional(String(LONGEST_KEY)),
-    "former_key": lambda _: _optional(String(LONGEST_KEY)),
+    "unique_key": lambda _: _optional(key_type()),
+    "former_key": lambda _: _optional(key_type()),
     "stage": lambda options: {
         "type_": String(LONGEST_STAGE),
         "server_default": options.stages[0],
@@ -73,7 +73,7 @@ COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "schedule": lambda _: _optional(String(LONGEST_SCHEDULE)),
     "drift": lambda _: _optional(Boolean()),
     "scheduled_for": lambda _: _optional(timestamp_type()),
-    "limit_key": lambda _: _optional(String(LONGEST_KEY)),
-    "slot_key": lambda _: {"type_": String(LONGEST_KEY), "primary_key": True},
+    "limit_key": lambda _: _optional(key_type()),
+    "slot_key": lambda _: {"type_": key_type(), "primary_key": True},
     "slot_number": lambda _: {"type_": Integer(), "primary_key": True, "autoincrement": False},
 }

@@ -205,13 +205,15 @@ def _refuse_partitions(mapper: Mapper[Any], cls: type[QueueMixin], table: FromCl
 def _refuse_unsupported(
     mapper: Mapper[Any], cls: type[QueueMixin], missing: list[str], inherited: QueueSpec | None
 ) -> None:
+    if inherited is not None and "__queue__" in cls.__dict__:
+        _refuse_options(cls, inherited.attributes)
     problem = None
     if mapper.concrete:
         problem = "concrete table inheritance is not supported: derive each class from QueueMixin without inheriting"
     elif missing:
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
-        problem = "its columns and its order are those of the class that it inherits from; give them there"
+        problem = "its columns, order and stages are those of the class that it inherits from; give them there"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":
@@ -223,9 +225,10 @@ def _refuse_unsupported(
 
 
 def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
-    """Whether they name other columns, or another order, than the table has."""
+    """Whether they name other columns, another order or other stages than the table has."""
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
-    return bool(columns or (options.order_by and options.order_by is not inherited.order_by))
+    order = options.order_by and options.order_by is not inherited.order_by
+    return bool(columns or order or options.stages != inherited.stages)
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:

@@ -46,22 +46,26 @@ def replacing(
 def _replacing(
     spec: QueueSpec, names: set[str], proposed: Callable[[str], ColumnElement[Any]], *, rerun: bool
 ) -> list[Assignment]:
-    queue = {spec[role].name for role in ("status", "available_at", "max_attempts")}
-    running = is_held(spec)
+    queue = {spec[role].name for role in ("status", "available_at", "max_attempts", "stage") if spec.has(role)}
+    running, moves = is_held(spec), spec["available_at"].name in names
     # one that is available already keeps its place, unless the place is what is being changed
-    stays = or_(running, is_ready(spec)) if rerun else running
-    moment = proposed(spec["available_at"].name) if spec["available_at"].name in names else utcnow()
+    stays = or_(running, is_ready(spec)) if rerun and not moves else running
+    moment = proposed(spec["available_at"].name) if moves else utcnow()
     status = proposed(spec["status"].name) if spec["status"].name in names else state(Status.AVAILABLE)
     budget = spec["max_attempts"].name
     attempts = spec["attempt"] + proposed(budget) if budget in names else _fresh_budget(spec)
     marked = [(spec["claimed_at"], case((running, null()), else_=spec["claimed_at"]))] if rerun else []
+    values = {spec.table.c[name]: proposed(name) for name in sorted(names - queue)}
+    if spec.has("limit_key") and spec["limit_key"] in values:  # it holds a slot of the key that it has
+        values[spec["limit_key"]] = case((running, spec["limit_key"]), else_=values[spec["limit_key"]])
     return [
-        *((spec.table.c[name], proposed(name)) for name in sorted(names - queue)),
+        *values.items(),
         *marked,
         (spec["available_at"], case((stays, spec["available_at"]), else_=moment)),
         (spec["finished_at"], null()),
         (spec["max_attempts"], case((running, spec["max_attempts"]), else_=attempts)),
         *_from_the_start(spec, names, running),
+        *_at_stage(spec, names, proposed, kept=None if rerun else running),
         (spec["status"], case((stays, spec["status"]), else_=status)),
     ]
 
@@ -71,12 +75,23 @@ def _from_the_start(spec: QueueSpec, names: Container[str], running: Criterion) 
     begin = _getting_key_back(spec)
     if spec.has("attempts_before"):
         begin.append((spec["attempts_before"], case((running, spec["attempts_before"]), else_=spec["attempt"])))
-    if spec.has("stage"):
-        first = literal(spec.options.stages[0], spec["stage"].type)
-        begin.append((spec["stage"], case((running, spec["stage"]), else_=first)))
     if spec.has("scheduled_for"):
         begin.append((spec["scheduled_for"], case((running, spec["scheduled_for"]), else_=null())))
+    if spec.has("result"):
+        begin.append((spec["result"], case((running, spec["result"]), else_=null())))
     return [(column, value) for column, value in begin if column.name not in names]
+
+
+def _at_stage(
+    spec: QueueSpec, names: Container[str], proposed: Callable[[str], ColumnElement[Any]], *, kept: Criterion | None
+) -> list[Assignment]:
+    """At the first stage, or where the insert says.  At once, also in a run that is followed by another: whatever
+    becomes of that, the other begins there."""
+    if not spec.has("stage"):
+        return []
+    stage = spec["stage"]
+    first = proposed(stage.name) if stage.name in names else literal(spec.options.stages[0], stage.type)
+    return [(stage, first if kept is None else case((kept, stage), else_=first))]
 
 
 def _getting_key_back(spec: QueueSpec) -> list[Assignment]:
@@ -93,6 +108,7 @@ def redriving(spec: QueueSpec) -> list[Assignment]:
     return [
         *_getting_key_back(spec),
         *before,
+        *([(spec["result"], null())] if spec.has("result") else []),
         (spec["status"], state(Status.AVAILABLE)),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], null()),
@@ -121,9 +137,9 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
 
 
 def stopping(spec: QueueSpec) -> list[Assignment]:
-    """A recurring task has no further run: cancelled, but for one that is running, which ends by its completion."""
+    """A recurring task has no further run: cancelled, but for one that is running, which is an ordinary task now."""
     running = is_held(spec)
     ended = [(column, case((running, column), else_=value)) for column, value in ending(spec, Status.CANCELLED)]
     (status,) = (each for each in ended if each[0] is spec["status"])
     rest = [each for each in ended if each is not status]
-    return [*rest, (spec["scheduled_for"], null()), status]
+    return [*rest, (spec["schedule"], case((running, null()), else_=spec["schedule"])), status]

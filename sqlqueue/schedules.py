@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -18,6 +19,8 @@ _INTERVAL = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?=\d)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
 )
 _FIELDS = 5
+_SHORTEST = timedelta(seconds=1)
+_LONGEST = timedelta(days=36_525)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class Every:
     interval: timedelta
 
     def __post_init__(self) -> None:
-        if duration("interval", self.interval) < timedelta(seconds=1):
-            raise ArgumentError(f"interval={self.interval!r}: at least a second")
+        if not _SHORTEST <= duration("interval", self.interval) <= _LONGEST:
+            raise ArgumentError(f"interval={self.interval!r}: at least a second, at most a hundred years")
 
     def __str__(self) -> str:
         seconds = f"{self.interval.total_seconds() % 86400:f}".rstrip("0").rstrip(".")
@@ -68,9 +71,10 @@ class Cron:
         except ImportError as error:
             raise ArgumentError("cron expressions take cronsim: pip install 'sqlalchemy-queue[cron]'") from error
         try:
-            zone = ZoneInfo(self.timezone)
-            return next(CronSim(self.expression, moment.astimezone(zone))).astimezone(UTC)
-        except (CronSimError, ValueError, OSError, KeyError) as error:
+            times = CronSim(self.expression, moment.astimezone(ZoneInfo(self.timezone)))
+            # in the hour that comes twice it goes by the clock on the wall, and begins with what is past already
+            return next(time for time in (each.astimezone(UTC) for each in times) if time > moment)
+        except (CronSimError, ValueError, TypeError, AttributeError, OSError, KeyError) as error:
             raise ArgumentError(f"{self}: no cron expression and time zone, as in '0 3 * * * Europe/Berlin'") from error
         except StopIteration:
             raise ArgumentError(f"{self}: there is no such time") from None
@@ -85,11 +89,12 @@ Schedule: TypeAlias = Every | Cron
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Schedule:
     """What a stored schedule says; :class:`.ArgumentError` if it says nothing."""
-    interval = _INTERVAL.fullmatch(text)
+    interval = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
     if interval is not None:
         parts = {unit: float(number) for unit, number in interval.groupdict().items() if number}
-        return Every(timedelta(**parts))
-    fields = text.split()
+        with suppress(OverflowError):
+            return Every(timedelta(**parts))
+    fields = text.split() if isinstance(text, str) else ()
     if len(fields) in (_FIELDS, _FIELDS + 1):
         return Cron(" ".join(fields[:_FIELDS]), *fields[_FIELDS:])
     raise ArgumentError(
@@ -103,6 +108,7 @@ def next_run(text: str, planned: datetime, now: datetime, *, drift: bool, missed
     schedule = parse(text)
     if drift and isinstance(schedule, Every):
         return schedule.after(now)
+    planned = min(planned, now)  # other programs insert by a clock that may be ahead
     return schedule.after(planned) if missed == "all" else schedule.first_after(planned, now)
 
 

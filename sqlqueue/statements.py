@@ -71,7 +71,7 @@ class Pick:
     index: str | None
     """The index that serves them in that order; ``None`` if they are named by primary key."""
     exact: bool
-    """Whether every criterion is served by that index."""
+    """Whether every criterion, the state's too, is served by that index."""
 
     def without(self, keys: Criterion) -> Pick:
         """The same, but for rows that the claimer holds already: SKIP LOCKED does not skip its own locks."""
@@ -92,9 +92,11 @@ def picks(
     by_key = all(_fixes(terms, column) for column in spec.primary_key)
     order = tuple(_ordering(term) for term in order_by)
 
-    def step(kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...]) -> Callable[[int], Pick]:
+    def step(
+        kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool
+    ) -> Callable[[int], Pick]:
         index = None if by_key else spec.index_name(kind, partition)
-        exact = by_key or len(terms) == len(partition)
+        exact = by_key or (served and len(terms) == len(partition))
         shape = partial(
             Pick, spec=spec, state=state, where=tuple(terms), order=order or standard, index=index, exact=exact
         )
@@ -106,7 +108,10 @@ def picks(
         is_due(spec),
         spec["attempt"] < spec["max_attempts"],
     )
-    return step("claim", (is_ready(spec),), spec.ready_order), step("due", due, spec.due_order)
+    return (
+        step("claim", (is_ready(spec),), spec.ready_order, served=True),
+        step("due", due, spec.due_order, served=False),
+    )
 
 
 def _ordering(term: ColumnElement[Any]) -> Ordering:

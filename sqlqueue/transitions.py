@@ -121,6 +121,10 @@ class Held:
             return and_(mine, ~is_final(spec))
         return and_(mine, spec["status"] == state(Status.RUNNING))
 
+    def planned(self) -> list[Assignment]:
+        """What a claim that only locks has not written yet of the moment that it was planned for."""
+        return _planned(self.spec) if self.only_locked else []
+
     def written(self) -> list[Assignment]:
         """What the claim itself left unwritten."""
         return _stamp(self.spec, self.claimed_by) if self.claimed_by is not None else []
@@ -147,33 +151,40 @@ def _giving_up_key(spec: QueueSpec, final: Criterion | None = None) -> list[Assi
     return [(former, case((final, kept), else_=former)), (key, case((final, null()), else_=key))]
 
 
-def finishing(held: Held, status: Status, stage: str | None = None) -> list[Assignment]:
+def finishing(held: Held, status: Status, *, stage: str | None = None, error: str | None = None) -> list[Assignment]:
     """Final at once; or available again, with a budget of its own, if it is to run again or goes on to a stage."""
     spec, lives = held.spec, held.lives_on(status, stage)
+    told: list[Assignment] = [] if error is None else [(spec["error"], error)]
     if lives is None:
-        return [*ending(spec, status), *held.written()]
+        return [*ending(spec, status), *told, *held.written()]
+    if error is None and spec.has("stage"):
+        told = [(spec["error"], case((lives, null()), else_=spec["error"]))]
     return [
         *_giving_up_key(spec, ~lives),
         (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
         (spec["max_attempts"], case((lives, held.fresh_budget), else_=spec["max_attempts"])),
+        *told,
         *_moving(held, lives, stage),
         *held.written(),
     ]
 
 
 def _moving(held: Held, lives: Criterion, stage: str | None) -> list[Assignment]:
-    """On to the named or the next stage; to the first if the whole is to run again."""
+    """On to the named or the next stage; if the whole is to run again, it is where that begins already."""
     spec, again = held.spec, held.runs_again
     if not spec.has("stage"):
         return []
-    on = literal(stage, spec["stage"].type) if stage else case(spec.moves, value=spec["stage"], else_=spec["stage"])
-    first = [] if again is None else [(again, literal(spec.options.stages[0], spec["stage"].type))]
+    on: ColumnElement[str] = spec["stage"]
+    if stage is not None:
+        on = literal(stage, spec["stage"].type)
+    elif spec.moves:
+        on = case(spec.moves, value=spec["stage"], else_=spec["stage"])
+    stays = [] if again is None else [(again, spec["stage"])]
     return [
         (spec["attempts_before"], case((lives, held.attempt), else_=spec["attempts_before"])),
-        (spec["error"], case((lives, null()), else_=spec["error"])),
-        (spec["stage"], case(*first, (lives, on), else_=spec["stage"])),
+        (spec["stage"], case(*stays, (lives, on), else_=spec["stage"])),
     ]
 
 
@@ -201,31 +212,42 @@ def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
     delay = longest if len(seconds) == 1 else case(seconds, value=held.tries, else_=longest)
     fresh = [] if again is None else [(again, state(Status.AVAILABLE))]
     lives = more if again is None else or_(more, again)
-    budget: list[Assignment] = []
-    if again is not None:
-        budget = [(spec["max_attempts"], case((and_(again, ~more), held.fresh_budget), else_=spec["max_attempts"]))]
     return [
+        *held.planned(),
         *_giving_up_key(spec, ~lives),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
-        *budget,
+        *_beginning_anew(held, spec["max_attempts"]),
         *held.written(),
     ]
+
+
+def _beginning_anew(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
+    """A task that is to run again has all the attempts of a new life; others have this ``budget``."""
+    spec, again = held.spec, held.runs_again
+    if again is None:
+        return []
+    anew: list[Assignment] = [(spec["max_attempts"], case((again, held.fresh_budget), else_=budget))]
+    if spec.has("attempts_before"):
+        before = spec["attempts_before"]
+        anew.append((before, case((again, held.attempt), else_=before)))
+    return anew
 
 
 def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
     """Available now, or scheduled after ``delay``; the attempt is not held against the task."""
     spec = held.spec
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
-    back: list[Assignment] = [(spec["status"], state(status)), (spec["available_at"], utcnow(delay))]
+    now: list[Assignment] = [(spec["status"], state(status)), (spec["available_at"], utcnow(delay))]
+    back = [*held.planned(), *now]
     if held.only_locked:
         return back
     return [
         *back,
+        *_beginning_anew(held, spec["max_attempts"] + literal_column("1")),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
-        (spec["max_attempts"], spec["max_attempts"] + literal_column("1")),
     ]
 
 

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import DateTime, ForeignKey, Integer, String, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 
-from sqlqueue import ExponentialBackoff, JobMixin, PauseMixin, QueueMixin, QueueOptions, TopicMixin, TraceMixin
+from sqlqueue import (
+    ConstantBackoff,
+    ExponentialBackoff,
+    JobMixin,
+    LimitMixin,
+    LinearBackoff,
+    PauseMixin,
+    QueueMixin,
+    QueueOptions,
+    RecurringMixin,
+    ResultMixin,
+    RetryByError,
+    SlotMixin,
+    StageMixin,
+    TopicMixin,
+    TraceMixin,
+    UniqueMixin,
+)
+from sqlqueue.outbox import OutboxMixin
+from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
 
 
 class Base(DeclarativeBase):
@@ -95,6 +115,39 @@ class Seat(QueueMixin, Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
 
 
+class Listing(UniqueMixin, Base):
+    """One for each thing that is listed while it waits or runs; what is newer is told by a number or a moment."""
+
+    __tablename__ = "listing"
+    __queue__ = QueueOptions(max_attempts=1)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    version: Mapped[int | None] = mapped_column(Integer)
+    changed_at: Mapped[datetime | None] = mapped_column(DateTime)
+
+
+class Film(StageMixin, UniqueMixin, ResultMixin, Base):
+    """Goes from stage to stage, and comes to something."""
+
+    __tablename__ = "film"
+    __queue__ = QueueOptions(
+        stages=("cut", "dub", "print"),
+        max_attempts=2,
+        retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Leaflet(StageMixin, UniqueMixin, Base):
+    """The same, gone when it is done."""
+
+    __tablename__ = "leaflet"
+    __queue__ = QueueOptions(stages=("fold", "post"), on_complete="delete", max_attempts=1)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
 class Order(QueueMixin, Base):
     """Had a status and a created_at before it became a queue."""
 
@@ -176,6 +229,86 @@ class CreditNote(Invoice):
     amount: Mapped[int] = mapped_column(Integer, default=0)
 
 
+class Outgoing(OutboxMixin, Base):
+    """Messages for the world outside."""
+
+    __tablename__ = "outgoing"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Dispatch(OutboxMixin, Base):
+    """The same, kept when they are published, and ordered by two columns."""
+
+    __tablename__ = "dispatch"
+    __queue__ = replace(OutboxMixin.__queue__, on_complete="keep", max_attempts=2)
+
+    year: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
+class Report(RecurringMixin, Base):
+    """Runs again and again; all runs that were missed are made up for by one."""
+
+    __tablename__ = "report"
+    __queue__ = QueueOptions(max_attempts=2, retry=LinearBackoff(timedelta(seconds=10), jitter=0))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Reading(RecurringMixin, Base):
+    """Each run that was missed is made up for."""
+
+    __tablename__ = "reading"
+    __queue__ = QueueOptions(missed="all")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Ping(RecurringMixin, Base):
+    """What comes too late is not done; gone when there is no further run."""
+
+    __tablename__ = "ping"
+    __queue__ = QueueOptions(missed="skip", on_complete="delete")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Slot(SlotMixin, Base):
+    __tablename__ = "slot"
+
+
+class Visit(LimitMixin, Base):
+    """Only so many to one place at a time."""
+
+    __tablename__ = "visit"
+    __queue__ = QueueOptions(slots=Slot, limit=2, retry=ConstantBackoff(timedelta(0)))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Message(QueueMixin, Base):
+    """Divided by kind; tried again as its errors deserve, and kept for long if that did not help."""
+
+    __tablename__ = "message"
+    __queue__ = QueueOptions(
+        partitions=("kind",),
+        retry=RetryByError(
+            {
+                ValueError: None,
+                LookupError: ConstantBackoff(timedelta(hours=1), jitter=0),
+                KeyError: LinearBackoff(timedelta(minutes=7), jitter=0),
+            },
+            otherwise=ConstantBackoff(timedelta(minutes=1), jitter=0),
+        ),
+        retention=timedelta(days=1),
+        discarded_retention=timedelta(days=30),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20), default="plain")
+
+
 class QueuePause(PauseMixin, Base):
     """Which of these queues are paused."""
 
@@ -193,3 +326,14 @@ class Letter(QueueMixin, DataBase):
 
     id: Mapped[int] = mapped_column(primary_key=True, init=False)
     recipient: Mapped[str] = mapped_column(String(100))
+
+
+class SQLSlot(SlotMixin, Base):
+    __tablename__ = "sql_slot"
+
+
+class SQLTask(SQLTaskMixin, Base):
+    """SQL that is executed as a row says."""
+
+    __tablename__ = "sql_task"
+    __queue__ = sql_task_options(SQLSlot)

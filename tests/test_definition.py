@@ -32,7 +32,17 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.schema import CreateIndex
 
-from sqlqueue import ArgumentError, ConfigurationError, ExponentialBackoff, QueueMixin, QueueOptions, TopicMixin
+from sqlqueue import (
+    ArgumentError,
+    ConfigurationError,
+    ExponentialBackoff,
+    QueueMixin,
+    QueueOptions,
+    ResultMixin,
+    StageMixin,
+    TopicMixin,
+    UniqueMixin,
+)
 from sqlqueue.spec import QUEUE_ROLES
 from tests import models
 
@@ -361,10 +371,10 @@ def test_long_names_beyond_ascii(base: Any) -> None:
 # -- collisions --------------------------------------------------------------------------------------------------------
 
 
-def _own(base: Any, **attributes: Any) -> type[Any]:
+def _own(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> type[Any]:
     return type(
         "Thing",
-        (QueueMixin, base),
+        (mixin, base),
         {"__tablename__": "thing", "id": mapped_column(Integer, primary_key=True), **attributes},
     )
 
@@ -425,9 +435,9 @@ def test_a_topic_may_be_renamed_too(base: Any) -> None:
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
-def _refused(base: Any, **attributes: Any) -> str:
+def _refused(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> str:
     with pytest.raises(ConfigurationError) as refused:
-        _own(base, **attributes)
+        _own(base, mixin, **attributes)
     assert "Thing" in str(refused.value)
     assert refused.value.model is not None
     return str(refused.value)
@@ -471,8 +481,8 @@ def test_an_imperative_table_that_lacks_columns() -> None:
         registry().map_imperatively(Thing, Table("thing", MetaData(), Column("id", Integer, primary_key=True)))
 
 
-def _root(base: Any, **attributes: Any) -> type[Any]:
-    return _own(base, kind=mapped_column(String(10)), **attributes)
+def _root(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> type[Any]:
+    return _own(base, mixin, kind=mapped_column(String(10)), **attributes)
 
 
 POLYMORPHIC = {"polymorphic_on": "kind", "polymorphic_identity": "thing"}
@@ -514,6 +524,37 @@ def test_an_inheriting_class_cannot_have_other_columns_or_another_order(base: An
         type("Part", (root,), {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": options})
 
 
+STAGED = {"__queue__": QueueOptions(stages=("fetch", "parse"))}
+REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
+    "no stages": (StageMixin, {}, "which stages are there"),
+    "stages of no pipeline": (QueueMixin, STAGED, "derive from StageMixin"),
+    "a stage with a long name": (StageMixin, {"__queue__": QueueOptions(stages=("x" * 65,))}, "at most 64 characters"),
+    "a result that nobody finds": (
+        ResultMixin,
+        {"__queue__": QueueOptions(on_complete="delete")},
+        "leaves nobody to ask for the result",
+    ),
+    "a key that is taken": (UniqueMixin, {"unique_key": mapped_column(String(10))}, "'queue_unique_key'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_mixin_needs_has_to_be_said(base: Any, name: str) -> None:
+    mixin, attributes, words = REFUSED[name]
+    assert words in _refused(base, mixin, **attributes)
+
+
+def test_an_inheriting_class_has_the_stages_of_its_base(base: Any) -> None:
+    root = _root(base, StageMixin, **STAGED, __mapper_args__=POLYMORPHIC)
+    for name, options, words in (
+        ("Part", QueueOptions(lease=timedelta(seconds=1)), "which stages are there"),
+        ("Piece", QueueOptions(stages=("parse",)), "stages are those of the class"),
+    ):
+        own = {"__mapper_args__": {"polymorphic_identity": name}, "__queue__": options}
+        with pytest.raises(ConfigurationError, match=words):
+            type(name, (root,), own)
+
+
 def test_an_inheriting_class_may_have_another_lease(base: Any) -> None:
     root = _root(base, __mapper_args__=POLYMORPHIC)
     own = {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": QueueOptions(lease=timedelta(seconds=1))}
@@ -536,6 +577,9 @@ def test_an_inheriting_class_may_have_another_lease(base: Any) -> None:
         ("retention", 7),
         ("order_by", ["id"]),
         ("order_by", "id"),
+        ("stages", ["fetch"]),
+        ("stages", ("fetch", "fetch")),
+        ("stages", ("fetch", "")),
         ("retry", timedelta(seconds=5)),
         ("columns", ["status"]),
     ],

@@ -79,6 +79,15 @@ def error_type() -> TypeEngine[Any]:
     return kind
 
 
+def key_type() -> TypeEngine[Any]:
+    """Keys of up to 255 characters, which are the same only if they are so to the letter, on every engine."""
+    kind: TypeEngine[Any] = String(255)
+    for adapter in adapters().values():
+        if adapter.key is not None:
+            kind = kind.with_variant(adapter.key, adapter.name)
+    return kind
+
+
 def json_type() -> TypeEngine[Any]:
     """JSON, in the type that each engine has for it."""
     kind: TypeEngine[Any] = JSON()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
@@ -61,6 +62,8 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
     """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
     error_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of errors, where ``String`` does not hold all of Unicode."""
+    key: ClassVar[TypeEngine[Any] | None] = None
+    """The type of keys of up to 255 characters, where ``String`` takes different ones for the same."""
     json: ClassVar[TypeEngine[Any] | None] = None
     """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
@@ -115,12 +118,14 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
-    def connect(self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool) -> Connection:
-        """The session's connection for this queue, fit to claim if it ``claims``.
+    def connect(
+        self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool, meets: bool = False
+    ) -> Connection:
+        """The session's connection for this queue, fit to claim if it ``claims``, or to wait for rows that it ``meets``.
 
         ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
         """
-        if claims and fresh and self.level(session.get_bind(**spec.bind_arguments).engine) != READ_COMMITTED:
+        if (claims or meets) and fresh and self.level(session.get_bind(**spec.bind_arguments).engine) != READ_COMMITTED:
             options = immutabledict({"isolation_level": READ_COMMITTED})
             outermost = session.get_transaction()
             if outermost is None or not session.in_nested_transaction():
@@ -225,6 +230,8 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         """The rows with these primary keys."""
+        if len(keys) == 1:
+            return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
         if len(spec.primary_key) == 1:
             return spec.primary_key[0].in_([key for (key,) in keys])
         return tuple_(*spec.primary_key).in_(keys)
@@ -277,6 +284,10 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
         ``None`` where the engine has none: the caller then tries an UPDATE first.
         """
         return None
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        """A statement within it may fail, and leaves the transaction as it was."""
+        return session.begin_nested()
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Load rows by the engine's own bulk protocol, in this transaction."""

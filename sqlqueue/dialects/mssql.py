@@ -61,6 +61,7 @@ class SQLServer(Adapter):
     needed = "filtered indexes and DATETIME2 arithmetic as this library uses them"
     timestamp = utc(mssql.DATETIME2, precision=6)
     error_text = mssql.NVARCHAR(2000)
+    key = mssql.NVARCHAR(255, collation="Latin1_General_100_BIN2")
     partial_index: ClassVar[str | None] = "mssql_where"
     orders_freely = False
     # SQLSTATE: communication link failure, cannot connect, login timeout

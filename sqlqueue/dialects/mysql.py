@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -41,6 +42,7 @@ from .base import Adapter, ByKey, Replacement
 from .health import Plan, bare, explain, read_only
 from .requests import milliseconds
 
+_ALL = 2**62
 _QUOTE = mysql.dialect().identifier_preparer.quote
 _STATISTICS = table(
     "statistics",
@@ -62,6 +64,10 @@ class MySQL(Adapter):
 
     InnoDB locks what it scans, before it sorts.  So the claim names its index, whose order is the claim's: any other
     plan would lock rows that the claim does not return, and leave nothing to others.
+
+    An entry of an index stays locked although its row is then found not to match (MariaDB), or to be locked by others,
+    who wait as soon as they write to it.  So what one index alone does not serve is found without a lock first, and
+    then locked by primary key, one after the other until there are enough.
     """
 
     name = "mysql"
@@ -70,6 +76,7 @@ class MySQL(Adapter):
     needed = "SKIP LOCKED"
     timestamp = utc(mysql.DATETIME, fsp=6)
     error_text = mysql.VARCHAR(2000, charset="utf8mb4")
+    key = mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_0900_bin")
     reads_only: ClassVar[str] = "transaction_read_only"
     """The variable that says so of a session."""
     # deadlock, lock wait timeout, lock not available at once, record has changed since last read
@@ -110,6 +117,35 @@ class MySQL(Adapter):
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")
         return hinted
 
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        if pick.exact:
+            return super().lock(session, pick)
+        found: list[Identity] = []
+        for number in (1_000 + 4 * pick.limit, _ALL):  # most claims need not look at all that match
+            candidates = self._candidates(session, pick, number)
+            fresh = [key for key in candidates if key not in set(found)]
+            while fresh and len(found) < pick.limit:
+                size = min(pick.limit - len(found), self.batch)
+                some, fresh = fresh[:size], fresh[size:]
+                found += self._lock_keys(session, pick, some)
+            if len(found) == pick.limit or len(candidates) < number:
+                break
+        return found
+
+    def _candidates(self, session: Session, pick: Pick, number: int) -> list[Identity]:
+        # in a statement of its own: a view of the rows older than their locks is error 1020
+        matching = pick.select(*pick.spec.primary_key).limit(number)
+        hinted = force_index(matching, pick.spec, pick.index or "PRIMARY")
+        return [tuple(row) for row in self.execute(session, pick.spec, hinted)]
+
+    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
+        """Those of ``keys`` that are free, and still match."""
+        spec = pick.spec
+        matching = select(*spec.primary_key).where(self.key_in(spec, keys), *pick.state, *pick.where)
+        locking = self.by_key(spec, matching.with_for_update(skip_locked=True))
+        locked = {tuple(row) for row in self.execute(session, spec, locking)}
+        return [key for key in keys if key in locked]
+
     def loading(self, spec: QueueSpec, keys: Sequence[Identity], *, latest: bool) -> Select[Any]:
         statement = super().loading(spec, keys, latest=latest)
         if not latest or not spec.is_plain:
@@ -145,14 +181,20 @@ class MySQL(Adapter):
         return self.sweep_by_key(session, spec, statement, limit)
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
-        if _has_other_keys(spec.table, by):
-            return None  # ON DUPLICATE KEY would go by any of them, and change another task
+        if by.columns != spec.primary_key or _has_other_keys(spec.table):
+            # ON DUPLICATE KEY would go by any of them, and change another task; and by a unique key it locks that
+            # first and then the row, where a completion locks the row and then the key that it takes away
+            return None
         statement = mysql.insert(spec.table)
         if replace is None:
             first = spec.primary_key[0]
             return statement.on_duplicate_key_update([(first.name, first)])
         assignments = replace(lambda name: statement.inserted[name])
         return statement.on_duplicate_key_update([(column.name, value) for column, value in assignments])
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        # a statement is undone alone; and a deadlock takes a savepoint along, whose loss would be the error then
+        return nullcontext()
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
@@ -238,11 +280,9 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     return statement.with_hint(hint)
 
 
-def _has_other_keys(table: Table, by: UniqueBy) -> bool:
-    """Whether a row could meet another by another key; by its primary key only if that is given."""
-    constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
-    indexes = [tuple(index.columns) for index in table.indexes if index.unique]
-    return any(columns != by.columns for columns in (*constraints, *indexes))
+def _has_other_keys(table: Table) -> bool:
+    unique = (constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint))
+    return any(index.unique for index in table.indexes) or any(unique)
 
 
 def _is_of(table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:

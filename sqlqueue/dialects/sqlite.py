@@ -67,8 +67,10 @@ class SQLite(Adapter):
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return _since_epoch(later) - _since_epoch(earlier)
 
-    def connect(self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool) -> Connection:
-        connection = super().connect(session, spec, fresh=fresh, claims=claims)
+    def connect(
+        self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool, meets: bool = False
+    ) -> Connection:
+        connection = super().connect(session, spec, fresh=fresh, claims=claims, meets=meets)
         if claims:
             _begin_immediate(connection, spec, fresh=fresh)
         return connection

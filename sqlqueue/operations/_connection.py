@@ -30,13 +30,13 @@ def session_of(session: AnySession) -> Session:
     raise ArgumentError(f"{session!r} is no sqlalchemy.orm.Session{advice}")
 
 
-def open_(session: Session, spec: QueueSpec, *, claims: bool = False) -> Adapter:
+def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: bool = False) -> Adapter:
     """Begin on the engine of ``spec``, flush what the session has pending, and say who speaks to that engine."""
     bind = session.get_bind(**spec.bind_arguments)
     # an application's own Connection is not ours to set up
     fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
     adapter = adapter_for(bind.dialect)
-    connection = adapter.connect(session, spec, fresh=fresh, claims=claims)
+    connection = adapter.connect(session, spec, fresh=fresh, claims=claims, meets=meets)
     adapter = adapter_for(connection.dialect)
     adapter.verify(connection)
     session.flush()

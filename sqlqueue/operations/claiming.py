@@ -88,6 +88,10 @@ def claim_many(
 def _claim(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> Sequence[Any]:
     if spec.options.slots is not None:
         return _claim_limited(session, spec, wanted, claimer, lease)
+    return _claim_due(session, spec, wanted, claimer, lease)
+
+
+def _claim_due(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> list[Any]:
     if spec.has("schedule") and spec.options.missed == "skip":
         return _claim_unless_missed(session, spec, wanted, claimer, lease)
     return _hold(session, spec, wanted, claimer, lease)
@@ -129,7 +133,7 @@ def _claim_limited(
     """Each with a slot of its key."""
 
     def take(where: Sequence[Where], limit: int) -> list[tuple[Any, Claim]]:
-        tasks = _hold(session, spec, wanted._replace(where=where, limit=limit), claimer, lease)
+        tasks = _claim_due(session, spec, wanted._replace(where=where, limit=limit), claimer, lease)
         return [(task, claim_of(task)) for task in tasks]
 
     adapter = open_(session, spec, claims=True)
@@ -161,6 +165,7 @@ def consume_many(
     """Claim and complete up to ``limit`` tasks at once: each is done at most once, and there is nothing to settle.
 
     The rows are ``completed``, or deleted if the model's ``on_complete`` says so (the instances are then detached).
+    Where limits hold, they hold until the commit alone: a task that is completed has no slot.
     Which rows, in which order, and what is raised: as :func:`claim_many`.
     """
     spec = spec_of(entity)
@@ -168,7 +173,7 @@ def consume_many(
     _check(limit, "default")
     if spec.goes_on or spec.options.slots is not None:
         wanted = _Wanted(where, order_by, limit, options)
-        return _complete_at_once(session, _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease))
+        return _complete_at_once(session, spec, _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease))
     deletes = spec.options.on_complete == "delete"
     assignments = [] if deletes else consuming(spec, _claimer(claimed_by))
     tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments, delete=deletes)
@@ -177,9 +182,13 @@ def consume_many(
     return tasks
 
 
-def _complete_at_once(session: Session, tasks: Sequence[T]) -> Sequence[T]:
+def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> Sequence[T]:
     """In the same transaction, where completion is more than a state."""
-    complete(session, tasks)
+    claims = [claim_of(task) for task in tasks]
+    if spec.options.on_complete == "delete":
+        for task in tasks:
+            session.expunge(task)
+    complete(session, claims)
     for task in tasks:
         if task in session:  # asyncio must not have to load anything later
             session.refresh(task)

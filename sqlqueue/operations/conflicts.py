@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, insert, literal, null
+from sqlalchemy import Column, ColumnElement, and_, insert, literal, null, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from ..dialects.base import Adapter, Replacement
 from ..lives import replacing
-from ..spec import QueueSpec
+from ..spec import Criterion, Identity, QueueSpec
 from ..statements import UniqueBy, unique_by, write
 
 Row = dict[str, Any]
@@ -41,12 +41,18 @@ class Conflicts:
             adapter.execute(session, spec, insert(spec.table).values(common), rows)
             return
         replace = None if self.on_conflict == "ignore" else self._replacement(names, by)
-        statement = adapter.upsert(spec, by, replace)
+        statement = None if self._goes_by_two(names, by) else adapter.upsert(spec, by, replace)
         if statement is not None:
             adapter.execute(session, spec, statement.values(common), rows)
             return
         for row in rows:
             self._update_or_insert(session, {**row, **common}, by, replace)
+
+    def _goes_by_two(self, names: Sequence[str], by: UniqueBy) -> bool:
+        """Whether rows have both keys: of two inserted at once, an upsert by the one could fail for the other."""
+        return self.spec.has("unique_key") and self.spec["unique_key"].name in {*names} - {
+            each.name for each in by.columns
+        }
 
     def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement:
         given = [name for name in names if name not in {column.name for column in by.columns}]
@@ -54,22 +60,40 @@ class Conflicts:
         return lambda proposed: replacing(self.spec, given, proposed, rerun=rerun, version=self.version)
 
     def _update_or_insert(self, session: Session, row: Row, by: UniqueBy, replace: Replacement | None) -> None:
-        """For engines without an upsert.  Whoever loses the race to insert finds the row at the next try."""
+        """Where there is no upsert that would do.  Whoever loses the race to insert finds the row at the next try.
+
+        A row is found without a lock, and locked by its primary key as by all others: who completes it has locked it
+        by that, and takes away its unique key then.
+        """
         adapter, spec = self.adapter, self.spec
         mine = by.is_row(row)
+        keys = self._find(session, mine)
         while True:
-            if replace is not None and adapter.count(session, spec, write(spec, mine, replace(_literals(spec, row)))):
+            if keys and (replace is None or self._update(session, row, keys, mine, replace)):
                 return
             try:
-                with session.begin_nested():
+                with adapter.tentative(session):
                     adapter.execute(session, spec, insert(spec.table).values(row))
             except IntegrityError as error:
-                if not adapter.is_duplicate(error) or not adapter.exists(session, spec, mine):
+                keys = self._find(session, mine, latest=True) if adapter.is_duplicate(error) else []
+                if not keys:
                     raise  # another unique key stands in the way
-                if replace is None:
-                    return
             else:
                 return
+
+    def _find(self, session: Session, mine: Criterion, *, latest: bool = False) -> list[Identity]:
+        """The key of the row; ``latest``: as it is now, whatever this transaction may see."""
+        found = select(*self.spec.primary_key).where(mine)
+        rows = self.adapter.execute(session, self.spec, found.with_for_update() if latest else found)
+        return [tuple(row) for row in rows]
+
+    def _update(
+        self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement
+    ) -> bool:
+        adapter, spec = self.adapter, self.spec
+        same = and_(adapter.key_in(spec, keys), mine)
+        update = write(spec, same, replace(_literals(spec, row)))
+        return bool(adapter.count(session, spec, adapter.by_key(spec, update)))
 
 
 def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:

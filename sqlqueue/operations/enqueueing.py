@@ -77,13 +77,16 @@ def enqueue(
     ``"ignore"``: the row stays as it is.
     ``"replace"``: the row gets the new values, and a new life if it waits or is final; if it is running, the run
     goes on and is not repeated.  With ``delay`` that debounces: the last of many wins, and waits from then on.
-    ``"rerun"``: likewise, and if it is running now it runs again afterwards: completion makes it ``available``.
+    ``"rerun"``: likewise, and if it is running now it runs again afterwards, at once: completion makes it
+    ``available``.  A :class:`.StageMixin`'s begins at its first stage.
 
     With ``version``, an attribute that every row gives (a number, a moment), the row is touched only by what is newer:
     an update that comes late changes nothing and causes no run.
 
     For all but ``"raise"`` the values of instances are written and the instances are left as they are.  A row that is
-    being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.
+    being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.  Transactions that
+    enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can meet others by more
+    than the key that it goes by, in the same order too.
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):
@@ -122,8 +125,9 @@ class _How(NamedTuple):
         """The column of the version; :class:`.ArgumentError` if it is none of the queue's table."""
         if self.version is None:
             return None
-        column = spec.mapper.columns.get(getattr(self.version, "key", ""))
-        if column is None or column.table is not spec.table:
+        of_queue = issubclass(spec.entity, getattr(self.version, "class_", type(None)))
+        column = spec.mapper.columns.get(self.version.key) if of_queue else None
+        if column is None or column.table is not spec.table or column in spec.columns.values():
             raise ArgumentError(
                 f"version={self.version}: give a column of {spec.table.name}, as {spec.entity.__name__}.id"
             )
@@ -164,7 +168,7 @@ def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
 def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How) -> None:
     if not rows:
         return
-    adapter = open_(session, spec)
+    adapter = open_(session, spec, meets=how.on_conflict != "raise")
     fixed = _delayed(spec, how.delay)
     if spec.has("schedule") and not fixed:
         _plan(session, adapter, spec, rows)

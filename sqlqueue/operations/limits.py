@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, case, func, literal_column, or_, select
+from sqlalchemy import and_, case, func, literal_column, select
+from sqlalchemy.orm import Session
 
 from ..clock import utcnow
 from ..columns import LONGEST_KEY
+from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
-from ..spec import QueueSpec, spec_of
-from ..statements import Assignment, is_held, is_hung, remove, write
+from ..spec import Criterion, QueueSpec, spec_of
+from ..statements import Assignment, remove, state, write
+from ..states import Status
 from ._connection import AnySession, open_, session_of
-from .slots import ENDLESS, make
+from .slots import ENDLESS, introduce, is_busy, is_usable, make, slots_of
+
+FOREVER = timedelta(days=36_525)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,41 +35,58 @@ class Limit:
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
     """From the commit on, at most ``limit`` tasks of ``entity`` with this ``limit_key`` run at once; 0: none.
 
-    Those that run go on, also if they are more.  In the session's transaction; waits for claims of this key in open
-    transactions.
+    Those that run go on.  If they are more, no task of this key is claimed until as many as are too many have ended,
+    those that were claimed first.  In the session's transaction; waits for claims of this key in open transactions.
     """
-    slots = _slots_of(entity)
+    spec = spec_of(entity)
+    slots = slots_of(spec)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise ArgumentError(f"limit={limit!r}: give a whole number, not negative")
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
         raise ArgumentError(f"key={key!r}: give a key of 1 to {LONGEST_KEY} characters")
     session = session_of(session)
     adapter = open_(session, slots, claims=True)
-    make(session, adapter, slots, key, max(limit, 1))  # a key without any would be given the model's limit
     of_key, number = slots["slot_key"] == key, slots["slot_number"]
-    endless: list[Assignment] = [(slots["max_attempts"], literal_column(str(ENDLESS)))]
-    retired: list[Assignment] = [(slots["max_attempts"], literal_column("0"))]
-    adapter.sweep(session, slots, write(slots, and_(of_key, number <= limit), endless))
-    adapter.sweep(session, slots, write(slots, and_(of_key, number > limit), retired))
-    idle = or_(~is_held(slots), is_hung(slots))
-    adapter.sweep(session, slots, remove(slots, and_(of_key, number > max(limit, 1), idle)))
+    if not adapter.exists(session, slots, of_key):
+        introduce(session, adapter, spec, key)
+    used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
+    kept = (used + idle)[:limit]
+    gone = idle[max(limit - len(used), 0) :]
+    for numbers, attempts in ((kept, ENDLESS), (used[limit:], 0)):
+        values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
+        if numbers:
+            adapter.sweep(session, slots, write(slots, and_(of_key, number.in_(numbers)), values))
+    if gone:
+        adapter.sweep(session, slots, remove(slots, and_(of_key, number.in_(gone))))
+    first = max(used + idle, default=0) + 1
+    make(session, adapter, slots, key, range(first, first + limit - len(kept)))
+
+
+def _lock_all(
+    session: Session, adapter: Adapter, slots: QueueSpec, of_key: Criterion, *, closed: bool
+) -> tuple[list[int], list[int]]:
+    """The numbers of a key's slots that tasks hold, the last claimed first, and of the others."""
+    unchanged: list[Assignment] = [(slots["claimed_by"], slots["claimed_by"])]
+    adapter.sweep(session, slots, write(slots, of_key, unchanged))
+    first = and_(of_key, slots["slot_number"] == literal_column("0"))
+    status = Status.RUNNING if closed else Status.AVAILABLE
+    told: list[Assignment] = [(slots["status"], state(status)), (slots["available_at"], utcnow(FOREVER))]
+    adapter.sweep(session, slots, write(slots, first, told))
+    number, busy = slots["slot_number"], case((is_busy(slots, slots.table), literal_column("1")))
+    asked = select(number, busy).where(of_key, number > literal_column("0")).order_by(slots["claimed_at"].desc())
+    latest = asked.with_for_update(key_share=True)  # whatever a transaction saw before that reads repeatably
+    rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.execute(session, slots, latest)]
+    return [number for number, held in rows if held], [number for number, held in rows if not held]
 
 
 def limits(session: AnySession, entity: type[QueueMixin]) -> list[Limit]:
     """The keys that have been in use or have been given a limit, in their order."""
-    slots = _slots_of(entity)
+    slots = slots_of(spec_of(entity))
     session = session_of(session)
     adapter = open_(session, slots)
-    held = and_(is_held(slots), slots["available_at"] > utcnow())
     one: Any = literal_column("1")
-    usable = case((slots["max_attempts"] > literal_column("0"), one))
-    counted = select(slots["slot_key"], func.count(usable), func.count(case((held, one))))
+    usable = case((is_usable(slots, slots.table), one))
+    busy = case((and_(is_busy(slots, slots.table), slots["slot_number"] > literal_column("0")), one))
+    counted = select(slots["slot_key"], func.count(usable), func.count(busy))
     rows: Any = adapter.execute(session, slots, counted.group_by(slots["slot_key"]).order_by(slots["slot_key"]))
     return [Limit(*row) for row in rows]
-
-
-def _slots_of(entity: type[QueueMixin]) -> QueueSpec:
-    spec = spec_of(entity)
-    if spec.options.slots is None:
-        raise ArgumentError(f"{entity.__name__} has no limits: derive it from LimitMixin")
-    return spec_of(spec.options.slots)

@@ -30,8 +30,8 @@ def reschedule(
     """Give tasks that satisfy ``where`` a ``schedule``, or start them anew by their own; returns how many.
 
     Those that wait, or have ended, run next at the first time of it from now on.  One that is running goes on, and runs
-    next by the new one.  ``drift``: see :class:`.RecurringMixin`.  In the session's transaction.  Raises
-    :class:`.ArgumentError` if ``schedule`` is none, or a task has none of its own.
+    next by the new one.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none of
+    their own are left alone.  In the session's transaction.  Raises :class:`.ArgumentError` for what is no schedule.
     """
     spec = _recurring(entity)
     session = session_of(session)
@@ -52,8 +52,8 @@ def reschedule(
 def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
     """End the recurrence of tasks that satisfy ``where``: no further run; returns how many.
 
-    Those that wait are ``cancelled``.  One that is running goes on, and its completion ends it.  They keep their
-    ``schedule``, by which :func:`reschedule` starts them anew.  In the session's transaction.
+    Those that wait are ``cancelled``, and keep their ``schedule``, by which :func:`reschedule` starts them anew.  One
+    that is running loses it: it goes on as an ordinary task, which its completion ends.  In the session's transaction.
     """
     spec = _recurring(entity)
     chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *where)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -13,11 +14,14 @@ from sqlalchemy.orm import Session
 from ..claims import Claim
 from ..clock import utcnow
 from ..dialects.base import Adapter
+from ..exc import ArgumentError
 from ..schedules import is_missed, next_run
 from ..spec import Identity, QueueSpec
 from ..statements import Assignment
 from ..transitions import Held, renewing
 from .applying import Apply, updating
+
+logger = logging.getLogger("sqlqueue")
 
 
 class Run(NamedTuple):
@@ -25,8 +29,7 @@ class Run(NamedTuple):
 
     schedule: str | None
     drift: bool | None
-    planned: datetime | None
-    """For when it was planned; ``None`` if it is not to be followed by another."""
+    planned: datetime
     claimed_at: datetime | None
     attempt: int
     max_attempts: int
@@ -35,17 +38,23 @@ class Run(NamedTuple):
 
     def next(self, spec: QueueSpec) -> datetime | None:
         """When the next one is due; ``None`` if there is none."""
-        if self.schedule is None or self.planned is None:
+        if self.schedule is None:
             return None
-        missed = spec.options.missed
-        return next_run(self.schedule, self.planned, self.now, drift=bool(self.drift), missed=missed)
+        try:
+            return next_run(self.schedule, self.planned, self.now, drift=bool(self.drift), missed=spec.options.missed)
+        except ArgumentError as error:  # whoever wrote it, that ends this one task and keeps no other from its run
+            logger.error("a task of %s has no next run: %s", spec.entity.__name__, error)
+            return None
 
     @property
     def is_missed(self) -> bool:
         """Whether nobody began it before the time of the one after it had come."""
-        if self.schedule is None or self.planned is None or self.tries > 1:
+        if self.schedule is None or self.tries > 1:
             return False
-        return is_missed(self.schedule, self.planned, self.now)
+        try:
+            return is_missed(self.schedule, self.planned, self.now)
+        except ArgumentError:
+            return False  # it is run once, and then there is no next
 
 
 _END = "end"
@@ -116,15 +125,15 @@ class Renewals:
     def _runs(self, claims: Sequence[Claim]) -> dict[Identity, Run]:
         """The runs of those of ``claims`` that still hold their rows, which are locked from here on."""
         spec, adapter = self.spec, self.adapter
-        planned: Any = spec["scheduled_for"]
-        if self.held.only_locked:
-            planned = func.coalesce(planned, spec["available_at"])
+        planned = func.coalesce(spec["scheduled_for"], spec["available_at"])
         roles = (spec["claimed_at"], spec["attempt"], spec["max_attempts"], self.held.tries, utcnow())
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
         mine = self._write([(spec["claimed_by"], spec["claimed_by"])], claims)
         found: dict[Identity, Run] = {}
         for keys in adapter.batches(sorted(mine)):
-            by_key = adapter.by_key(spec, read.where(adapter.key_in(spec, keys)))
+            # locking again: a transaction that reads repeatably would see what was there when it began
+            latest = read.where(adapter.key_in(spec, keys)).with_for_update(key_share=True)
+            by_key = adapter.by_key(spec, latest)
             for row in adapter.execute(self.session, spec, by_key):
                 width = len(spec.primary_key)
                 found[tuple(row[:width])] = Run(*row[width:])

@@ -63,7 +63,7 @@ def rescue(session: AnySession, entity: type[QueueMixin]) -> int:
     needs no rescue: it can be claimed as soon as its lease ends.
     """
     spec = spec_of(entity)
-    values = [*finishing(Held(spec=spec), Status.DISCARDED), (spec["error"], CRASHED)]
+    values = finishing(Held(spec=spec), Status.DISCARDED, error=CRASHED)
     if spec.has("schedule"):
         return _rescue_recurring(session_of(session), spec, values)
     return change(session_of(session), spec, only(spec, is_exhausted(spec)), values)
@@ -96,14 +96,15 @@ def prune(
         duration("older_than", older_than, zero=True)
     if limit is not None:
         count("limit", limit)
-    old = only(spec, is_final(spec), _is_old(spec, older_than))
+    old = only(spec, is_final(spec), is_old(spec, older_than))
     adapter = open_(session, spec)
     if any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants):
         return _delete_instances(session, spec, old, limit)
     return adapter.sweep(session, spec, remove(spec, old), limit)
 
 
-def _is_old(spec: QueueSpec, older_than: timedelta | None) -> Criterion:
+def is_old(spec: QueueSpec, older_than: timedelta | None) -> Criterion:
+    """Final for so long, or for as long as the model says; :class:`.ArgumentError` if it does not."""
     age = spec.options.retention if older_than is None else older_than
     dead_age = spec.options.discarded_retention if older_than is None else None
     ages = [each for each in (age, dead_age) if each is not None]

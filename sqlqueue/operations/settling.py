@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, overload
 
 from sqlalchemy import null
 from sqlalchemy.orm import InstanceState, Session
+from sqlalchemy.orm.util import identity_key
 
 from ..backoff import policy_for
 from ..checks import duration
@@ -51,13 +52,21 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
 def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
     """The work has failed: ``retryable`` after the model's backoff or ``retry_in``, and in the end ``discarded``.
 
-    Discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded: when a run
-    has used up its attempts, the next one is scheduled, and the error stays until a run succeeds.
+    Discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded: where
+    others would be, its next run is scheduled, and the error stays until a run succeeds.
     ``error`` is kept as text, an exception as ``"TypeName: message"``.  For the rest see :func:`complete`.
     """
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
-    _settle(session, tasks, "failed", partial(_failing, error=error, retry_in=retry_in))
+    cause = type(error) if isinstance(error, BaseException) else None
+    fail_because(session, tasks, error_text(error), cause, retry_in)
+
+
+def fail_because(
+    session: AnySession, tasks: Tasks, text: str, cause: type[BaseException] | None, retry_in: timedelta | None
+) -> None:
+    """:func:`fail` of an exception that is not at hand any more."""
+    _settle(session, tasks, "failed", partial(_failing, text=text, cause=cause, retry_in=retry_in))
 
 
 @overload
@@ -77,7 +86,7 @@ def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseExceptio
     if len(where) + (error is not None) != 1:
         raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
     text = error_text(where[0] if error is None else error)
-    values = updating(lambda held, _: [*finishing(held, Status.DISCARDED), (held.spec["error"], text)])
+    values = updating(lambda held, _: finishing(held, Status.DISCARDED, error=text))
     _settle(session, tasks, "discarded", values)
     return None
 
@@ -162,10 +171,7 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
         task = state.obj()
         if task is None or state.session is not session:
             continue
-        if how == "completed" and spec.options.on_complete == "delete" and not spec.goes_on:
-            session.expunge(task)
-        else:
-            session.expire(task, [spec.attributes[role] for role in _written(hold, how)])
+        session.expire(task, [spec.attributes[role] for role in _written(hold, how)])
 
 
 def _written(hold: Hold, how: str | None) -> Iterable[str]:
@@ -186,7 +192,7 @@ def _completing(
     def end(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
         gone = _deleting(adapter, session, held, claims, stage) if spec.options.on_complete == "delete" else set()
         rest = [claim for claim in claims if claim.identity not in gone]
-        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage)])
+        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)])
         return gone | update(adapter, session, held, rest) if rest else gone
 
     if spec.has("schedule"):
@@ -201,7 +207,12 @@ def _deleting(
     lives = held.lives_on(Status.COMPLETED, stage)
     if lives is not None:
         done &= ~lives
-    return adapter.change(session, held.spec, remove(held.spec, done), identities(claims))
+    gone = adapter.change(session, held.spec, remove(held.spec, done), identities(claims))
+    for identity in gone:
+        task = session.identity_map.get(identity_key(held.spec.entity, identity))
+        if task is not None:
+            session.expunge(task)
+    return gone
 
 
 def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> None:
@@ -227,23 +238,27 @@ def _failing(
     held: Held,
     claims: Sequence[Claim],
     *,
-    error: BaseException | str,
+    text: str,
+    cause: type[BaseException] | None,
     retry_in: timedelta | None,
 ) -> set[Identity]:
-    spec, policy = held.spec, policy_for(held.spec.options.retry, error)
-    text: Assignment = (spec["error"], error_text(error))
-    if retry_in is None and policy is None:
-        update = updating(lambda held, _: [*finishing(held, Status.DISCARDED), text])
-        return update(adapter, session, held, claims)
+    spec, policy = held.spec, policy_for(held.spec.options.retry, cause)
+    error: Assignment = (spec["error"], text)
+    given_up = retry_in is None and policy is None
 
     def values(held: Held, claims: Sequence[Claim]) -> list[Assignment]:
+        if given_up:
+            return finishing(held, Status.DISCARDED, error=text)
         wait = policy if retry_in is None and policy is not None else lambda _: retry_in or timedelta(0)
         delays = {n: duration("retry", wait(n), zero=True) for n in _tries(spec, claims)}
-        return [*failing(held, delays), text]
+        return [*failing(held, delays), error]
 
-    if spec.has("schedule"):
-        return Renewals(adapter, session, held).renew_exhausted(claims, [text], updating(values))
-    return updating(values)(adapter, session, held, claims)
+    if not spec.has("schedule"):
+        return updating(values)(adapter, session, held, claims)
+    renewals = Renewals(adapter, session, held)
+    if given_up:
+        return renewals.renew(claims, [error], updating(values))
+    return renewals.renew_exhausted(claims, [error], updating(values))
 
 
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, and_, exists, literal_column, null, or_, select
+from sqlalchemy import Connection, Engine, FromClause, Select, and_, exists, insert, literal_column, null, or_, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from ..claims import Claim
 from ..clock import utcnow
 from ..columns import LONGEST_NAME
 from ..dialects.base import Adapter
+from ..exc import ArgumentError
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_held, is_hung, is_ready, picks, state, write
+from ..statements import Assignment, is_held, picks, state, write
 from ..states import Status
 from ..transitions import taking
-from .conflicts import Conflicts
 
 ENDLESS = 2**31 - 1
 """The attempts of a slot.  One that has none left is retired: it is not taken again."""
@@ -29,17 +31,80 @@ Take: TypeAlias = Callable[[Sequence[Where], int], list[tuple[Any, Claim]]]
 """Claims tasks by criteria, so many at the most."""
 
 
-def make(session: Session, adapter: Adapter, slots: QueueSpec, key: str, limit: int) -> None:
-    """Let a key have the slots 1 to ``limit``; those that are there stay as they are."""
-    rows = [
-        {
-            slots.attributes["slot_key"]: key,
-            slots.attributes["slot_number"]: number,
-            slots.attributes["max_attempts"]: ENDLESS,
-        }
-        for number in range(1, limit + 1)
-    ]
-    Conflicts(adapter, slots, "ignore", None).enqueue(session, rows, {})
+def introduce(session: Session, adapter: Adapter, spec: QueueSpec, key: str) -> None:
+    """Let a key that nobody has met yet have as many slots as the model says.
+
+    In a transaction of its own, so that nobody waits for ours, and by a connection of its own, for which a pool may
+    have no room.  Of two who meet a key at once the second waits at slot 0, which is never claimed, and finds it done.
+    """
+    slots, numbers = slots_of(spec), range(spec.options.limit + 1)
+    bind = session.get_bind(**slots.bind_arguments)
+    if adapter.one_writer or isinstance(bind, Connection):
+        with _unless_there(adapter), session.begin_nested():
+            make(session, adapter, slots, key, numbers)
+        return
+    engine = Engine(
+        bind.pool.recreate(),
+        bind.dialect,
+        bind.url,
+        execution_options=bind.get_execution_options(),
+        hide_parameters=bind.hide_parameters,
+    )
+    try:
+        with _unless_there(adapter), Session(engine) as own, own.begin():
+            make(own, adapter, slots, key, numbers)
+    finally:
+        engine.dispose()
+
+
+def make(session: Session, adapter: Adapter, slots: QueueSpec, key: str, numbers: Sequence[int]) -> None:
+    """Slots that are not there yet.  Number 0 says that the key is known, and is held while nothing may run."""
+    names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
+    rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for number in numbers]
+    if rows:
+        adapter.execute(session, slots, insert(slots.table), rows)
+
+
+@contextmanager
+def _unless_there(adapter: Adapter) -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        if not adapter.is_duplicate(error):
+            raise
+
+
+def slots_of(spec: QueueSpec) -> QueueSpec:
+    """The slots of a limited queue; :class:`.ArgumentError` if it is none."""
+    if spec.options.slots is None:
+        raise ArgumentError(f"{spec.entity.__name__} has no limits: derive it from LimitMixin")
+    return spec_of(spec.options.slots)
+
+
+def is_usable(slots: QueueSpec, table: FromClause) -> Criterion:
+    """The others are retired: they are not taken again."""
+    return table.c[slots["max_attempts"].name] > literal_column("0")
+
+
+def is_busy(slots: QueueSpec, table: FromClause) -> Criterion:
+    """A task whose lease has not ended holds it."""
+    status, until = (table.c[slots[role].name] for role in ("status", "available_at"))
+    return and_(status == state(Status.RUNNING), until > utcnow())
+
+
+def _is_draining(slots: QueueSpec, key: str) -> Criterion:
+    """Whether more tasks run than a limit that has been lowered allows, so that some hold slots that are retired."""
+    other = slots.table.alias("other")
+    of_key, retired = other.c[slots["slot_key"].name] == key, ~is_usable(slots, other)
+    return exists(select(literal_column("1")).select_from(other).where(of_key, retired, is_busy(slots, other)))
+
+
+def _full(slots: QueueSpec) -> Select[tuple[str]]:
+    """The keys of which all slots are held."""
+    other, key = slots.table.alias("other"), slots["slot_key"]
+    free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))
+    none = ~exists(select(literal_column("1")).select_from(other).where(free).correlate(slots.table))
+    return select(key).where(is_busy(slots, slots.table), none).distinct()
 
 
 class Slots:
@@ -50,18 +115,17 @@ class Slots:
     """
 
     def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec, lease: timedelta | None = None) -> None:
-        assert spec.options.slots is not None
         self.lease = lease or spec.options.lease
         self.session = session
         self.adapter = adapter
         self.spec = spec
-        self.slots = spec_of(spec.options.slots)
+        self.slots = slots_of(spec)
 
     def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int, take: Take) -> list[Any]:
         """Up to ``limit`` tasks in claim order, each with a slot if it has a key."""
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
-        passed: set[str | None] = set()
+        passed: set[str | None] = set(self.adapter.execute(self.session, self.slots, _full(self.slots)).scalars())
         while len(claimed) < limit:
             wanted = self._candidates(where, order, limit - len(claimed), passed)
             if not wanted:
@@ -90,53 +154,37 @@ class Slots:
     def _candidates(
         self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Iterable[str | None]
     ) -> list[tuple[Identity, str | None]]:
-        """The next tasks in claim order whose key has a free slot, as far as can be seen without locks."""
+        """The next tasks in claim order but for those of the keys ``passed``, as far as can be seen without locks."""
         key = self.spec["limit_key"]
         others: list[Criterion] = [key.is_not(None)] if None in passed else []
         full = [name for name in passed if name is not None]
         if full:
             others.append(or_(key.is_(None), key.not_in(full)))
         found: list[tuple[Identity, str | None]] = []
-        for step in picks(self.spec, [*where, self._is_open(), *others], order):
+        for step in picks(self.spec, [*where, *others], order):
             if len(found) < limit:
                 seen = step(limit).select(*self.spec.primary_key, key).limit(limit - len(found))
                 rows: Any = self.adapter.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found
 
-    def _is_open(self) -> Criterion:
-        """Whether a task has no key, or one with a free slot, or one that nobody has met yet."""
-        slots, key = self.slots, self.spec["limit_key"]
-        of_key = slots["slot_key"] == key
-        one: Any = select(literal_column("1")).select_from(slots.table)
-        free = and_(of_key, or_(is_ready(slots), is_hung(slots)), slots["max_attempts"] > literal_column("0"))
-        known = exists(one.where(of_key).correlate(self.spec.table))
-        return or_(key.is_(None), exists(one.where(free).correlate(self.spec.table)), ~known)
-
     def _lock(self, name: str, wanted: int) -> list[Identity]:
         """Up to ``wanted`` free slots of a key, locked."""
         locked = self._lock_free(name, wanted)
         if not locked and not self.adapter.exists(self.session, self.slots, self.slots["slot_key"] == name):
-            self._make(name)
+            introduce(self.session, self.adapter, self.spec, name)
             locked = self._lock_free(name, wanted)
         return locked
 
     def _lock_free(self, name: str, wanted: int) -> list[Identity]:
         slots = self.slots
         locked: list[Identity] = []
-        for step in picks(slots, [slots["slot_key"] == name, slots["max_attempts"] > literal_column("0")], ()):
+        for step in picks(
+            slots, [slots["slot_key"] == name, is_usable(slots, slots.table), ~_is_draining(slots, name)], ()
+        ):
             if len(locked) < wanted:
                 locked += self.adapter.lock(self.session, step(wanted - len(locked)))
         return locked
-
-    def _make(self, name: str) -> None:
-        """The slots of a key that nobody has met yet: in a transaction of their own, so that nobody waits for ours."""
-        bind = self.session.get_bind(**self.slots.bind_arguments)
-        if self.adapter.one_writer or isinstance(bind, Connection):
-            make(self.session, self.adapter, self.slots, name, self.spec.options.limit)
-            return
-        with Session(bind) as own, own.begin():
-            make(own, self.adapter, self.slots, name, self.spec.options.limit)
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
@@ -179,5 +227,6 @@ class Slots:
 
 def holder(claim: Claim) -> str:
     """What a slot says of the claim that holds it."""
-    text = f"{spec_of(claim.entity).table.name} {json.dumps([str(value) for value in claim.identity])} {claim.attempt}"
+    key = json.dumps([str(value) for value in claim.identity])
+    text = f"{spec_of(claim.entity).table.fullname} {key} {claim.attempt}"
     return text if len(text) <= LONGEST_NAME else hashlib.sha256(text.encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -36,7 +36,9 @@ def claim_in_turns(
     to ``by``; for the rest see :func:`claim_many`.
     """
     count("limit", limit)
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(set(values)) < len(values):
+    if not isinstance(by, InstrumentedAttribute):
+        raise ArgumentError(f"by={by!r}: give an attribute, as in {entity.__name__}.priority")
+    if isinstance(values, str) or not isinstance(values, Sequence) or not _differ(values):
         raise ArgumentError(f"values={values!r}: give a sequence of different values")
     claimed: dict[Any, list[T]] = {value: [] for value in random.sample(values, len(values))}
     hungry = list(claimed)
@@ -50,6 +52,10 @@ def claim_in_turns(
             if len(tasks) < share:
                 hungry = [each for each in hungry if each != value]
     return [task for tasks in claimed.values() for task in tasks]
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Hashable) for value in values) and len(set(values)) == len(values)
 
 
 def _shares(limit: int, among: int) -> list[int]:

@@ -15,6 +15,7 @@ from ..checks import count
 from ..claims import Claim
 from ..clock import utcnow
 from ..dialects.base import Adapter
+from ..exc import ClaimLostError
 from ..mixins import QueueMixin
 from ..spec import Criterion, QueueSpec, Where, spec_of
 from ..statements import Pick, is_due, picks, state, write
@@ -109,8 +110,11 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     wait for it would let the other leases end.
     """
     standing = lock_own(session, claims)
-    if standing.free:
-        heartbeat(session, standing.free, lease)
+    try:
+        if standing.free:
+            heartbeat(session, standing.free, lease)
+    except ClaimLostError as error:  # its slot was taken; the leases of the others are extended
+        return [*standing.lost, *error.claims]
     return standing.lost
 
 

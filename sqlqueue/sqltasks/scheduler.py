@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
 from ..claims import claim_of
+from ..schedules import parse
 from ..spec import spec_of
 from ..statements import state
 from ..states import Status
@@ -48,6 +49,9 @@ def handle_sql_tasks(
 
     @worker.handler(entity, concurrency=concurrency)
     def execute_request(session: Session, task: SQLTaskMixin) -> None:
+        repeat = getattr(task, entity.__queue_spec__.attributes["schedule"])
+        if repeat is not None:
+            parse(repeat)  # before anything is executed
         task.response = executor.execute(task.request, user=task.run_as, timeout=task.timeout)
         if task.delete_when_done:
             _complete_and_delete(session, task)

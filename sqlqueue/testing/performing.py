@@ -239,7 +239,9 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
         operations.complete(session, held)
     savepoint = session.begin_nested()
     try:
-        _call(session, handed, handler, task)
+        result = _call(session, handed, handler, task)
+        if is_unsettled(task):
+            operations.complete(session, held, result)
         savepoint.commit()
     except Exception as error:
         if isinstance(error, ClaimLostError) or session.get_nested_transaction() is not savepoint:
@@ -250,12 +252,11 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
         outcome = outcome_of(error)
         write_outcomes(session, [(held, outcome)])
         return _Ended(outcome.kind, None if is_signal(error) else error)
-    if is_unsettled(task):
-        operations.complete(session, held)
     return _Ended("completed", None)
 
 
-def _call(session: Session, handed: Any, handler: Handler, task: Any) -> None:
+def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
+    """What the handler returns, if its model keeps that."""
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
         raise ArgumentError(f"{handler.name} takes a session of the other kind: {'not ' * is_async}an asyncio one")
@@ -265,8 +266,9 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> None:
         if handler.is_coroutine and is_async:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
-            await_only(result)
+            result = await_only(result)
         elif handler.is_coroutine:
-            asyncio.run(cast("Coroutine[Any, Any, object]", result))
+            result = asyncio.run(cast("Coroutine[Any, Any, object]", result))
+        return result if handler.spec.has("result") else None
     finally:
         current.reset(token)

@@ -84,6 +84,11 @@ def handler_of(
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
             " let the handler take the task alone"
         )
+    if mode == "at-most-once" and spec.options.slots is not None:
+        raise ArgumentError(
+            f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
+            f" limits of {entity.__name__} would hold nobody back"
+        )
     return Handler(
         function=function,
         entity=entity,

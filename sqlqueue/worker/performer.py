@@ -151,7 +151,7 @@ class Performer:
             return None
         if isinstance(error, PoolTimeoutError) or (isinstance(error, DBAPIError) and self.adapter.is_outage(error)):
             # no fault of the task's: not counted, but not at once either, in case it is after all
-            return Outcome("snoozed", delay=self.handler.spec.options.retry(job.claim.attempt))
+            return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
         return outcome_of(error)
 
 

@@ -16,10 +16,35 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.slots import introduce
 from sqlqueue.operations.upkeep import extend, next_due, promote
+from sqlqueue.outbox import claim_messages
+from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.pausing import not_paused
+from sqlqueue.statements import picks
 from tests.dialects.recorder import KEY
-from tests.models import Base, CreditNote, DataBase, Document, Mail, Order, Parcel, Seat, Spool, Task, Ticket
+from tests.models import (
+    Base,
+    CreditNote,
+    DataBase,
+    Dispatch,
+    Document,
+    Film,
+    Leaflet,
+    Listing,
+    Mail,
+    Message,
+    Order,
+    Outgoing,
+    Parcel,
+    Ping,
+    Report,
+    Seat,
+    Spool,
+    Task,
+    Ticket,
+    Visit,
+)
 
 Call = Callable[[QueueSession], Any]
 MINUTE = timedelta(minutes=1)
@@ -35,9 +60,14 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _claiming()
     yield from _settling()
     yield from _enqueueing()
+    yield from _keyed()
+    yield from _staged()
+    yield from _recurring()
+    yield from _limited()
     yield from _sets()
     yield from _statistics()
     yield from _upkeep()
+    yield from _outbox()
 
 
 def _claiming() -> Iterator[tuple[str, Call]]:
@@ -55,8 +85,8 @@ def _claiming() -> Iterator[tuple[str, Call]]:
     yield "Spool.consume", lambda s: s.consume(Spool)
 
 
-def _locked(session: QueueSession) -> Task:
-    task = session.claim(Task, lease=None)
+def _locked(session: QueueSession, model: type[Any] = Task) -> Any:
+    task = session.claim(model, lease=None)
     assert task is not None
     return task
 
@@ -81,6 +111,43 @@ def _enqueueing() -> Iterator[tuple[str, Call]]:
             f"Document.enqueue({on_conflict})",
             lambda s, c=on_conflict, r=row: s.enqueue(Document, [r], on_conflict=c),
         )
+
+
+def _keyed() -> Iterator[tuple[str, Call]]:
+    version: dict[str, Any] = {"on_conflict": "rerun", "version": Listing.version}
+    for key in ({"unique_key": "a"}, {"id": 7, "unique_key": "a"}):
+        name = f"Listing.enqueue({' and '.join(key)}"
+        for on_conflict in ("ignore", "replace", "rerun"):
+            yield (
+                f"{name}, {on_conflict})",
+                lambda s, c=on_conflict, k=key: s.enqueue(Listing, [{**k, "version": 7}], on_conflict=c),
+            )
+        yield f"{name}, version)", lambda s, k=key: s.enqueue(Listing, [{**k, "version": 7}], **version)
+        yield (
+            f"{name}, delay)",
+            lambda s, k=key: s.enqueue(Listing, [{**k, "version": 7}], on_conflict="replace", delay=MINUTE),
+        )
+    yield "Film.enqueue(rerun)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="rerun")
+    yield "Film.enqueue(replace)", lambda s: s.enqueue(Film, [{"unique_key": "a"}], on_conflict="replace")
+    yield "Listing.claim", lambda s: s.claim(Listing)
+    yield "Listing.consume", lambda s: s.consume(Listing)
+    yield "Listing.complete", lambda s: s.complete(_claims(Listing, 1))
+    yield "Listing.fail", lambda s: s.fail(_claims(Listing, 1), "no")
+    yield "Listing.retry", lambda s: s.retry(Listing)
+    yield "Listing.rescue", lambda s: s.rescue(Listing)
+    yield "Listing.cancel(where)", lambda s: s.cancel(Listing, Listing.unique_key == "a")
+
+
+def _staged() -> Iterator[tuple[str, Call]]:
+    yield "Film.claim(stage)", lambda s: s.claim(Film, Film.stage == "dub")
+    yield "Film.complete", lambda s: s.complete(_claims(Film, 3), {"scenes": 7})
+    yield "Film.complete(stage)", lambda s: s.complete(_claims(Film, 1), stage="print")
+    yield "Film.complete(locked)", lambda s: s.complete(_locked(s, Film))
+    yield "Film.fail", lambda s: s.fail(_claims(Film, 3), "no")
+    yield "Film.discard", lambda s: s.discard(_claims(Film, 1), "no")
+    yield "Film.retry", lambda s: s.retry(Film)
+    yield "Film.rescue", lambda s: s.rescue(Film)
+    yield "Leaflet.complete", lambda s: s.complete(_claims(Leaflet, 1))
 
 
 def _sets() -> Iterator[tuple[str, Call]]:
@@ -117,6 +184,44 @@ def _upkeep() -> Iterator[tuple[str, Call]]:
         yield f"{model.__name__}.promote", lambda s, m=model: promote(s, m, limit=100)
         yield f"{model.__name__}.extend", lambda s, m=model: extend(s, _claims(m, 3), MINUTE)
     yield "Mail.next_due(topic)", lambda s: next_due(s, Mail, Mail.topic == "t")
+
+
+def _recurring() -> Iterator[tuple[str, Call]]:
+    yield "Report.enqueue(rows)", lambda s: s.enqueue(Report, [{"schedule": "PT60S"}])
+    yield "Report.enqueue(rerun)", lambda s: s.enqueue(Report, [{"id": 7, "schedule": "PT60S"}], on_conflict="rerun")
+    yield "Report.claim", lambda s: s.claim(Report)
+    yield "Ping.claim", lambda s: s.claim(Ping)
+    yield "Report.complete", lambda s: s.complete(_claims(Report, 3))
+    yield "Ping.complete", lambda s: s.complete(_claims(Ping, 1))
+    yield "Report.complete(locked)", lambda s: s.complete(_locked(s, Report))
+    yield "Report.fail", lambda s: s.fail(_claims(Report, 3), "no")
+    yield "Report.release(locked)", lambda s: s.release(_locked(s, Report))
+    yield "Report.rescue", lambda s: s.rescue(Report)
+    yield "Report.reschedule", lambda s: s.reschedule(Report, Report.id == 7, schedule="PT60S", drift=True)
+    yield "Report.reschedule(own)", lambda s: s.reschedule(Report)
+    yield "Report.unschedule", lambda s: s.unschedule(Report, Report.id == 7)
+
+
+def _limited() -> Iterator[tuple[str, Call]]:
+    yield "Visit.claim", lambda s: s.claim(Visit)
+    yield "Visit.consume", lambda s: s.consume(Visit)
+    yield "Visit.complete", lambda s: s.complete(_claims(Visit, 3))
+    yield "Visit.heartbeat", lambda s: s.heartbeat(_claims(Visit, 3))
+    yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
+    yield "Visit.limits", lambda s: s.limits(Visit)
+    yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, "a")
+    yield "Message.claim_in_turns", lambda s: s.claim_in_turns(Message, Message.kind, ["a", "b"], limit=2)
+    yield "Message.prune", lambda s: s.prune(Message)
+
+
+def _outbox() -> Iterator[tuple[str, Call]]:
+    for model in (Outgoing, Dispatch):
+        yield f"{model.__name__}.claim_messages", lambda s, m=model: claim_messages(s, m, limit=10)
+    spec = Outgoing.__queue_spec__
+    yield "Outgoing.next_due", lambda s: next_due(s, Outgoing, is_first(spec))
+    for number, pick in enumerate(picks(spec, (), ()), 1):
+        yield f"Outgoing.first {number}", lambda s, p=pick: s.execute(first_of(p(10), None))
+    yield "Outgoing.complete", lambda s: s.complete(_claims(Outgoing, 3))
 
 
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:

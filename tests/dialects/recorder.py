@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, Uuid, create_engine, event
+from sqlalchemy import JSON, Engine, Uuid, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 KEY = uuid.UUID(int=7)
@@ -98,16 +98,17 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
     return engine, log
 
 
+_KNOWN = {"kind": "credit_note", "status": "available", "queue_status": "available", "schedule": "PT60S"}
+
+
 def _value(engine: Engine, name: str, kind: Any) -> Any:
     """Something of this type; the same each time, so that what is claimed is what is loaded."""
-    if name == "kind":
-        return "credit_note"
-    if isinstance(kind, Uuid):
-        return str(KEY)
+    if name in _KNOWN:
+        return _KNOWN[name]
+    if isinstance(kind, (Uuid, JSON)):
+        return str(KEY) if isinstance(kind, Uuid) else None
     if "ROWID" in name.upper():
         return ROWID
-    if name in ("status", "queue_status"):
-        return "available"
     try:
         python_type = kind.python_type
     except NotImplementedError:

@@ -8,7 +8,18 @@ from typing import Any
 from sqlalchemy import ForeignKey, Integer, MetaData, String, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from sqlqueue import JobMixin, QueueMixin, QueueOptions, TopicMixin
+from sqlqueue import (
+    JobMixin,
+    LimitMixin,
+    QueueMixin,
+    QueueOptions,
+    RecurringMixin,
+    ResultMixin,
+    SlotMixin,
+    StageMixin,
+    TopicMixin,
+    UniqueMixin,
+)
 
 MESSAGE = String(100)
 
@@ -105,6 +116,44 @@ class Errand(JobMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+class Listing(UniqueMixin, Base):
+    __tablename__ = "plain_listing"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Film(StageMixin, UniqueMixin, ResultMixin, Base):
+    """By other names."""
+
+    __tablename__ = "plain_film"
+    __queue__ = QueueOptions(
+        stages=("print",),
+        columns={"unique_key": "filmKey", "former_key": "former", "stage": "step", "result": "outcome"},
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Tick(RecurringMixin, Base):
+    __tablename__ = "plain_tick"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Bay(SlotMixin, Base):
+    __tablename__ = "plain_bay"
+
+
+class Truck(LimitMixin, Base):
+    """Only so many in a bay; and divided by an attribute of its own."""
+
+    __tablename__ = "plain_truck"
+    __queue__ = QueueOptions(slots=Bay, partitions=("cargo",))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    cargo: Mapped[str | None] = mapped_column(MESSAGE)
+
+
 class DataBase(MappedAsDataclass, DeclarativeBase):
     metadata = Base.metadata
 
@@ -124,6 +173,10 @@ def example(kind: type) -> object:
         Letter: {"recipient": "ada"},
         Call: {"function": "send", "givenArguments": {"to": ["ada", None]}},
         Errand: {"task": "send"},
+        Tick: {"drift": True},
+        Truck: {"limit_key": "a", "cargo": "b"},
+        Listing: {"unique_key": "a"},
+        Film: {"filmKey": "a"},
     }
     return kind(**keys.get(kind, {}))
 

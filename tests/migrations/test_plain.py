@@ -32,6 +32,10 @@ QUEUES = (
     plain.Letter,
     plain.Call,
     plain.Errand,
+    plain.Tick,
+    plain.Truck,
+    plain.Listing,
+    plain.Film,
 )
 
 

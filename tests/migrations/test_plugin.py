@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue.alembic
-from sqlqueue import ArgumentError, QueueOptions, TopicMixin, UnsupportedDialectError
+from sqlqueue import ArgumentError, QueueOptions, TopicMixin, UniqueMixin, UnsupportedDialectError
 from sqlqueue.alembic import MigrationOptions, verify
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.sqlite import SQLite
@@ -45,6 +45,12 @@ class Bystander(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     weight: Mapped[int]
+
+
+class Parcel(UniqueMixin, Base):
+    __tablename__ = "plugin_parcel"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 CLAIM, DUE = "ix_plugin_job_claim", "ix_plugin_job_due"
@@ -104,6 +110,16 @@ def test_wrong_indexes_are_mended(migrated: Project, sync_db: Database) -> None:
     _is_mended(migrated, sync_db)
     migrated.downgrade("-1")
     assert _messages(sync_db) == wrong
+
+
+def test_an_index_that_is_not_unique_is_mended(migrated: Project, sync_db: Database) -> None:
+    _replace(sync_db, "ix_plugin_parcel_unique", ["unique_key"], "unique_key IS NOT NULL", "plugin_parcel")
+    assert _messages(sync_db) == ["the index ix_plugin_parcel_unique of plugin_parcel is not unique"]
+    _is_mended(migrated, sync_db)
+    (unique,) = (each for each in Parcel.__table__.indexes if each.unique)
+    with sync_db.engine.begin() as connection:
+        unique.drop(connection)
+    assert _messages(sync_db) == ["plugin_parcel has no index ix_plugin_parcel_unique"]
 
 
 @pytest.mark.requires("partial_indexes")

@@ -1,0 +1,47 @@
+"""Many at once, each with a session of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue.dialects import adapter_for
+from tests.harness import Actor, Database
+from tests.suite.scenes import contenders
+
+THREADS = 8
+
+T = TypeVar("T")
+Transaction: TypeAlias = Callable[[Callable[[Actor], T]], T]
+"""Carries out a call and its commit, again if the engine chose it as the victim of another; what it returned."""
+
+
+def storm(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
+    """Let go of all `parts` at once, and wait for them; how many victims there were."""
+    barrier, victims = Barrier(len(parts)), []
+    adapter = adapter_for(db.session_engine.dialect)
+
+    def run(part: Callable[[Transaction[Any]], object], actor: Actor) -> None:
+        def transaction(call: Callable[[Actor], Any]) -> Any:
+            while True:
+                try:
+                    result = call(actor)
+                    actor.commit()
+                except DBAPIError as error:
+                    actor.rollback()
+                    if not adapter.is_transient(error):
+                        raise
+                    victims.append(error)
+                else:
+                    return result
+
+        barrier.wait(10)
+        part(transaction)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(run, parts, contenders(db, len(parts))))
+    return len(victims)

@@ -1,0 +1,345 @@
+"""How many tasks with the same key run at once: exactly so many, whatever is open, crashes or changes meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Integer
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from sqlqueue import (
+    ArgumentError,
+    Claim,
+    ClaimLostError,
+    ConfigurationError,
+    Limit,
+    LimitMixin,
+    QueueMixin,
+    QueueOptions,
+    claim_of,
+)
+from sqlqueue.worker import lookout
+from tests.harness import Actor, Database
+from tests.models import Slot, Task, Visit
+from tests.processes import Processes
+from tests.suite import children
+from tests.suite.scenes import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
+from tests.worker.conftest import workers  # noqa: F401  (a fixture)
+from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, seen, without_session
+
+locks_rows = pytest.mark.requires("locks_rows")
+leases = pytest.mark.parametrize("lease", ["default", None])
+SOAK = float(os.environ.get("SQLQUEUE_TEST_SOAK", "0"))
+"""Seconds for which the storm goes on, if it is to last."""
+
+
+def visits(db: Database, *keys: str | None, **columns: Any) -> None:
+    """Numbered from 1."""
+    first = count(db, Visit) + 1
+    rows = [{"id": first + number, "limit_key": key, **columns} for number, key in enumerate(keys)]
+    db.insert(Visit, rows)
+
+
+def claim(db: Database, limit: int = 20, **arguments: Any) -> list[Claim]:
+    with db.begin() as actor:
+        return [claim_of(task) for task in actor.claim_many(Visit, limit=limit, **arguments)]
+
+
+def complete(db: Database, claims: Sequence[Claim]) -> None:
+    with db.begin() as actor:
+        actor.complete(claims)
+
+
+def set_limit(db: Database, limit: int, key: str = "a") -> None:
+    with db.begin() as actor:
+        actor.set_limit(Visit, key, limit)
+
+
+# -- never more -------------------------------------------------------------------------------------------------------
+
+
+@leases
+def test_one_transaction_gets_so_many_and_no_more(db: Database, lease: Any) -> None:
+    visits(db, *"aaab", None, *"bbc", None)
+    with db.session() as actor:
+        claimed = actor.claim_many(Visit, limit=20, lease=lease)
+        assert [task.id for task in claimed] == [1, 2, 4, 5, 6, 8, 9]  # in the order of the queue
+        assert actor.claim(Visit, lease=lease) is None
+        actor.rollback()
+        assert [task.id for task in actor.claim_many(Visit, limit=3, lease=lease)] == [1, 2, 4]
+        actor.rollback()
+
+
+@locks_rows
+@leases
+def test_what_is_not_committed_yet_counts(db: Database, lease: Any) -> None:
+    visits(db, *"aaab")
+    a, b = contenders(db)
+    assert ids(a.claim_many(Visit, Visit.limit_key == "a", limit=1, lease=lease)) == {1}
+    assert ids(without_waiting(a, lambda: b.claim_many(Visit, limit=9, lease=lease))) == {2, 4}
+    a.rollback()
+    assert ids(without_waiting(a, lambda: b.claim_many(Visit, limit=9, lease=lease))) == {1}
+    b.rollback()
+
+
+@locks_rows
+def test_many_who_meet_new_keys_at_once(sync_db: Database) -> None:
+    visits(sync_db, *(str(n % 4) for n in range(100)))
+    barrier = Barrier(6)
+
+    def meet(actor: Actor) -> list[Any]:
+        barrier.wait(10)
+        found = actor.claim_many(Visit, limit=100)  # and stay open
+        barrier.wait(10)
+        return [task.limit_key for task in found]
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(meet, contenders(sync_db, 6)))
+    assert Counter(key for keys in found for key in keys) == {str(n): 2 for n in range(4)}
+
+
+def test_a_pool_of_one_connection_is_enough_for_a_new_key(db: Database) -> None:
+    visits(db, "a")
+    alone = db.variant(pool_size=1, max_overflow=0, pool_timeout=1)
+    with alone.session() as actor:
+        assert actor.claim(Visit) is not None
+        actor.rollback()
+
+
+# -- not held up ------------------------------------------------------------------------------------------------------
+
+
+def test_others_are_found_behind_many_of_full_keys(sync_db: Database) -> None:
+    full = [f"full {number}" for number in range(500)]
+    visits(sync_db, *full * 10, *"ab", None)
+    held = {"slot_number": 1, "status": "running", "available_at": TOMORROW}
+    sync_db.insert(Slot, [{"slot_key": key, **held} for key in full])
+    analyze(sync_db, Visit)
+    with sync_db.session() as actor:
+        before = time.monotonic()
+        assert ids(actor.claim_many(Visit, limit=5)) == {5_001, 5_002, 5_003}
+        assert time.monotonic() - before < 1
+        actor.rollback()
+
+
+# -- free again -------------------------------------------------------------------------------------------------------
+
+
+@leases
+def test_a_slot_is_free_once_its_task_is_settled(db: Database, lease: Any) -> None:
+    visits(db, *["a"] * 20)
+    settling = {name: call for name, call in children.SETTLING.items() if name != "heartbeat"}
+    for settle in settling.values():
+        with db.begin() as actor:
+            claimed = actor.claim_many(Visit, limit=9, lease=lease)
+            assert len(claimed) == 2
+            settle(actor, claimed)
+            assert len(actor.claim_many(Visit, limit=9)) == 2
+            actor.rollback()
+            claimed = actor.claim_many(Visit, limit=9, lease=lease)
+            settle(actor, claimed)
+    assert count(db, Slot, Slot.status == "running") == 0
+
+
+def test_a_savepoint_gives_back_what_was_claimed_in_it(db: Database) -> None:
+    visits(db, *"aaa")
+    with db.session() as actor:
+        assert actor.claim(Visit).id == 1
+        with suppress(InterruptedError), actor.begin_nested():
+            assert actor.claim(Visit).id == 2
+            raise InterruptedError
+        assert ids(actor.claim_many(Visit, limit=9)) == {2}
+        actor.rollback()
+
+
+def test_consumed_at_once(db: Database) -> None:
+    visits(db, *"aaa")
+    with db.begin() as actor:
+        assert [ids(actor.consume_many(Visit, limit=9)) for _ in range(3)] == [{1, 2}, {3}, set()]
+    assert count(db, Visit, Visit.status == "completed") == 3
+
+
+def test_slots_of_the_dead_come_back_with_their_leases(db: Database) -> None:
+    visits(db, *"aaa")
+    dead = claim(db)
+    assert len(dead) == 2
+    assert claim(db) == []
+    end_leases(db, Visit)
+    end_leases(db, Slot)
+    again = claim(db)
+    assert [each.attempt for each in again] == [1, 2]  # what is available comes before what is due
+    complete(db, again)
+    with db.begin() as actor, pytest.raises(ClaimLostError):
+        actor.complete([each for each in dead if each.identity == again[1].identity])
+    assert len(claim(db)) == 1
+
+
+def test_a_heartbeat_keeps_the_slot(db: Database) -> None:
+    visits(db, *"aaa", None)
+    claims = claim(db)
+    assert len(claims) == 3
+    end_leases(db, Slot)
+    with db.begin() as actor:
+        actor.heartbeat(claims, timedelta(hours=1))
+    assert claim(db) == []
+    end_leases(db, Slot)
+    assert len(claim(db)) == 1  # has taken one of them over
+    with db.begin() as actor, pytest.raises(ClaimLostError) as lost:
+        actor.heartbeat(claims)
+    assert len(lost.value.claims) == 1
+
+
+# -- the limits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
+    visits(db, *["a"] * 20)
+    assert db.session().limits(Visit) == []
+    running = claim(db)
+    set_limit(db, 4)
+    running += claim(db)
+    assert len(running) == 4
+    set_limit(db, 2)
+    assert db.session().limits(Visit) == [Limit("a", limit=2, running=4)]
+    for done, allowed in ((-1, 0), (0, 0), (0, 1)):  # at first, more run than may
+        complete(db, [running.pop(done)])
+        more = claim(db)
+        assert len(more) == allowed
+        running += more
+    set_limit(db, 0)
+    complete(db, running)
+    assert claim(db) == []
+    assert db.session().limits(Visit) == [Limit("a", limit=0, running=0)]
+    set_limit(db, 3)
+    assert len(claim(db)) == 3
+    assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]
+
+
+def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database) -> None:
+    assert claim(sync_db) == []  # a connection and a server that are known already
+    with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:
+        assert actor.claim(Visit) is None
+    visits(sync_db, *["a"] * 10)
+    set_limit(sync_db, 0)
+    with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as after:
+        assert actor.claim(Visit) is None
+    assert len(after) == len(before)
+
+
+@locks_rows
+@pytest.mark.parametrize("known", [True, False])
+def test_nobody_waits_for_a_limit_that_is_being_set(db: Database, known: bool) -> None:
+    visits(db, *"aab")
+    if known:
+        set_limit(db, 2)
+    a, b = contenders(db)
+    a.set_limit(Visit, "a", 5)
+    found = ids(without_waiting(a, lambda: b.claim_many(Visit, limit=9)))
+    assert found >= {3}
+    b.rollback()
+
+
+# -- by workers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    place = Meeting()
+    yield place
+    place.let_go()
+
+
+def test_a_worker_with_more_room_than_the_limit(
+    db: Database,
+    workers: Workers,  # noqa: F811
+    meeting: Meeting,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
+    visits(db, *["a"] * 6, "b")
+    worker = workers.make(poll=LONG)
+    worker.handler(Visit, concurrency=6)(without_session(db, meeting))
+    workers.start(worker)
+    meeting.wait_for(3)
+    assert sorted(meeting.arrived) == [1, 2, 7]
+    meeting.let_go()
+    eventually(all_are(db, "completed", Visit))
+    assert meeting.most == 3
+
+
+@pytest.mark.requires("locks_rows" if SOAK else "notifies")
+@pytest.mark.timeout(60 + 3 * SOAK)
+def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_path: Path) -> None:
+    """Whether more than three are at it at once is told by locks of the operating system, which go with a process."""
+    size = 12 if SOAK else 4
+    set_limit(sync_db, 3)
+    visits(sync_db, *["a"] * (int(SOAK * 100) or 150), max_attempts=1_000)
+    crew = [processes.spawn(children.visit, sync_db.url, str(tmp_path)) for _ in range(size)]
+    for child in crew:
+        child.wait_until_arrived()
+    for child in crew:
+        child.let_pass()
+    end = time.monotonic() + SOAK
+    while time.monotonic() < end:
+        time.sleep(random.uniform(0.2, 2))
+        crew.pop(random.randrange(size)).kill()
+        crew.append(processes.spawn(children.visit, sync_db.url, str(tmp_path)))
+        crew[-1].let_pass()
+    for child in crew[2:]:
+        time.sleep(random.uniform(0.2, 0.6))
+        child.kill()
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") >= 150, 20)
+    assert (tmp_path / "3").exists()
+    assert not (tmp_path / "4").exists()
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+class Other(DeclarativeBase):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("mixin", "options", "message"),
+    [
+        (LimitMixin, {}, r"where are its slots\? Name the model that derives from SlotMixin"),
+        (LimitMixin, {"slots": Visit}, "its slots are no slots: Visit does not derive from SlotMixin"),
+        (QueueMixin, {"slots": Slot}, "slots are for models that derive from LimitMixin"),
+        (QueueMixin, {"partitions": ("kind",)}, "partitions names 'kind', which is no column of"),
+    ],
+)
+def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], message: str) -> None:
+    body = {
+        "__tablename__": message,
+        "__queue__": QueueOptions(**options),
+        "id": mapped_column(Integer, primary_key=True),
+    }
+    with pytest.raises(ConfigurationError, match=message):
+        type("Wrong", (mixin, Other), body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((Task, "a", 1), "Task has no limits: derive it from LimitMixin"),
+        ((Visit, "a", -1), "limit=-1: give a whole number, not negative"),
+        ((Visit, "a", True), "limit=True"),
+        ((Visit, "", 1), "key='': give a key of 1 to 255 characters"),
+        ((Visit, 7, 1), "key=7"),
+    ],
+)
+def test_what_is_no_limit(sync_db: Database, arguments: tuple[Any, ...], message: str) -> None:
+    with sync_db.session() as actor, pytest.raises(ArgumentError, match=message):
+        actor.set_limit(*arguments)

@@ -1,0 +1,213 @@
+"""What becomes of failures: when they are tried again, when they are given up, and how long they are kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from sqlqueue import (
+    ArgumentError,
+    ConstantBackoff,
+    ExponentialBackoff,
+    LinearBackoff,
+    QueueOptions,
+    RetryByError,
+    Status,
+    claim_of,
+)
+from sqlqueue.clock import utcnow
+from sqlqueue.worker import maintenance
+from tests.harness import Database
+from tests.models import Message, Report, Task
+from tests.suite.scenes import clock, count, end_leases, row
+from tests.worker.conftest import workers  # noqa: F401  (a fixture)
+from tests.worker.crew import LONG, Workers, eventually, with_session, without_session
+
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+
+
+class Nearer(KeyError):
+    """In no policy; its base is."""
+
+
+ERRORS: dict[str, tuple[BaseException | str, timedelta | None]] = {
+    "of a class": (LookupError("x"), HOUR),
+    "of the nearest base": (Nearer("x"), 7 * MINUTE),
+    "of another": (OSError("x"), MINUTE),
+    "a text": ("ValueError: x", MINUTE),
+    "hopeless": (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None),
+}
+
+
+# -- pure -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "delays"),
+    [
+        (ConstantBackoff(MINUTE, jitter=0), [1, 1, 1, 1, 1]),
+        (LinearBackoff(MINUTE, cap=4 * MINUTE, jitter=0), [1, 2, 3, 4, 4]),
+        (ExponentialBackoff(MINUTE, factor=2, cap=10 * MINUTE, jitter=0), [1, 2, 4, 8, 10]),
+        (RetryByError({}, otherwise=ConstantBackoff(MINUTE, jitter=0)), [1, 1, 1, 1, 1]),
+    ],
+)
+def test_delays(policy: Any, delays: list[int]) -> None:
+    assert [policy(attempt) for attempt in range(1, 6)] == [MINUTE * delay for delay in delays]
+
+
+@pytest.mark.parametrize("policy", [ConstantBackoff(MINUTE), LinearBackoff(MINUTE), ExponentialBackoff(MINUTE)])
+def test_a_little_chance_spreads_them(policy: Any) -> None:
+    delays = {policy(1) for _ in range(50)}
+    assert len(delays) > 10
+    assert all(0.9 * MINUTE <= delay <= 1.1 * MINUTE for delay in delays)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConstantBackoff(-MINUTE), "delay=.* not negative"),
+        (lambda: ConstantBackoff(jitter=2), "jitter is from 0 to 1"),
+        (lambda: LinearBackoff(60), "step=60: give a timedelta"),  # type: ignore[arg-type]
+        (lambda: LinearBackoff(cap=None), "cap=None"),  # type: ignore[arg-type]
+        (lambda: RetryByError({"ValueError": None}), "'ValueError' is no class of exceptions"),  # type: ignore[dict-item]
+        (lambda: RetryByError({ValueError: 3}), "ValueError: 3 is neither a retry policy nor None"),  # type: ignore[dict-item]
+        (lambda: RetryByError([ValueError]), "a mapping is needed"),  # type: ignore[arg-type]
+        (lambda: RetryByError({}, otherwise=None), "otherwise=None: a retry policy is needed"),  # type: ignore[arg-type]
+        (lambda: QueueOptions(retry=MINUTE), "retry=.* a callable"),  # type: ignore[arg-type]
+        (lambda: QueueOptions(discarded_retention=-DAY), "discarded_retention"),
+    ],
+)
+def test_what_is_no_policy(make: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+# -- failing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_by_the_class_of_the_error(db: Database, error: str) -> None:
+    raised, delay = ERRORS[error]
+    db.insert(Message, [{}])
+    with db.begin() as actor:
+        task = actor.claim(Message)
+        before = clock(db)
+        actor.fail(task, raised)
+    found = row(db, task)
+    if delay is None:
+        assert (found["status"], found["attempt"]) == ("discarded", 1)
+        assert found["finished_at"] is not None
+    else:
+        assert found["status"] == "retryable"
+        assert round((found["available_at"] - before - delay).total_seconds()) == 0
+
+
+def test_what_the_caller_says_comes_first(sync_db: Database) -> None:
+    sync_db.insert(Message, [{}])
+    with sync_db.begin() as actor:
+        task = actor.claim(Message)
+        actor.fail(task, ValueError(), retry_in=HOUR)
+    assert row(sync_db, task)["status"] == "retryable"
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_by_a_worker(sync_db: Database, workers: Workers, session: bool) -> None:  # noqa: F811
+    sync_db.insert(Message, [{"id": number, "kind": kind} for number, kind in enumerate(ERRORS, 1)])
+
+    def fail(task: Message) -> None:
+        error, _ = ERRORS[task.kind]
+        raise error if isinstance(error, BaseException) else OSError()
+
+    worker = workers.make(poll=LONG)
+    worker.handler(Message)((with_session if session else without_session)(sync_db, during=fail))
+    workers.start(worker)
+    eventually(lambda: not count(sync_db, Message, Message.status.in_(["available", "running"])))
+    with sync_db.session() as actor:
+        for task in actor.find(Message):
+            _, delay = ERRORS[task.kind]
+            assert task.status == ("discarded" if delay is None else "retryable")
+            if delay is not None:
+                assert 0 <= (task.available_at - task.claimed_at - delay).total_seconds() < 30
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_listed_and_brought_back(db: Database) -> None:
+    db.insert(Message, [{"id": number, "kind": "ab"[number % 2]} for number in range(1, 7)])
+    with db.begin() as actor:
+        actor.discard(actor.claim_many(Message, limit=6), "no use")
+    with db.begin() as actor:
+        dead = actor.find(Message, Message.status == Status.DISCARDED, Message.error == "no use")
+        assert [letter.id for letter in dead] == [1, 2, 3, 4, 5, 6]
+        assert actor.retry(Message, Message.id == dead[0].id) == 1
+        assert actor.retry(Message, Message.kind == "a") == 3
+        assert actor.retry(Message, Message.kind == "a") == 0
+    with db.begin() as actor:
+        again = actor.claim_many(Message, limit=9)
+        assert sorted((task.id, task.attempt, task.max_attempts) for task in again) == [
+            (number, 2, 6) for number in (1, 2, 4, 6)
+        ]
+
+
+def test_what_hangs_is_brought_back_too(db: Database) -> None:
+    db.insert(Task, [{}, {}])
+    with db.begin() as actor:
+        hung, busy = actor.claim_many(Task, limit=2)
+    with db.begin() as actor:
+        assert actor.retry(Task) == 0
+    end_leases(db)
+    with db.begin() as actor:
+        actor.heartbeat(busy)
+        assert actor.retry(Task) == 1
+    assert (row(db, hung)["status"], row(db, busy)["status"]) == ("available", "running")
+
+
+def age(db: Database, **ages: timedelta) -> None:
+    db.insert(Message, [{"kind": kind, "status": kind} for kind in ages])
+    with db.engine.begin() as connection:
+        for kind, old in ages.items():
+            of_kind = update(Message.__table__).where(Message.kind == kind)
+            connection.execute(of_kind.values(finished_at=utcnow(-old), available_at=utcnow(-old)))
+
+
+@pytest.mark.parametrize(
+    ("days", "older_than", "left"),
+    [(2, None, {"discarded"}), (31, None, set()), (31, 32 * DAY, {"completed", "cancelled", "discarded"})],
+)
+def test_dead_letters_are_kept_as_long_as_told(
+    sync_db: Database, days: int, older_than: timedelta | None, left: set[str]
+) -> None:
+    age(sync_db, completed=DAY * days, cancelled=DAY * days, discarded=DAY * days)
+    with sync_db.begin() as actor:
+        actor.prune(Message, older_than)
+        assert {task.kind for task in actor.find(Message)} == left
+
+
+def test_workers_keep_dead_letters_as_long_as_told(
+    sync_db: Database,
+    workers: Workers,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=0.05))
+    age(sync_db, completed=2 * DAY, discarded=2 * DAY)
+    worker = workers.make(poll=LONG)
+    worker.handler(Message)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: count(sync_db, Message) == 1)
+    assert count(sync_db, Message, Message.status == "discarded") == 1
+
+
+def test_a_recurring_task_is_never_given_up(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Report.__queue_spec__
+    monkeypatch.setitem(spec.__dict__, "options", QueueOptions(retry=RetryByError({ValueError: None})))
+    with sync_db.begin() as actor:
+        actor.enqueue(task := Report(schedule="PT1H", available_at=clock(sync_db)))
+    with sync_db.begin() as actor:
+        actor.fail(claim_of(actor.claim(Report)), ValueError("no luck"))
+    found = row(sync_db, task)
+    assert (found["status"], found["error"], found["scheduled_for"]) == ("scheduled", "ValueError: no luck", None)
+    assert found["available_at"] > clock(sync_db)

@@ -1,0 +1,228 @@
+"""A task that changes while it runs is run again after that, once; what is older than what is known changes nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping, select
+
+from sqlqueue import ArgumentError, claim_of
+from tests.harness import Actor, Database
+from tests.models import Film, Leaflet, Listing
+from tests.suite.scenes import end_leases
+from tests.suite.storms import Transaction, storm
+
+
+def listing(db: Database) -> RowMapping:
+    with db.engine.connect() as connection:
+        return connection.execute(select(Listing.__table__)).mappings().one()
+
+
+def claim(db: Database, model: Any = Listing) -> Any:
+    with db.begin() as actor:
+        return actor.claim(model)
+
+
+def rerun(db: Database, *, how: str = "rows", **row: Any) -> None:
+    with db.begin() as actor:
+        given = (Listing, [row]) if how == "rows" else (Listing(**row),)
+        actor.enqueue(*given, on_conflict="rerun")
+
+
+@pytest.mark.parametrize(("how", "key"), [("rows", {"id": 1}), ("instance", {"unique_key": "a"})])
+def test_what_runs_runs_once_more(db: Database, key: dict[str, Any], how: str) -> None:
+    with db.begin() as actor:
+        actor.add(Listing(id=1, unique_key="a", version=1))
+    rerun(db, how=how, **key, version=2)  # it waits: it is changed, and that is all
+    runs = []
+    while task := claim(db):
+        runs.append(task.version)
+        if len(runs) == 1:
+            for version in (3, 4, 5):
+                rerun(db, how=how, **key, version=version)
+            assert listing(db)["status"] == "running"
+        with db.begin() as actor:
+            actor.complete(task)
+    assert runs == [2, 5]
+    assert (listing(db)["status"], listing(db)["attempt"]) == ("completed", 2)
+
+
+def fail(actor: Actor, task: Any) -> None:
+    actor.fail(task, "no", timedelta(0))
+
+
+def crash(actor: Actor, task: Any) -> None:
+    """And in the last attempt at that."""
+
+
+ENDS = {"fail": fail, "discard": lambda a, t: a.discard(t, "no"), "release": lambda a, t: a.release(t), "crash": crash}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_the_run_ends_there_is_another(db: Database, end: str) -> None:
+    with db.begin() as actor:
+        actor.add(Listing(id=1, version=1))
+    task = claim(db)
+    rerun(db, id=1, version=2)
+    with db.begin() as actor:
+        ENDS[end](actor, task)
+    end_leases(db, Listing)
+    with db.begin() as actor:
+        actor.rescue(Listing)
+    again = claim(db)
+    assert (again.version, again.attempt, again.max_attempts, again.finished_at) == (2, 2, 2, None)
+    with db.begin() as actor:
+        actor.complete(again)
+    assert listing(db)["status"] == "completed"
+
+
+def test_what_is_deleted_when_done_stays_for_its_other_run(db: Database) -> None:
+    with db.begin() as actor:
+        actor.add(Leaflet(id=1, stage="post"))
+    task = claim(db, Leaflet)
+    with db.begin() as actor:
+        actor.enqueue(Leaflet(id=1), on_conflict="rerun")
+    with db.begin() as actor:
+        actor.complete(task)
+    again = claim(db, Leaflet)
+    assert (again.stage, again.attempt) == ("fold", 2)
+
+
+def test_a_cancelled_run_is_the_last(db: Database) -> None:
+    with db.begin() as actor:
+        actor.add(Listing(id=1))
+    task = claim(db)
+    rerun(db, id=1)
+    with db.begin() as actor:
+        actor.cancel(task)
+    assert listing(db)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])
+@pytest.mark.parametrize(("kind", "key"), [("version", {"id": 1}), ("changed_at", {"unique_key": "a"})])
+def test_only_what_is_newer_counts(db: Database, key: dict[str, Any], running: bool, kind: str) -> None:
+    first = datetime(2026, 1, 1)
+    values = [first + timedelta(days=n) if kind == "changed_at" else n for n in range(4)]
+    version = getattr(Listing, kind)
+    with db.begin() as actor:
+        actor.add(Listing(id=1, unique_key="a"))  # with no version, everything is newer
+    task = claim(db) if running else None
+
+    def enqueue(number: int, priority: int) -> RowMapping:
+        row = {**key, kind: values[number], "priority": priority}
+        with db.begin() as actor:
+            actor.enqueue(Listing, [row], on_conflict="rerun", version=version)
+        return listing(db)
+
+    assert (enqueue(1, 1)[kind], listing(db)["priority"]) == (values[1], 1)
+    before = enqueue(2, 2)
+    assert (before[kind], before["priority"]) == (values[2], 2)
+    assert enqueue(2, 3) == before
+    assert enqueue(1, 4) == before
+    if not running:
+        return
+    with db.begin() as actor:
+        actor.complete(task)
+    task = claim(db)
+    assert enqueue(2, 5)["claimed_at"] is not None, "what is not newer causes a run"
+    with db.begin() as actor:
+        actor.complete(task)
+    assert listing(db)["status"] == "completed"
+
+
+def test_what_is_done_knows_its_version(db: Database) -> None:
+    def enqueue(version: int) -> RowMapping:
+        with db.begin() as actor:
+            actor.enqueue(Listing(id=1, version=version), on_conflict="rerun", version=Listing.version)
+        return listing(db)
+
+    enqueue(2)
+    with db.begin() as actor:
+        actor.consume(Listing)
+    done = listing(db)
+    assert enqueue(1) == enqueue(2) == done
+    assert (enqueue(3)["status"], listing(db)["version"]) == ("available", 3)
+
+
+def test_a_version_that_makes_no_sense(db: Database) -> None:
+    with db.begin() as actor:
+        for arguments, words in (
+            ({"version": Listing.version}, "on_conflict"),
+            ({"version": Film.id, "on_conflict": "rerun"}, "version=Film.id"),
+            ({"version": Listing.changed_at, "on_conflict": "rerun"}, "row 0: there is no changed_at"),
+        ):
+            with pytest.raises(ArgumentError, match=words):
+                actor.enqueue(Listing, [{"id": 1, "version": 1}], **arguments)
+
+
+UPDATES = 25
+WRITERS = WORKERS = 3
+
+
+class Storm:
+    """Writers that change listings again and again, and workers that run what is there."""
+
+    def __init__(self, db: Database, keys: list[dict[str, Any]], *, early: bool, version: Any = None) -> None:
+        self.written: defaultdict[Any, list[int]] = defaultdict(list)
+        self.runs: defaultdict[Any, list[tuple[int, int, int]]] = defaultdict(list)
+        self._early, self._version = early, version
+        self._versions, self._writing = count(1), len(keys)
+        storm(db, *(partial(self._write, key) for key in keys), *[self._work] * WORKERS)
+
+    def _write(self, key: dict[str, Any], transaction: Transaction[None]) -> None:
+        for _ in range(UPDATES):
+            row = {**key, "version": next(self._versions)}
+            transaction(lambda a, r=row: a.enqueue(Listing, [r], on_conflict="rerun", version=self._version))
+            self.written[key.get("unique_key")].append(row["version"])
+        self._writing -= 1
+
+    def _work(self, transaction: Transaction[Any]) -> None:
+        """Until there is nothing left, of what the writers have written."""
+        while True:
+            last_look = not self._writing
+            run = transaction(self._run)
+            if run is None and last_look:
+                return
+            if run is not None:
+                claim, key, version = run
+                if self._early:
+                    transaction(lambda actor, claim=claim: actor.complete(claim))
+                self.runs[key].append((*claim.identity, claim.attempt, version))
+
+    def _run(self, actor: Actor) -> Any:
+        task = actor.claim(Listing)
+        if task is None:
+            return None
+        run = claim_of(task), task.unique_key, task.version
+        if not self._early:
+            actor.complete(task)
+        return run
+
+
+early_or_not = pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])
+
+
+@early_or_not
+def test_a_storm_on_one_listing(sync_db: Database, early: bool) -> None:
+    """Many write to it: none is overwritten by an older version, and the newest one has had its run."""
+    seen = Storm(sync_db, [{"id": 1}] * WRITERS, early=early, version=Listing.version)
+    versions = [version for *_, version in sorted(seen.runs[None])]
+    assert versions[-1] == max(seen.written[None])
+    assert versions == sorted(set(versions)), "an older version came back, or one was run twice"
+
+
+@early_or_not
+def test_a_storm_on_many_listings(sync_db: Database, early: bool) -> None:
+    """Each has a writer, and is a new row as soon as the one before is final: the last change has had its run."""
+    keys = [str(number) for number in range(WRITERS)]
+    seen = Storm(sync_db, [{"unique_key": key} for key in keys], early=early)
+    for key in keys:
+        versions = [version for *_, version in sorted(seen.runs[key])]
+        assert versions[-1] == seen.written[key][-1]
+        assert versions == sorted(set(versions))
+        assert len(versions) <= UPDATES

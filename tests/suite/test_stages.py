@@ -1,0 +1,250 @@
+"""Pipelines: one row goes from stage to stage, or one row leads to another; each step is one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping, select, update
+
+from sqlqueue import ArgumentError, ClaimLostError
+from sqlqueue.dialects import adapter_for
+from sqlqueue.statements import picks
+from sqlqueue.wakeups import channel_of, subscribe
+from tests.harness import Actor, Database
+from tests.models import Film, Leaflet, Ledger, Listing, Task
+from tests.suite.scenes import PAST, analyze, clock, count, end_leases
+
+
+def films(db: Database) -> list[RowMapping]:
+    with db.engine.connect() as connection:
+        return list(connection.execute(select(Film.__table__).order_by(Film.id)).mappings())
+
+
+def film(db: Database) -> RowMapping:
+    (found,) = films(db)
+    return found
+
+
+def claim(db: Database, *where: Any, model: Any = Film) -> Any:
+    with db.begin() as actor:
+        return actor.claim(model, *where)
+
+
+def complete(db: Database, task: Any, **arguments: Any) -> None:
+    with db.begin() as actor:
+        actor.complete(task, **arguments)
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_a_task_goes_from_stage_to_stage(db: Database, lease: Any) -> None:
+    """Each step is one commit with what was written in it, or has not been."""
+    with db.begin() as actor:
+        actor.add(Film(id=7))
+    for number, (stage, following) in enumerate([("cut", "dub"), ("dub", "print"), ("print", "print")], start=1):
+        for other in {"cut", "dub", "print"} - {stage}:
+            assert claim(db, Film.stage == other) is None
+        for commits in (False, True):
+            with db.session() as actor:
+                task = actor.claim(Film, Film.stage == stage, lease=lease)
+                actor.add(Ledger(task_id=number))
+                actor.complete(task)
+                actor.commit() if commits else actor.rollback()
+            assert count(db, Ledger) == number - 1 + commits
+        assert film(db)["stage"] == following
+    done = film(db)
+    assert (done["status"], done["attempt"], done["finished_at"] is None) == ("completed", 3, False)
+
+
+def test_workers_hear_of_the_next_stage(db: Database) -> None:
+    db.insert(Film, [{}])
+    heard: list[int] = []
+    with db.session() as actor:
+        actor.complete(actor.claim(Film))
+        unsubscribe = subscribe([channel_of(Film.__queue_spec__)], lambda: heard.append(1))
+        actor.commit()
+    unsubscribe()
+    assert heard == [1]
+
+
+def test_to_a_stage_by_its_name(db: Database) -> None:
+    with db.begin() as actor:
+        actor.add(Film(stage="dub"))
+    for stage in ("cut", "print", "cut"):  # forward, back, and from the last
+        complete(db, claim(db), stage=stage)
+        assert (film(db)["status"], film(db)["stage"]) == ("available", stage)
+    with db.session() as actor, pytest.raises(ArgumentError, match="'show': the stages of Film are cut, dub, print"):
+        actor.complete(actor.claim(Film), stage="show")
+    db.insert(Task, [{}])
+    with db.session() as actor, pytest.raises(ArgumentError, match="StageMixin"):
+        actor.complete(actor.claim(Task), stage="cut")
+
+
+def test_those_of_several_stages_in_one_call(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"stage": stage} for stage in ("cut", "dub", "print")])
+    with db.begin() as actor:
+        tasks = actor.claim_many(Film, limit=3)
+        actor.complete(tasks)
+    assert [(each["stage"], each["status"]) for each in films(db)] == [
+        ("dub", "available"),
+        ("print", "available"),
+        ("print", "completed"),
+    ]
+    with db.begin() as actor:  # what is consumed goes on as well
+        assert actor.consume(Film, Film.stage == "dub") is not None
+        by_stage = actor.stats_by(Film, Film.stage)
+    assert {stage: stats.unfinished for stage, stats in by_stage.items()} == {"print": 2}
+
+
+def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
+    """Two for each, the second after ten seconds."""
+    with db.begin() as actor:
+        actor.add(Film())
+    for stage in ("cut", "dub"):
+        task = claim(db)
+        with db.begin() as actor:
+            actor.fail(task, "no")
+        failed = film(db)
+        assert (failed["status"], failed["stage"]) == ("retryable", stage)
+        assert timedelta(seconds=5) < failed["available_at"] - clock(db) <= timedelta(seconds=10)
+        make_due(db)
+        if stage == "cut":
+            complete(db, claim(db))
+            assert film(db)["error"] is None
+    with db.begin() as actor:
+        actor.fail(actor.claim(Film), "no")
+    assert (film(db)["status"], film(db)["stage"], film(db)["attempt"]) == ("discarded", "dub", 4)
+    with db.begin() as actor:  # where it failed it goes on, from the first attempt
+        assert actor.retry(Film) == 1
+    with db.begin() as actor:
+        actor.fail(actor.claim(Film), "no")
+    failed = film(db)
+    assert (failed["status"], failed["stage"]) == ("retryable", "dub")
+    assert failed["available_at"] - clock(db) <= timedelta(seconds=10)
+
+
+def make_due(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(update(Film.__table__).values(available_at=PAST))
+
+
+ENDS: dict[str, Callable[[Actor, Any], Any]] = {
+    "complete": lambda actor, task: actor.complete(task, stage="print"),
+    "fail": lambda actor, task: actor.fail(task, "no", timedelta(0)),
+    "discard": lambda actor, task: actor.discard(task, "no"),
+    "release": lambda actor, task: actor.release(task),
+    "crash": lambda actor, task: None,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_enqueued_anew_begins_at_the_first_stage(db: Database, end: str) -> None:
+    """However its present run ends, which is its last attempt."""
+    with db.begin() as actor:
+        actor.add(Film(id=1, stage="dub"))
+    with db.begin() as actor:
+        actor.fail(actor.claim(Film), "no", timedelta(0))
+    task = claim(db)
+    with db.begin() as actor:
+        actor.enqueue(Film(id=1), on_conflict="rerun")
+    with db.begin() as actor:
+        ENDS[end](actor, task)
+    end_leases(db, Film)
+    with db.begin() as actor:
+        actor.rescue(Film)
+    again = claim(db)
+    assert (again.stage, again.attempt, again.attempts_before, again.max_attempts) == ("cut", 3, 2, 4)
+    complete(db, again)
+    assert (film(db)["stage"], film(db)["status"]) == ("dub", "available")
+    with db.begin() as actor:  # it waits there
+        actor.enqueue(Film(id=1), on_conflict="rerun")
+    assert (film(db)["stage"], film(db)["status"]) == ("cut", "available")
+
+
+def test_a_run_that_is_not_repeated_goes_on_where_it_is(db: Database) -> None:
+    with db.begin() as actor:
+        actor.add(Film(id=1, stage="dub"))
+    task = claim(db)
+    for row in ({"id": 1}, {"id": 1, "stage": "cut"}):
+        with db.begin() as actor:
+            actor.enqueue(Film, [row], on_conflict="replace")
+    complete(db, task)
+    assert film(db)["stage"] == "print"
+    with db.begin() as actor:  # unless it waits, and where it begins can be said
+        actor.enqueue(Film, [{"id": 1, "stage": "dub"}], on_conflict="replace")
+    task = claim(db, Film.stage == "dub")
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"id": 1, "stage": "print"}], on_conflict="rerun")
+    complete(db, task)
+    assert film(db)["stage"] == "print"
+
+
+def test_what_ends_early_ends_where_it_is(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Film, [{}, {}])
+    with db.begin() as actor:
+        a, b = actor.claim_many(Film, limit=2)
+        actor.discard(a, "no")
+        actor.cancel(b)
+    assert [(each["stage"], each["status"]) for each in films(db)] == [("cut", "discarded"), ("cut", "cancelled")]
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_what_is_deleted_when_done_is_so_after_its_last_stage(db: Database, lease: Any) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Leaflet, [{}, {"stage": "post"}])
+    for left in (1, 0):
+        with db.begin() as actor:
+            tasks = actor.claim_many(Leaflet, limit=2, lease=lease)
+            actor.complete(tasks)
+            assert sum(task in actor.sync_session for task in tasks) == left, "the instance of what is gone stays"
+        assert count(db, Leaflet) == count(db, Leaflet, Leaflet.stage == "post") == left
+
+
+def test_what_is_consumed_at_its_last_stage_is_gone(db: Database) -> None:
+    db.insert(Leaflet, [{"id": 7, "stage": "post"}])
+    with db.begin() as actor:
+        task = actor.consume(Leaflet)
+        assert (task.id, task in actor.sync_session) == (7, False)
+    assert count(db, Leaflet) == 0
+
+
+def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
+    sync_db.insert(Film, [{"stage": "cut"}] * 3_000 + [{"stage": "dub"}] * 30)
+    analyze(sync_db, Film)
+    adapter, spec = adapter_for(sync_db.session_engine.dialect), Film.__queue_spec__
+    with sync_db.engine.connect() as connection:
+        for kind, step in zip(("claim", "due"), picks(spec, [Film.stage == "dub"], ()), strict=True):
+            plan = adapter.plan(connection, adapter.picking(step(10), *spec.primary_key))
+            assert (plan.indexes, plan.sorted) == ({f"ix_film_stage_{kind}"}, 0)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_one_task_leads_to_another(db: Database, crashes: bool) -> None:
+    """Of another model: completing the one and enqueueing the other are one commit."""
+    db.insert(Task, [{"id": 1}])
+    working = db.variant().session()
+    working.complete(working.claim(Task))
+    working.enqueue(Listing(unique_key="of task 1"))
+    if crashes:
+        working.run(lambda session: session.invalidate())
+    else:
+        working.commit()
+    with db.begin() as actor:
+        assert (actor.claim(Task) is None) is not crashes
+        assert (actor.claim(Listing) is None) is crashes
+
+
+def test_who_has_lost_the_task_leads_to_nothing(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    task = claim(db, model=Task)
+    end_leases(db)
+    assert claim(db, model=Task) is not None
+    with db.session() as actor:
+        actor.enqueue(Listing(unique_key="of task 1"))
+        with pytest.raises(ClaimLostError):
+            actor.complete(task)
+    assert count(db, Listing) == 0

@@ -1,0 +1,206 @@
+"""A unique key: one unfinished task for each, whoever inserts it; free again when that is final, whatever ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping, select, text, update
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from sqlqueue import DuplicateTaskError
+from tests.harness import Actor, Database
+from tests.models import Leaflet, Listing
+from tests.suite.scenes import clock, count, end_leases
+from tests.suite.storms import THREADS, Transaction, storm
+
+MINUTE = timedelta(minutes=1)
+
+
+def listings(db: Database) -> list[RowMapping]:
+    with db.engine.connect() as connection:
+        return list(connection.execute(select(Listing.__table__).order_by(Listing.id)).mappings())
+
+
+def last(db: Database) -> RowMapping:
+    return listings(db)[-1]
+
+
+INSERTS: dict[str, tuple[Callable[[Actor], Any], type[Exception]]] = {
+    "add": (lambda actor: (actor.add(Listing(unique_key="a")), actor.flush()), IntegrityError),
+    "instance": (lambda actor: actor.enqueue(Listing(unique_key="a")), DuplicateTaskError),
+    "rows": (lambda actor: actor.enqueue(Listing, [{"unique_key": "a"}]), DuplicateTaskError),
+    "SQL": (lambda actor: actor.execute(text("INSERT INTO listing (unique_key) VALUES ('a')")), IntegrityError),
+}
+
+
+@pytest.mark.parametrize("way", INSERTS)
+def test_there_is_one_whoever_inserts(db: Database, way: str) -> None:
+    enqueue, error = INSERTS[way]
+    with db.begin() as actor:
+        enqueue(actor)
+        actor.enqueue(Listing, [{"unique_key": "b"}, {"version": 1}, {"version": 2}])  # no key, nothing to meet
+    for status in ("available", "scheduled", "retryable", "running"):
+        with db.engine.begin() as connection:
+            connection.execute(update(Listing.__table__).values(status=status))
+        with db.session() as actor, pytest.raises(error):
+            enqueue(actor)
+    assert count(db, Listing) == 4
+
+
+def _exhaust(actor: Actor, db: Database) -> None:
+    actor.claim(Listing)
+    actor.commit()
+    end_leases(db, Listing)
+    assert actor.rescue(Listing) == 1
+
+
+ENDINGS: dict[str, Callable[[Actor, Database], Any]] = {
+    "complete": lambda actor, _: actor.complete(actor.claim(Listing)),
+    "complete, only locked": lambda actor, _: actor.complete(actor.claim(Listing, lease=None)),
+    "consume": lambda actor, _: actor.consume(Listing),
+    "discard": lambda actor, _: actor.discard(actor.claim(Listing), "no"),
+    "cancel": lambda actor, _: actor.cancel(actor.claim(Listing)),
+    "fail for good": lambda actor, _: actor.fail(actor.claim(Listing), "no"),
+    "rescue": _exhaust,
+    "discard by criteria": lambda actor, _: actor.discard(Listing, Listing.unique_key == "a", error="no"),
+    "cancel by criteria": lambda actor, _: actor.cancel(Listing, Listing.unique_key == "a"),
+}
+
+
+def test_whatever_ends_a_task_frees_its_key(db: Database) -> None:
+    for number, (way, end) in enumerate(ENDINGS.items(), start=1):
+        with db.begin() as actor:
+            actor.enqueue(Listing(unique_key="a"))  # there is another after each of them
+        with db.begin() as actor:
+            end(actor, db)
+        ended = last(db)
+        assert (ended["unique_key"], ended["former_key"], ended["finished_at"] is None) == (None, "a", False), way
+        assert count(db, Listing) == number
+
+
+def test_what_is_deleted_frees_its_key(db: Database) -> None:
+    for _ in range(2):
+        with db.begin() as actor:
+            actor.enqueue(Leaflet(unique_key="a", stage="post"))
+        with db.begin() as actor:
+            actor.complete(actor.claim(Leaflet))
+        assert count(db, Leaflet) == 0
+
+
+def test_what_goes_on_keeps_its_key(db: Database) -> None:
+    """Also if it fails for good and was enqueued anew meanwhile; and in the next stage."""
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a"))
+        actor.enqueue(Leaflet(unique_key="a"))
+    with db.begin() as actor:
+        task = actor.claim(Listing)
+        actor.complete(actor.claim(Leaflet))
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a"), on_conflict="rerun")
+        actor.fail(task, "no")
+    assert (last(db)["status"], last(db)["unique_key"], last(db)["former_key"]) == ("available", "a", None)
+    assert count(db, Leaflet, Leaflet.unique_key == "a", Leaflet.former_key.is_(None)) == 1
+
+
+def test_retry_gives_the_key_back(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a"))
+    for _ in range(2):
+        with db.begin() as actor:
+            actor.fail(actor.claim(Listing), "no")
+        with db.begin() as actor:
+            assert actor.retry(Listing) == 1
+        assert (last(db)["status"], last(db)["unique_key"], last(db)["former_key"]) == ("available", "a", None)
+    with db.begin() as actor:
+        actor.discard(actor.claim(Listing), "no")
+        actor.enqueue(Listing(unique_key="a"))
+    with db.session() as actor, pytest.raises(DuplicateTaskError, match="Listing"):
+        actor.retry(Listing)
+    assert [each["status"] for each in listings(db)] == ["discarded", "available"]
+
+
+@pytest.mark.parametrize("key", [{"unique_key": "a"}, {"id": 1}, {"id": 1, "unique_key": "a"}], ids=" and ".join)
+def test_on_conflict_by_either_key(db: Database, key: dict[str, Any]) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Listing(id=1, unique_key="a", version=1))
+    for version, (how, kept) in enumerate([("ignore", 1), ("replace", 3), ("rerun", 4)], start=2):
+        with db.begin() as actor:
+            actor.enqueue(Listing, [{**key, "version": version}], on_conflict=how)
+        assert (last(db)["id"], last(db)["version"], last(db)["unique_key"]) == (1, kept, "a")
+    assert count(db, Listing) == 1
+
+
+def test_a_final_task_lives_again_by_its_primary_key_alone(db: Database) -> None:
+    def complete() -> None:
+        with db.begin() as actor:
+            actor.complete(actor.claim(Listing))
+
+    def enqueue(how: str, **row: Any) -> None:
+        with db.begin() as actor:
+            actor.enqueue(Listing, [row], on_conflict=how)
+
+    enqueue("replace", id=1, unique_key="a")
+    complete()
+    enqueue("replace", id=1)
+    assert (last(db)["status"], last(db)["unique_key"], last(db)["former_key"]) == ("available", "a", None)
+    complete()
+    enqueue("replace", unique_key="a")
+    assert [each["status"] for each in listings(db)] == ["completed", "available"]
+    for row in ({"id": 1}, {"id": 7, "unique_key": "a"}):  # the other has the key now
+        with pytest.raises(DuplicateTaskError):
+            enqueue("rerun", **row)
+
+
+@pytest.mark.parametrize("how", ["replace", "rerun"])
+def test_debouncing(db: Database, how: str) -> None:
+    """Of many the last wins, and waits from then on."""
+    for number, delay in enumerate((3 * MINUTE, MINUTE, 2 * MINUTE), start=1):
+        before = clock(db)
+        with db.begin() as actor:
+            actor.enqueue(Listing(unique_key="a", version=number), on_conflict=how, delay=delay)
+        (task,) = listings(db)
+        assert (task["status"], task["version"]) == ("scheduled", number)
+        assert before + delay <= task["available_at"] <= clock(db) + delay
+        if number == 2:  # one that is due is put off as well
+            with db.engine.begin() as connection:
+                connection.execute(update(Listing.__table__).values(status="available"))
+
+
+def test_what_is_there_though_this_transaction_does_not_see_it(db: Database) -> None:
+    early = db.session()
+    assert early.scalar(select(Listing.id)) is None
+    if db.case.one_writer:
+        early.rollback()  # a transaction that has read what is out of date cannot write any more
+    with db.begin() as other:
+        other.enqueue(Listing(id=1, unique_key="a"))
+    with suppress(OperationalError):  # an engine may refuse to write what it does not show
+        early.enqueue(Listing, [{"id": 1}], on_conflict="ignore")
+        early.commit()
+    assert count(db, Listing) == 1
+
+
+@pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
+def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
+    keys = [f"listing {n}" for n in range(200)]
+
+    def part(transaction: Transaction[None]) -> None:
+        transaction(lambda actor: actor.enqueue(Listing, [{"unique_key": key} for key in keys], on_conflict=how))
+
+    assert storm(sync_db, *[part] * THREADS) == 0
+    assert sorted(each["unique_key"] for each in listings(sync_db)) == sorted(keys)
+
+
+def test_a_race_by_both_keys(sync_db: Database) -> None:
+    """Some engines may choose victims here; those try again."""
+
+    def part(transaction: Transaction[None]) -> None:
+        for n in range(1, 11):
+            row = {"id": n, "unique_key": f"listing {n}"}
+            transaction(lambda actor, row=row: actor.enqueue(Listing, [row], on_conflict="rerun"))
+
+    storm(sync_db, *[part] * THREADS)
+    assert [each["id"] for each in listings(sync_db)] == [*range(1, 11)]
