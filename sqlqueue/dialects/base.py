@@ -121,7 +121,7 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
     def connect(
         self, session: Session, spec: QueueSpec, *, fresh: bool, claims: bool, meets: bool = False
     ) -> Connection:
-        """The session's connection for this queue, fit to claim if it ``claims``, or to wait for rows that it ``meets``.
+        """The session's connection for this queue, fit to claim if it ``claims``, to wait for rows if it ``meets`` any.
 
         ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
         """

@@ -97,26 +97,30 @@ class SQLTaskScheduler:
 
     async def _serve(self, database: SQLTaskDatabase) -> None:
         engine = create_engine(database.url)
-        for pause in pauses():
-            if self._stopped:
-                return
-            try:
-                workers = await asyncio.to_thread(_prepare, database, engine)
-                break
-            except DBAPIError as error:
-                if not passes(error):
-                    raise
-                logger.warning("%r is not to be had, next try in %s: %s", engine.url, pause, error.orig)
-                await asyncio.sleep(pause.total_seconds())
-        self._workers += workers
-        if self._stopped:  # in the meantime: a worker that is stopped before it begins ends at once
-            self.stop()
         try:
+            workers = await self._prepared(database, engine)
+            self._workers += workers
+            if self._stopped:  # in the meantime: a worker that is stopped before it begins ends at once
+                self.stop()
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
                     group.create_task(worker.serve())
         finally:
             engine.dispose()
+
+    async def _prepared(self, database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
+        """The workers of a database, once it is there; none if the scheduler is stopped first."""
+        for pause in pauses():
+            if self._stopped:
+                break
+            try:
+                return await asyncio.to_thread(_prepare, database, engine)
+            except DBAPIError as error:
+                if not passes(error):
+                    raise
+                logger.warning("%r is not to be had, next try in %s: %s", engine.url, pause, error.orig)
+                await asyncio.sleep(pause.total_seconds())
+        return []
 
 
 def _prepare(database: SQLTaskDatabase, engine: Engine) -> list[Worker]:

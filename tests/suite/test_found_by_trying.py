@@ -1,0 +1,143 @@
+"""What was found by trying to break the kinds of queue."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping, insert, select, update
+
+from sqlqueue import ArgumentError, Claim, Worker, claim_of
+from sqlqueue.operations.upkeep import extend
+from tests.harness import Database
+from tests.models import Film, Leaflet, Listing, Ping, Report, Slot, Visit
+from tests.suite.scenes import clock, end_leases
+
+
+def row(db: Database, claim: Claim) -> RowMapping:
+    table = claim.entity.__table__
+    with db.engine.connect() as connection:
+        return connection.execute(select(table).where(table.c.id == claim.identity[0])).mappings().one()
+
+
+def test_a_lost_slot_costs_no_other_its_lease(db: Database) -> None:
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    with db.engine.begin() as connection:
+        connection.execute(update(Slot).where(Slot.slot_key == "a").values(claimed_by="somebody else"))
+    end_leases(db, Visit)
+    with db.begin() as actor:
+        assert actor.run(extend, claims, timedelta(minutes=5)) == [claims[0]]
+    assert row(db, claims[1])["available_at"] > clock(db)
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_an_enqueuer_of_the_same_key_is_no_victim_and_makes_none(
+    sync_db: Database, on_conflict: str, lease: Any
+) -> None:
+    sync_db.insert(Listing, [{"unique_key": "k"}])
+    errors: list[BaseException] = []
+    began = threading.Event()
+
+    def enqueue() -> None:
+        try:
+            with sync_db.begin() as actor:
+                began.set()
+                actor.enqueue(Listing, [{"unique_key": "k", "version": 1}], on_conflict=on_conflict)
+        except BaseException as error:
+            errors.append(error)
+
+    with sync_db.begin() as actor:
+        task = actor.claim(Listing, lease=lease)
+        other = threading.Thread(target=enqueue)
+        other.start()
+        began.wait()
+        other.join(0.2)
+        actor.complete(task)
+    other.join(10)
+    assert not errors
+
+
+@pytest.mark.parametrize("call", ["discard", "rescue"])
+def test_a_staged_task_keeps_its_error(db: Database, call: str) -> None:
+    db.insert(Leaflet, [{"id": 1}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Leaflet))
+        if call == "discard":
+            actor.discard(claim, "for a reason")
+    if call == "rescue":
+        end_leases(db, Leaflet)
+        with db.begin() as actor:
+            assert actor.rescue(Leaflet) == 1
+    found = row(db, claim)
+    assert found["status"] == "discarded"
+    assert found["error"]
+
+
+@pytest.mark.parametrize("model", [Report, Ping])
+def test_a_schedule_that_cannot_be_read_ends_its_own_task_alone(db: Database, model: Any) -> None:
+    with db.engine.begin() as connection:  # as any program may
+        connection.execute(insert(model), [{"id": 1, "schedule": "now and then"}, {"id": 2, "schedule": "PT60S"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(model, limit=2)]
+        assert {claim.identity for claim in claims} >= {(1,)}
+        actor.complete(claims)
+    with db.begin() as actor:
+        found = dict(actor.run(lambda session: session.execute(select(model.id, model.status)).all()))
+    assert found == {2: "scheduled"} | ({} if model.__queue__.on_complete == "delete" else {1: "completed"})
+
+
+def test_a_crashed_task_without_a_readable_schedule_is_rescued(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(insert(Report), [{"id": 1, "schedule": "now and then", "max_attempts": 1}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Report))
+    end_leases(db, Report)
+    with db.begin() as actor:
+        assert actor.rescue(Report) == 1
+    assert row(db, claim)["status"] == "discarded"
+
+
+def test_keys_are_the_same_to_the_letter(db: Database) -> None:
+    keys = ["abC", "aBc", "a", "a ", "\u65e5\u672c", "\u6771\u4eac"]
+    with db.begin() as actor:
+        actor.enqueue(Listing, [{"unique_key": key} for key in keys], on_conflict="ignore")
+        found = actor.scalars(select(Listing.unique_key)).all()
+    assert sorted(found) == sorted(keys)
+
+
+def test_a_new_life_has_no_result_yet(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"id": 1, "stage": "print"}])
+    with db.begin() as actor:
+        actor.complete(actor.claim(Film), {"reels": 3})
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"id": 1}], on_conflict="rerun")
+    with db.begin() as actor:
+        (film,) = actor.scalars(select(Film)).all()
+        assert (film.status, film.stage, film.result) == ("available", "cut", None)
+
+
+def test_a_running_task_keeps_the_key_whose_slot_it_holds(db: Database) -> None:
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Visit))
+    with db.begin() as actor:
+        actor.enqueue(Visit, [{"id": 1, "limit_key": "b"}], on_conflict="replace")
+    assert row(db, claim)["limit_key"] == "a"
+    with db.begin() as actor:
+        actor.heartbeat(claim)
+
+
+def test_no_limit_holds_for_what_is_completed_first(sync_db: Database) -> None:
+    with pytest.raises(ArgumentError, match="would hold nobody back"):
+        Worker(sync_db.sessions()).handler(Visit, mode="at-most-once")(lambda visit: None)
+
+
+def test_the_columns_of_the_queue_are_no_versions(sync_db: Database) -> None:
+    with sync_db.begin() as actor, pytest.raises(ArgumentError, match="version="):
+        actor.enqueue(Listing, [{"unique_key": "k", "priority": 1}], on_conflict="replace", version=Listing.priority)
