@@ -142,7 +142,9 @@ class RecurringMixin(QueueMixin):
 class LimitMixin(QueueMixin):
     """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
 
-    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.
+    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.  A task of another key
+    is never held up by a full one; a task that others have locked may be passed by a later one of its own key.  A claim
+    may hold a slot that it could not use until its transaction ends: commit claims soon.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "limit_key")
