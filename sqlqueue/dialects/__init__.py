@@ -63,37 +63,30 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
 
 def timestamp_type() -> TypeEngine[Any]:
     """Moments in UTC, with microseconds and as aware datetimes, on every engine."""
-    kind: TypeEngine[Any] = utc(DateTime, timezone=True)
-    for adapter in adapters().values():
-        if adapter.timestamp is not None:
-            kind = kind.with_variant(adapter.timestamp, adapter.name)
-    return kind
+    return _on_every_engine(utc(DateTime, timezone=True), "timestamp")
 
 
 def error_type() -> TypeEngine[Any]:
     """The texts of errors, of up to 2,000 UTF-16 code units, with all of Unicode on every engine."""
-    kind: TypeEngine[Any] = String(2000)
-    for adapter in adapters().values():
-        if adapter.error_text is not None:
-            kind = kind.with_variant(adapter.error_text, adapter.name)
-    return kind
+    return _on_every_engine(String(2000), "error_text")
 
 
 def key_type() -> TypeEngine[Any]:
     """Keys of up to 255 characters, which are the same only if they are so to the letter, on every engine."""
-    kind: TypeEngine[Any] = String(255)
-    for adapter in adapters().values():
-        if adapter.key is not None:
-            kind = kind.with_variant(adapter.key, adapter.name)
-    return kind
+    return _on_every_engine(String(255), "key")
 
 
 def json_type() -> TypeEngine[Any]:
     """JSON, in the type that each engine has for it."""
-    kind: TypeEngine[Any] = JSON()
+    return _on_every_engine(JSON(), "json")
+
+
+def _on_every_engine(kind: TypeEngine[Any], attribute: str) -> TypeEngine[Any]:
+    """``kind``, but for adapters that have another one as this attribute."""
     for adapter in adapters().values():
-        if adapter.json is not None:
-            kind = kind.with_variant(adapter.json, adapter.name)
+        variant: TypeEngine[Any] | None = getattr(adapter, attribute)
+        if variant is not None:
+            kind = kind.with_variant(variant, adapter.name)
     return kind
 
 
