@@ -170,13 +170,14 @@ class UniqueBy:
         return and_(*(column == row[column.name] for column in self.columns))
 
 
-def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> UniqueBy | None:
-    """By what ``row`` may meet another: its primary key if it gives that, or its ``unique_key``."""
+def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> tuple[UniqueBy, ...]:
+    """By what ``row`` may meet another: its primary key if it gives that, and its ``unique_key``."""
+    found: list[UniqueBy] = []
     if all(column.name in row for column in spec.primary_key):
-        return _by_primary_key(spec)
+        found.append(_by_primary_key(spec))
     if spec.has("unique_key") and row.get(spec["unique_key"].name) is not None:
-        return _by_unique_key(spec)
-    return None
+        found.append(_by_unique_key(spec))
+    return tuple(found)
 
 
 @cache

@@ -70,6 +70,9 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
     """The options of a table that gives out no key twice, where one may come back once its row is deleted."""
     batch: ClassVar[int] = 5_000
     """How many keys one statement names at the most."""
+    key_before_row: ClassVar[bool] = False
+    """Whether an upsert by a unique key locks that first and then the row, where a completion locks the row and then
+    the key that it takes away: the two would deadlock."""
     returning: ClassVar[bool] = True
     """Whether UPDATE and DELETE can return what they changed."""
     one_writer: ClassVar[bool] = False

@@ -88,6 +88,7 @@ class MySQL(Adapter):
         *(1040, 1203, 1021, 1114),
         *(1290, 1836),
     )
+    key_before_row = True
     returning = False
     orders_freely = False
 
@@ -181,10 +182,8 @@ class MySQL(Adapter):
         return self.sweep_by_key(session, spec, statement, limit)
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
-        if by.columns != spec.primary_key or _has_other_keys(spec.table):
-            # ON DUPLICATE KEY would go by any of them, and change another task; and by a unique key it locks that
-            # first and then the row, where a completion locks the row and then the key that it takes away
-            return None
+        if _has_other_keys(spec.table, by):
+            return None  # ON DUPLICATE KEY would go by any of them, and change another task
         statement = mysql.insert(spec.table)
         if replace is None:
             first = spec.primary_key[0]
@@ -280,9 +279,11 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     return statement.with_hint(hint)
 
 
-def _has_other_keys(table: Table) -> bool:
-    unique = (constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint))
-    return any(index.unique for index in table.indexes) or any(unique)
+def _has_other_keys(table: Table, by: UniqueBy) -> bool:
+    """Whether a row could meet another by another key; by its primary key only if that is given."""
+    constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
+    indexes = [tuple(index.columns) for index in table.indexes if index.unique]
+    return any(columns != by.columns for columns in (*constraints, *indexes))
 
 
 def _is_of(table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:

@@ -30,56 +30,82 @@ class Conflicts:
     def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, by names of attributes, each with the expressions of ``fixed``."""
         names = {prop.key: prop.columns[0].name for prop in self.spec.mapper.column_attrs}
-        common = {names[key]: value for key, value in fixed.items()}
+        common = {names[key]: value for key, value in fixed.items()} | _discriminator(self.spec)
         values = [{names[key]: value for key, value in row.items()} for row in rows]
-        for (given, by), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
-            self._group(session, list(group), [*given, *common], by, common)
+        for (given, ways), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
+            self._group(session, list(group), [*given, *common], ways, common)
 
-    def _group(self, session: Session, rows: list[Row], names: list[str], by: UniqueBy | None, common: Row) -> None:
+    def _group(
+        self, session: Session, rows: list[Row], names: list[str], ways: Sequence[UniqueBy], common: Row
+    ) -> None:
         spec, adapter = self.spec, self.adapter
-        if by is None:  # a key of NULL meets nobody
+        if not ways:  # a key of NULL meets nobody
             adapter.execute(session, spec, insert(spec.table).values(common), rows)
             return
-        replace = None if self.on_conflict == "ignore" else self._replacement(names, by)
-        statement = None if self._goes_by_two(names, by) else adapter.upsert(spec, by, replace)
+        replacements = [self._replacement(names, by) for by in ways]
+        # of two with both keys that are inserted at once, an upsert by the one could fail for the other
+        statement = adapter.upsert(spec, ways[0], replacements[0]) if len(ways) == 1 else None
         if statement is not None:
-            adapter.execute(session, spec, statement.values(common), rows)
+            if adapter.key_before_row and ways[0].columns != spec.primary_key:
+                rows = self._not_there(session, rows, ways[0], replacements[0], common)
+            if rows:
+                adapter.execute(session, spec, statement.values(common), rows)
             return
         for row in rows:
-            self._update_or_insert(session, {**row, **common}, by, replace)
+            self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
 
-    def _goes_by_two(self, names: Sequence[str], by: UniqueBy) -> bool:
-        """Whether rows have both keys: of two inserted at once, an upsert by the one could fail for the other."""
-        return self.spec.has("unique_key") and self.spec["unique_key"].name in {*names} - {
-            each.name for each in by.columns
-        }
-
-    def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement:
-        given = [name for name in names if name not in {column.name for column in by.columns}]
+    def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement | None:
+        if self.on_conflict == "ignore":
+            return None
+        keys = {column.name for column in (*by.columns, *self.spec.primary_key)}
+        given = [name for name in names if name not in keys]
         rerun = self.on_conflict == "rerun"
         return lambda proposed: replacing(self.spec, given, proposed, rerun=rerun, version=self.version)
 
-    def _update_or_insert(self, session: Session, row: Row, by: UniqueBy, replace: Replacement | None) -> None:
+    def _update_or_insert(
+        self, session: Session, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]
+    ) -> None:
         """Where there is no upsert that would do.  Whoever loses the race to insert finds the row at the next try.
 
         A row is found without a lock, and locked by its primary key as by all others: who completes it has locked it
         by that, and takes away its unique key then.
         """
         adapter, spec = self.adapter, self.spec
-        mine = by.is_row(row)
-        keys = self._find(session, mine)
+        lost: IntegrityError | None = None
         while True:
-            if keys and (replace is None or self._update(session, row, keys, mine, replace)):
-                return
+            found = False
+            for by, replace in ways:
+                keys = self._find(session, by.is_row(row), latest=lost is not None)
+                if keys and (replace is None or self._update(session, row, keys, by.is_row(row), replace)):
+                    return
+                found = found or bool(keys)
+            if lost is not None and not found:
+                raise lost  # another unique key stands in the way
             try:
                 with adapter.tentative(session):
                     adapter.execute(session, spec, insert(spec.table).values(row))
             except IntegrityError as error:
-                keys = self._find(session, mine, latest=True) if adapter.is_duplicate(error) else []
-                if not keys:
-                    raise  # another unique key stands in the way
+                if not adapter.is_duplicate(error):
+                    raise
+                lost = error
             else:
                 return
+
+    def _not_there(
+        self, session: Session, rows: Sequence[Row], by: UniqueBy, replace: Replacement | None, common: Row
+    ) -> list[Row]:
+        """Those of ``rows`` that meet nobody, as far as can be seen; the others are dealt with by primary key."""
+        (column,) = by.columns
+        there: set[Any] = set()
+        for some in self.adapter.batches([row[column.name] for row in rows]):
+            there.update(self.adapter.execute(session, self.spec, select(column).where(column.in_(some))).scalars())
+        rest: list[Row] = []
+        for row in rows:
+            mine = by.is_row(row)
+            keys = self._find(session, mine) if row[column.name] in there else []
+            if not keys or not (replace is None or self._update(session, {**row, **common}, keys, mine, replace)):
+                rest.append(row)
+        return rest
 
     def _find(self, session: Session, mine: Criterion, *, latest: bool = False) -> list[Identity]:
         """The key of the row; ``latest``: as it is now, whatever this transaction may see."""
@@ -104,3 +130,10 @@ def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:
         return literal(value, spec.table.c[name].type) if value is not None else null()
 
     return proposed
+
+
+def _discriminator(spec: QueueSpec) -> Row:
+    """What tells the class of a row, where several share a table."""
+    if spec.mapper.polymorphic_on is None:
+        return {}
+    return {spec.mapper.polymorphic_on.name: literal(spec.mapper.polymorphic_identity)}

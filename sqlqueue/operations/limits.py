@@ -46,7 +46,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
         raise ArgumentError(f"key={key!r}: give a key of 1 to {LONGEST_KEY} characters")
     session = session_of(session)
     adapter = open_(session, slots, claims=True)
-    of_key, number = slots["slot_key"] == key, slots["slot_number"]
+    of_key = slots["slot_key"] == key
     if not adapter.exists(session, slots, of_key):
         introduce(session, adapter, spec, key)
     used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
@@ -55,9 +55,11 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     for numbers, attempts in ((kept, ENDLESS), (used[limit:], 0)):
         values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
         if numbers:
-            adapter.sweep(session, slots, write(slots, and_(of_key, number.in_(numbers)), values))
+            keys = [(key, number) for number in numbers]
+            adapter.change(session, slots, write(slots, adapter.key_in(slots, keys), values), keys)
     if gone:
-        adapter.sweep(session, slots, remove(slots, and_(of_key, number.in_(gone))))
+        keys = [(key, number) for number in gone]
+        adapter.change(session, slots, remove(slots, adapter.key_in(slots, keys)), keys)
     first = max(used + idle, default=0) + 1
     make(session, adapter, slots, key, range(first, first + limit - len(kept)))
 

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping, insert, select, update
 from sqlqueue import ArgumentError, Claim, Worker, claim_of
 from sqlqueue.operations.upkeep import extend
 from tests.harness import Database
-from tests.models import Film, Leaflet, Listing, Ping, Report, Slot, Visit
+from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Visit
 from tests.suite.scenes import clock, end_leases
 
 
@@ -141,3 +141,20 @@ def test_no_limit_holds_for_what_is_completed_first(sync_db: Database) -> None:
 def test_the_columns_of_the_queue_are_no_versions(sync_db: Database) -> None:
     with sync_db.begin() as actor, pytest.raises(ArgumentError, match="version="):
         actor.enqueue(Listing, [{"unique_key": "k", "priority": 1}], on_conflict="replace", version=Listing.priority)
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_a_primary_key_made_here_is_no_way_around_the_unique_key(db: Database, on_conflict: str) -> None:
+    db.insert(Listing, [{"id": 1, "unique_key": "k", "version": 1}])
+    with db.begin() as actor:
+        actor.enqueue(Listing, [{"id": 99, "unique_key": "k", "version": 2}], on_conflict=on_conflict)
+    with db.begin() as actor:
+        (listing,) = actor.scalars(select(Listing)).all()
+        assert (listing.id, listing.version) == (1, 1 if on_conflict == "ignore" else 2)
+
+
+def test_rows_of_an_inheriting_class_say_so(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Reminder, [{"id": 1}], on_conflict="ignore")
+    with db.begin() as actor:
+        assert actor.claim(Reminder) is not None
