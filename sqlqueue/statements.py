@@ -18,7 +18,6 @@ from sqlalchemy import (
     exists,
     literal_column,
     select,
-    true,
     update,
 )
 from sqlalchemy.orm import QueryableAttribute
@@ -215,6 +214,8 @@ def is_exhausted(spec: QueueSpec) -> Criterion:
 
 def only(spec: QueueSpec, *criteria: Where) -> Criterion:
     """All of ``criteria``, for the rows of this class alone."""
-    inherited = spec.inherited
-    own = [_own_criteria(spec, criterion) for criterion in criteria]
-    return and_(true(), *own, *([] if inherited is None else [inherited]))
+    terms = [_own_criteria(spec, criterion) for criterion in criteria]
+    if spec.inherited is not None:
+        terms.append(spec.inherited)
+    # not true(), of which SQLAlchemy 2.1 makes a condition that Oracle before 23ai does not know
+    return and_(*terms) if terms else spec.primary_key[0].is_not(None)

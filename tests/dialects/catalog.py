@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Boolean, Engine, Uuid
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.exc import FlushError
@@ -268,10 +268,10 @@ def statements(engine: Engine, log: list[str]) -> dict[str, str]:
             call(session)
         found |= {f"{name} {number}": statement for number, statement in enumerate(log, 1)}
     found |= _looking(engine, log)
-    ours = {table for mapper in _mappers() for table in mapper.tables}
-    ours.remove(Parcel.__table__)  # what becomes of a Uuid is SQLAlchemy's affair, and changes with its version
-    for table in sorted(ours, key=str):
-        found[f"create table {table.name}"] = str(CreateTable(table).compile(engine)).strip()
+    for table in sorted({table for mapper in _mappers() for table in mapper.tables}, key=str):
+        # what becomes of these types is SQLAlchemy's affair, and changes with its version
+        if not any(isinstance(column.type, (Uuid, Boolean)) for column in table.columns):
+            found[f"create table {table.name}"] = str(CreateTable(table).compile(engine)).strip()
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             found[f"create index {index.name}"] = str(CreateIndex(index).compile(engine))
     return found

@@ -20,6 +20,8 @@ from sqlqueue import (
     TopicMixin,
     UniqueMixin,
 )
+from sqlqueue.outbox import OutboxMixin
+from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
 
 MESSAGE = String(100)
 
@@ -154,6 +156,17 @@ class Truck(LimitMixin, Base):
     cargo: Mapped[str | None] = mapped_column(MESSAGE)
 
 
+class Outgoing(OutboxMixin, Base):
+    __tablename__ = "plain_outgoing"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Request(SQLTaskMixin, Base):
+    __tablename__ = "plain_request"
+    __queue__ = sql_task_options(Bay)
+
+
 class DataBase(MappedAsDataclass, DeclarativeBase):
     metadata = Base.metadata
 
@@ -177,6 +190,7 @@ def example(kind: type) -> object:
         Truck: {"limit_key": "a", "cargo": "b"},
         Listing: {"unique_key": "a"},
         Film: {"filmKey": "a"},
+        Request: {"request": "SELECT 1", "queue": "a", "repeat": "PT60S"},
     }
     return kind(**keys.get(kind, {}))
 

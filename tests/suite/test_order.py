@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from tests.harness import Database
 from tests.models import Document, Seat, Task, Ticket
@@ -75,6 +76,14 @@ def test_rows_inserted_in_descending_order(db: Database) -> None:
     db.insert(Task, [{**row, "id": n, "priority": 100 - n} for n, row in enumerate(rows(100), start=1)])
     actor = db.session()
     assert [task.id for task in actor.claim_many(Task, limit=10)] == list(range(100, 90, -1))
+
+
+def test_a_priority_that_is_changed_while_it_waits(db: Database) -> None:
+    db.insert(Task, [{**row, "id": n} for n, row in enumerate(rows(3), start=1)])
+    with db.begin() as actor:
+        actor.execute(update(Task).where(Task.id == 3).values(priority=-1))
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Task, limit=3)] == [3, 1, 2]
 
 
 @pytest.mark.parametrize("limit", [300, 1_500])
