@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context
 from typing import Any
 
 CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
@@ -18,7 +18,22 @@ CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; those started within hear of it from their parent alone."""
+    """Ctrl-C reaches all processes of a terminal; those started within hear of it from their parent alone.
+
+    What the fork server starts ignores the signal if the server has been started so: this process is deaf no longer
+    than that takes.
+    """
+    if CONTEXT.get_start_method() != "forkserver":
+        with _ignoring_interrupts():
+            yield
+        return
+    with _ignoring_interrupts():
+        forkserver.ensure_running()
+    yield
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -24,8 +24,8 @@ class Crew:
     """Worker processes.  None outlives the ``with`` block."""
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
+        CONTEXT.set_forkserver_preload([__name__])
         with no_interrupts():
-            CONTEXT.set_forkserver_preload([__name__])
             self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
 
     def __enter__(self) -> Crew:
