@@ -21,7 +21,6 @@ from sqlqueue import (
     UniqueMixin,
 )
 from sqlqueue.outbox import OutboxMixin
-from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
 
 MESSAGE = String(100)
 
@@ -162,11 +161,6 @@ class Outgoing(OutboxMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-class Request(SQLTaskMixin, Base):
-    __tablename__ = "plain_request"
-    __queue__ = sql_task_options(Bay)
-
-
 class DataBase(MappedAsDataclass, DeclarativeBase):
     metadata = Base.metadata
 
@@ -190,7 +184,6 @@ def example(kind: type) -> object:
         Truck: {"limit_key": "a", "cargo": "b"},
         Listing: {"unique_key": "a"},
         Film: {"filmKey": "a"},
-        Request: {"request": "SELECT 1", "queue": "a", "repeat": "PT60S"},
     }
     return kind(**keys.get(kind, {}))
 
