@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from .clock import utcnow
 from .spec import Criterion, Identity, QueueSpec
-from .statements import Assignment, is_final, state
+from .statements import Assignment, is_final, is_held, state
 from .states import Status
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Held:
             mine = and_(key_in(spec, [claim.identity for claim in claims]), mine)
         if self.only_locked:
             return and_(mine, ~is_final(spec))
-        return and_(mine, spec["status"] == state(Status.RUNNING))
+        return and_(mine, is_held(spec))
 
     def planned(self) -> list[Assignment]:
         """What a claim that only locks has not written yet of the moment that it was planned for."""

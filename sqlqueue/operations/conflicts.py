@@ -96,13 +96,14 @@ class Conflicts:
     ) -> list[Row]:
         """Those of ``rows`` that meet nobody, as far as can be seen; the others are dealt with by primary key."""
         (column,) = by.columns
-        there: set[Any] = set()
+        there: dict[Any, list[Identity]] = {}
         for some in self.adapter.batches([row[column.name] for row in rows]):
-            there.update(self.adapter.execute(session, self.spec, select(column).where(column.in_(some))).scalars())
+            found = select(column, *self.spec.primary_key).where(column.in_(some))
+            there.update((row[0], [tuple(row[1:])]) for row in self.adapter.execute(session, self.spec, found))
         rest: list[Row] = []
         for row in rows:
             mine = by.is_row(row)
-            keys = self._find(session, mine) if row[column.name] in there else []
+            keys = there.get(row[column.name], [])
             if not keys or not (replace is None or self._update(session, {**row, **common}, keys, mine, replace)):
                 rest.append(row)
         return rest

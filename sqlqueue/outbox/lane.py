@@ -15,7 +15,7 @@ from ..worker.jobs import Job
 from ..worker.lane import PROMOTE_EVERY
 from ..worker.lookout import Lookout
 from ..worker.outcomes import RELEASED, Outcome
-from ..worker.patience import bear, pauses
+from ..worker.patience import keep_on
 from .claiming import claim_messages
 from .delivery import Delivery
 
@@ -55,14 +55,7 @@ class RelayLane:
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database."""
-        patience = pauses()
-        while not self._draining:
-            try:
-                await self._turn()
-                self._crew.reports.reached()
-                patience = pauses()
-            except Exception as error:
-                await bear(error, next(patience), self._crew.reports)
+        await keep_on(self._turn, lambda: self._draining, self._crew.reports)
 
     async def _turn(self) -> None:
         self._lookout.expect()

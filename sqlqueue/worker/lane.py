@@ -19,7 +19,7 @@ from .jobs import Job
 from .lookout import Lookout
 from .loops import soon
 from .outcomes import RELEASED, Outcome
-from .patience import bear, pauses
+from .patience import keep_on
 from .performer import Performer
 from .slots import CoroutineSlots, Slots, ThreadSlots
 
@@ -84,14 +84,7 @@ class Lane:
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database, and until no coroutine runs any more."""
-        patience = pauses()
-        while not self._draining:
-            try:
-                await self._turn()
-                self._crew.reports.reached()
-                patience = pauses()
-            except Exception as error:
-                await bear(error, next(patience), self._crew.reports)
+        await keep_on(self._turn, lambda: self._draining, self._crew.reports)
         await self._slots.ended()
 
     async def _turn(self) -> None:

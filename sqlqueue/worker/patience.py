@@ -61,3 +61,15 @@ async def bear(error: Exception, pause: timedelta, reports: Reports) -> None:
         reports.broken("claim", error)
         reports.pulse.missed()
     await asyncio.sleep(pause.total_seconds())
+
+
+async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], reports: Reports) -> None:
+    """Take one ``turn`` after the other until it ``is_over``, whatever is wrong with the database."""
+    patience = pauses()
+    while not is_over():
+        try:
+            await turn()
+            reports.reached()
+            patience = pauses()
+        except Exception as error:
+            await bear(error, next(patience), reports)
