@@ -1,21 +1,26 @@
-"""A worker in a process of its own, as workers are, which tells when it began each task."""
+"""Who waits for tasks in a process of its own, as workers do, and tells when it began each."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from sqlalchemy import URL, event
+from sqlalchemy import URL
 
 from sqlqueue import Worker
 
 from ..demo.database import connect, sessions
-from ..processes import CONTEXT
+from ..dialects.notifications import CHANNEL
+from ..processes import CONTEXT, no_interrupts
+from ..spec import spec_of
 from .models import Probe
+from .plan import Shape
+from .tally import Tally
+from .yardsticks import YARDSTICKS, raw_connection
 
 
 class Begun(NamedTuple):
@@ -30,30 +35,38 @@ class Begun(NamedTuple):
 @contextmanager
 def worker_process(url: URL, *, notify: bool) -> Iterator[Connection]:
     """The pipe of a worker: it sends a :class:`Begun` for each task, and its count of statements when it is asked."""
+    with _process(_work, url, notify) as (process, channel):
+        yield channel
+        channel.send("stop")
+        process.join(30)
+
+
+@contextmanager
+def listener_process(url: URL) -> Iterator[Connection]:
+    """The same by hand, with the driver alone; it is asked nothing."""
+    with _process(_listen, url) as (_, channel):
+        yield channel
+
+
+@contextmanager
+def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
+    """Ready."""
     here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_main, args=(there, url, notify), daemon=True)
-    process.start()
+    process = CONTEXT.Process(target=main, args=(there, *arguments), daemon=True)
+    with no_interrupts():
+        process.start()
     there.close()
     try:
         here.recv()
-        yield here
-        here.send("stop")
-        process.join(30)
+        yield process, here
     finally:
         process.kill()
         process.join()
 
 
-def _main(channel: Connection, url: URL, notify: bool) -> None:
-    engine = connect(url)
-    statements = 0
-
-    def count(*_: Any) -> None:
-        nonlocal statements
-        statements += 1
-
-    event.listen(engine, "before_cursor_execute", count)
-    worker = Worker(sessions(engine), notify=notify)
+def _work(channel: Connection, url: URL, notify: bool) -> None:
+    tally = Tally()
+    worker = Worker(sessions(tally.watch(connect(url))), notify=notify)
 
     @worker.handler(Probe)
     def begin(probe: Probe) -> None:
@@ -62,8 +75,24 @@ def _main(channel: Connection, url: URL, notify: bool) -> None:
     def obey() -> None:
         channel.send("ready")
         while channel.recv() == "statements":
-            channel.send(statements)
+            channel.send(tally.statements)
         worker.stop()
 
     threading.Thread(target=obey, daemon=True).start()
     worker.run()
+
+
+def _listen(channel: Connection, url: URL) -> None:
+    engine = connect(url)
+    spec = spec_of(Probe)
+    shape = Shape(table=spec.table.name, index=spec.index_name("claim"), makes_keys=True, columns=("id", "attempt"))
+    client = YARDSTICKS[engine.driver](raw_connection(engine), shape, Tally())
+    for number, _ in enumerate(client.news(CHANNEL)):
+        if number == 0:
+            channel.send("ready")
+        while rows := client.claim(1):
+            client.commit()
+            channel.send(Begun(rows[0][0], time.monotonic(), time.time()))
+            client.complete(rows)
+            client.commit()
+        client.commit()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from sqlalchemy import inspect
+from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ..demo.database import connect, sessions
-from ..dialects import adapter_for
-from .models import Base, Probe
-from .pickup import Delays, Pickup, measure_pickup
+from sqlqueue import SQLQueueError
+
+from ..demo.errors import DemoError
+from .models import Key
+from .plan import BenchError
+from .run import SECTIONS, STANDARD, Wanted, measured
+from .show import show
 
 Url = Annotated[
     str,
@@ -27,59 +29,115 @@ Url = Annotated[
         help="The database to be measured, with a sync driver: postgresql+psycopg://user:password@host/name.",
     ),
 ]
-Tasks = Annotated[int, typer.Option("--tasks", min=20, help="How many tasks are enqueued one by one.")]
-Idle = Annotated[float, typer.Option("--idle", min=1, help="For how many seconds an idle worker is watched.")]
+Only = Annotated[
+    str,
+    typer.Option("--only", metavar="SECTIONS", help=f"What to measure: {', '.join(SECTIONS)}."),
+]
+Jobs = Annotated[
+    int, typer.Option("--jobs", min=1, help="In enqueue and drain: how many; a fifth of them where each is committed.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Of enqueue, drain and growth: how many.")]
+Processes = Annotated[
+    str, typer.Option("--processes", metavar="1,2", help="In drain: how many processes work at a time.")
+]
+Threads = Annotated[
+    int, typer.Option("--threads", min=1, help="In drain: those of a worker, and of what it is compared with.")
+]
+Batch = Annotated[int, typer.Option("--batch", min=2, help="In drain: how many jobs are claimed at a time.")]
+Payload = Annotated[
+    int, typer.Option("--payload", min=0, metavar="BYTES", help="The length of the text that each job has.")
+]
+KeyOption = Annotated[Key, typer.Option("--key", help="The primary key of the jobs.")]
+Tasks = Annotated[int, typer.Option("--tasks", min=20, help="In pickup: how many tasks are enqueued one by one.")]
+Idle = Annotated[float, typer.Option("--idle", min=1, help="In pickup: the seconds for which an idle worker is seen.")]
+Sizes = Annotated[
+    str, typer.Option("--sizes", metavar="0,1000", help="In growth: how many finished tasks, and as many scheduled.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures for programs: one object of JSON.")]
+_WIDE = 140
+"""Characters, where no terminal says how many there is room for."""
+_STANDARD = ",".join(STANDARD)
 
 
-def bench(url: Url, tasks: Tasks = 300, idle: Idle = 20, as_json: AsJson = False) -> None:
-    """Measure how soon a worker begins a task, and what it costs while there is none.
+def bench(
+    *,
+    url: Url,
+    only: Only = _STANDARD,
+    jobs: Jobs = 10_000,
+    rounds: Rounds = 3,
+    processes: Processes = "1,2",
+    threads: Threads = 10,
+    batch: Batch = 100,
+    payload: Payload = 100,
+    key: KeyOption = Key.INT,
+    tasks: Tasks = 300,
+    idle: Idle = 20,
+    sizes: Sizes = "0,200000,2000000",
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a queue costs on a database of yours, beside what it costs by hand.
 
         sqlqueue bench --url postgresql+psycopg://me@host/test
 
-    A worker runs in a process of its own. Tasks are enqueued one by one, some milliseconds apart, and the time from
-    the commit to the call of the handler is measured; then tasks that are scheduled for a moment, and by how much they
-    are late; then the statements that the worker sends while there is nothing to do. Where the engine has
-    notifications, once with them and once without.
+    [b]enqueue[/b]: one by one, in bulk, by COPY. [b]drain[/b]: loops that claim and complete, and workers whose
+    handlers do nothing. Each is done in turns with the same work written by hand, in SQL for the driver alone and with
+    SQLAlchemy's ORM. Told are the median of all rounds, the least and the most, and the ratio within a round.
 
-    The table sqlqueue_bench_probe is made and dropped. Exit status: 0; 2 if it could not be measured.
+    [b]pickup[/b]: how soon a worker begins a task, how late it is for a moment, and what it sends while it is idle.
+
+    [b]growth[/b]: drains amid hundreds of thousands of other tasks. It takes long, and has to be asked for.
+
+    Tables named sqlqueue_bench_... are made and dropped. Exit status: 0; 2 if it could not be measured.
     """
     console = Console(stderr=True, highlight=False)
-    engine = connect(url)
-    try:
-        with ExitStack() as stack:
-            stack.callback(engine.dispose)
-            if inspect(engine).has_table(Probe.__tablename__):
-                raise typer.BadParameter(f"there is a table {Probe.__tablename__} already: drop it, if it is a bench's")
-            stack.callback(Base.metadata.drop_all, engine)
-            Base.metadata.create_all(engine)
-            listens = adapter_for(engine.dialect).can_listen(engine.dialect.driver)
-            with console.status("starting") as status:
-                figures = [
-                    measure_pickup(engine, sessions(engine), tasks=tasks, idle=idle, notify=notify, say=status.update)
-                    for notify in ((True, False) if listens else (False,))
-                ]
-    except DBAPIError as error:
-        console.print(f"sqlqueue bench: the database refuses: {error.orig}", markup=False)
-        raise typer.Exit(2) from error
+    wanted = Wanted(
+        sections=_sections(only),
+        processes=_numbers("--processes", processes, least=1),
+        jobs=jobs,
+        rounds=rounds,
+        threads=threads,
+        batch=batch,
+        payload=payload,
+        key=key,
+        tasks=tasks,
+        idle=idle,
+        sizes=_numbers("--sizes", sizes, least=0),
+    )
+    with _refusals(console), console.status("starting") as status:
+        report = measured(url, wanted, say=status.update)
     if as_json:
-        typer.echo(json.dumps([asdict(figure) for figure in figures], indent=2))
+        typer.echo(json.dumps(report.plain(), indent=2))
     else:
-        _show(figures)
+        output = Console(highlight=False)
+        show(output if output.is_terminal else Console(highlight=False, width=_WIDE), report)
 
 
-def _show(figures: list[Pickup]) -> None:
-    table = Table("milliseconds", "tasks", "p50", "p95", "p99", "most")
-    for figure in figures:
-        how = "notified" if figure.notified else "by looking"
-        table.add_row(f"from the commit to the handler, {how}", *_cells(figure.enqueued))
-        table.add_row(f"late for its moment, {how}", *_cells(figure.scheduled))
-    console = Console(highlight=False)
-    console.print(table)
-    for figure in figures:
-        how = "that listens" if figure.notified else "that looks"
-        console.print(f"An idle worker {how} sends {figure.idle_statements:.2f} statements a second.")
+def _sections(only: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in only.split(","))
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise typer.BadParameter(f"--only names {unknown[0]!r}: one or more of {', '.join(SECTIONS)}, with commas")
+    return names
 
 
-def _cells(delays: Delays) -> list[str]:
-    return [str(delays.count), *(f"{value:.1f}" for value in (delays.p50, delays.p95, delays.p99, delays.most))]
+def _numbers(option: str, given: str, *, least: int) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(number) for number in given.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}={given}: give numbers with commas, as in 1,2") from error
+    if min(numbers) < least or len(set(numbers)) < len(numbers):
+        raise typer.BadParameter(f"{option}={given}: give different numbers, each at least {least}")
+    return numbers
+
+
+@contextmanager
+def _refusals(console: Console) -> Iterator[None]:
+    """What cannot be measured ends the command, in words and with the exit status 2."""
+    try:
+        yield
+    except (BenchError, DemoError, SQLQueueError, DBAPIError) as error:
+        reason: Any = f"the database refuses: {error.orig}" if isinstance(error, DBAPIError) else error
+        console.print(Text(f"sqlqueue bench: {reason}"))
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("Stopped. The tables are gone.")
+        raise typer.Exit(130) from None

@@ -1,10 +1,20 @@
-"""The table that is measured, made for the occasion."""
+"""The tables that are measured, made for the occasion."""
 
 from __future__ import annotations
 
+import uuid
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Identity, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin
+
+
+class Key(StrEnum):
+    INT = "int"
+    UUID = "uuid"
 
 
 class Base(DeclarativeBase):
@@ -15,3 +25,36 @@ class Probe(QueueMixin, Base):
     __tablename__ = "sqlqueue_bench_probe"
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class Job(QueueMixin, Base):
+    """Its key is made by the server."""
+
+    __tablename__ = "sqlqueue_bench_job"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    payload: Mapped[str] = mapped_column(Text)
+
+
+class UuidJob(QueueMixin, Base):
+    """Its key is made by the client."""
+
+    __tablename__ = "sqlqueue_bench_uuid_job"
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    payload: Mapped[str] = mapped_column(Text)
+
+
+JOBS: dict[Key, type[Any]] = {Key.INT: Job, Key.UUID: UuidJob}
+
+
+class _Plain(DeclarativeBase):
+    pass
+
+
+def without_mixin(model: type[Any]) -> type[Any]:
+    """The same table, mapped as by an application that has never heard of sqlqueue."""
+    return type(f"Plain{model.__name__}", (_Plain,), {"__table__": model.__table__})
+
+
+BY_HAND: dict[Key, type[Any]] = {key: without_mixin(model) for key, model in JOBS.items()}

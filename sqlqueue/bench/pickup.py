@@ -16,8 +16,9 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession
 
 from ..clock import utcnow
-from .child import Begun, worker_process
+from .child import Begun, listener_process, worker_process
 from .models import Probe
+from .yardsticks import YARDSTICKS
 
 Progress = Callable[[str], None]
 _AHEAD = timedelta(seconds=1)
@@ -44,6 +45,8 @@ class Pickup:
     """From the call of the commit that enqueued a task to the call of its handler, in another process."""
     scheduled: Delays
     """From the moment for which a task was scheduled to the call of its handler, by the database's clock."""
+    by_hand: Delays | None
+    """Like ``enqueued``, by a process that listens and claims with the driver alone, where there is a yardstick."""
     idle_statements: float
     """A second, while there is nothing to do."""
 
@@ -51,15 +54,34 @@ class Pickup:
 def measure_pickup(
     engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, idle: float, notify: bool, say: Progress
 ) -> Pickup:
-    with sessions.begin() as session:
-        session.execute(delete(Probe))
+    yardstick = YARDSTICKS.get(engine.driver)
+    by_hand = _by_hand(engine, sessions, tasks, say) if notify and yardstick and yardstick.listens else None
+    _empty(sessions)
     with worker_process(engine.url, notify=notify) as worker:
         say("enqueueing one by one")
         enqueued = _enqueued(sessions, worker, tasks)
         say("scheduling")
         scheduled = _scheduled(sessions, worker, max(tasks // 10, 5))
         say(f"doing nothing for {idle:.0f} s")
-        return Pickup(notified=notify, enqueued=enqueued, scheduled=scheduled, idle_statements=_idle(worker, idle))
+        return Pickup(
+            notified=notify,
+            enqueued=enqueued,
+            scheduled=scheduled,
+            by_hand=by_hand,
+            idle_statements=_idle(worker, idle),
+        )
+
+
+def _empty(sessions: sessionmaker[QueueSession]) -> None:
+    with sessions.begin() as session:
+        session.execute(delete(Probe))
+
+
+def _by_hand(engine: Engine, sessions: sessionmaker[QueueSession], tasks: int, say: Progress) -> Delays:
+    _empty(sessions)
+    with listener_process(engine.url) as listener:
+        say("enqueueing one by one, for who listens by hand")
+        return _enqueued(sessions, listener, tasks)
 
 
 def _enqueued(sessions: sessionmaker[QueueSession], worker: Connection, tasks: int) -> Delays:

@@ -18,14 +18,15 @@ from .errors import DemoError
 from .models import Base
 
 
-def connect(url: str | URL) -> Engine:
+def connect(url: str | URL, **options: Any) -> Engine:
     """An engine set up as a queue wants it."""
     if make_url(url).get_backend_name() == "sqlite":
-        engine = create_engine(url, connect_args={"timeout": 30})  # a claim waits so long for another writer
+        # a claim waits so long for another writer
+        engine = create_engine(url, connect_args={"timeout": 30}, **options)
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
     # the level in which no claim is in another's way; on MySQL and MariaDB it is not the default
-    return create_engine(url, isolation_level="READ COMMITTED")
+    return create_engine(url, isolation_level="READ COMMITTED", **options)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
@@ -42,7 +43,7 @@ def sessions(engine: Engine) -> sessionmaker[QueueSession]:
 def tables(url: str | None, *, keep: bool, drop: bool) -> Iterator[Engine]:
     """An engine with the demo's tables in it, which are gone afterwards unless they are to be kept."""
     with ExitStack() as stack:
-        engine = _reached(url or _temporary(stack, keep=keep))
+        engine = reached(url or _temporary(stack, keep=keep))
         stack.callback(engine.dispose)
         _create(engine, drop=drop)
         if url and not keep:
@@ -57,11 +58,12 @@ def _temporary(stack: ExitStack, *, keep: bool) -> str:
     return f"sqlite:///{directory}/demo.db"
 
 
-def _reached(url: str) -> Engine:
+def reached(url: str) -> Engine:
+    """An engine that processes can share, and whose database has answered; :class:`.DemoError` says what is wrong."""
     try:
         engine = connect(url)
         if engine.dialect.is_async:
-            raise DemoError(f"{engine.driver} is a driver for asyncio; the demo wants an ordinary one")
+            raise DemoError(f"{engine.driver} is a driver for asyncio; an ordinary one is wanted")
         if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise DemoError("processes cannot share a database in memory: give a file, as in sqlite:///demo.db")
         engine.connect().close()

@@ -1,0 +1,181 @@
+"""How an application uses a queue, whoever made it: what the loops that are measured have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlqueue import QueueSession, Status
+
+from ..demo.database import sessions
+from .plan import Plan
+from .tally import Tally
+from .yardsticks import YARDSTICKS, raw_connection
+
+Jobs = Sequence[Any]
+_LEASE = timedelta(minutes=5)
+
+
+class Client(Protocol):
+    """One connection at a time; what it does is not there for others until the commit."""
+
+    def claim(self, limit: int) -> Jobs: ...
+    def complete(self, jobs: Any, /) -> None: ...
+    def consume(self, limit: int) -> Jobs: ...
+    def any_left(self) -> bool: ...
+    def add(self, payload: str) -> None: ...
+    def insert(self, payloads: Sequence[str]) -> None: ...
+    def copy(self, payloads: Sequence[str]) -> None: ...
+    def commit(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Clients: TypeAlias = Callable[[Plan, Tally, int], AbstractContextManager[Sequence[Client]]]
+"""Makes so many that count what they send, and closes them."""
+
+
+S = TypeVar("S", bound=Session)
+
+
+class _InSession(Generic[S]):
+    """A session for each round of claim and completion, as in ``with Session() as session``."""
+
+    def __init__(self, make: sessionmaker[S], model: type[Any]) -> None:
+        self.sessions = make
+        self.model = model
+        self.session = make()
+
+    def anew(self) -> S:
+        self.session.close()
+        self.session = self.sessions()
+        return self.session
+
+    def any_left(self) -> bool:
+        with self.sessions() as session:
+            waiting = select(self.model.id).where(self.model.status == Status.AVAILABLE.value).limit(1)
+            return session.scalar(waiting) is not None
+
+    def commit(self) -> None:
+        self.session.commit()
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class Library(_InSession[QueueSession]):
+    """sqlqueue, as its README shows it."""
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        super().__init__(sessions(engine), plan.model)
+
+    def claim(self, limit: int) -> Jobs:
+        return self.anew().claim_many(self.model, limit=limit)
+
+    def complete(self, jobs: Jobs) -> None:
+        self.session.complete(jobs)
+
+    def consume(self, limit: int) -> Jobs:
+        return self.anew().consume_many(self.model, limit=limit)
+
+    def add(self, payload: str) -> None:
+        self.anew().enqueue(self.model(payload=payload))
+
+    def insert(self, payloads: Sequence[str]) -> None:
+        self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads])
+
+    def copy(self, payloads: Sequence[str]) -> None:
+        self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads], copy=True)
+
+
+class ByHand(_InSession[Session]):
+    """The same table without sqlqueue: a locking SELECT, attributes, and the application's clock."""
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        super().__init__(sessionmaker(engine, expire_on_commit=False), plan.plain_model)
+        self.claimer = f"{socket.gethostname()}:{os.getpid()}"
+
+    def claim(self, limit: int) -> Jobs:
+        now = datetime.now(UTC)
+        jobs = _locked(self.anew(), self.model, limit)
+        for job in jobs:
+            job.status = Status.RUNNING.value
+            job.available_at = now + _LEASE
+            self._stamp(job, now)
+        self.session.flush()
+        return jobs
+
+    def complete(self, jobs: Jobs) -> None:
+        now = datetime.now(UTC)
+        for job in jobs:
+            _end(job, now)
+
+    def consume(self, limit: int) -> Jobs:
+        now = datetime.now(UTC)
+        jobs = _locked(self.anew(), self.model, limit)
+        for job in jobs:
+            _end(job, now)
+            self._stamp(job, now)
+        return jobs
+
+    def _stamp(self, job: Any, now: datetime) -> None:
+        job.claimed_by, job.claimed_at, job.attempt = self.claimer, now, job.attempt + 1
+
+    def add(self, payload: str) -> None:
+        self.anew().add(self.model(payload=payload))
+
+    def insert(self, payloads: Sequence[str]) -> None:
+        self.anew().add_all([self.model(payload=payload) for payload in payloads])
+
+    def copy(self, payloads: Sequence[str]) -> None:
+        raise NotImplementedError  # by hand it is the driver's
+
+
+def _locked(session: Session, model: type[Any], limit: int) -> Jobs:
+    waiting = select(model).where(model.status == Status.AVAILABLE.value)
+    ordered = waiting.order_by(model.priority, model.available_at, model.id).limit(limit)
+    return session.scalars(ordered.with_for_update(skip_locked=True)).all()
+
+
+def _end(job: Any, now: datetime) -> None:
+    job.status, job.available_at, job.finished_at = Status.COMPLETED.value, now, now
+
+
+@contextmanager
+def by_driver(plan: Plan, tally: Tally, count: int) -> Iterator[Sequence[Client]]:
+    """The driver's yardstick."""
+    with ExitStack() as stack:
+        engine = plan.engine()
+        stack.callback(engine.dispose)
+        yardstick = YARDSTICKS[engine.driver]
+        clients = [yardstick(raw_connection(engine), plan.shape, tally) for _ in range(count)]
+        for client in clients:
+            stack.callback(client.close)
+        yield clients
+
+
+def by_library(plan: Plan, tally: Tally, count: int) -> AbstractContextManager[Sequence[Client]]:
+    return _in_sessions(Library, plan, tally, count)
+
+
+def by_orm(plan: Plan, tally: Tally, count: int) -> AbstractContextManager[Sequence[Client]]:
+    return _in_sessions(ByHand, plan, tally, count)
+
+
+@contextmanager
+def _in_sessions(
+    kind: type[Library] | type[ByHand], plan: Plan, tally: Tally, count: int
+) -> Iterator[Sequence[Client]]:
+    with ExitStack() as stack:
+        engine = tally.watch(plan.engine())
+        stack.callback(engine.dispose)
+        clients = [kind(engine, plan) for _ in range(count)]
+        for client in clients:
+            stack.callback(client.close)
+        yield clients

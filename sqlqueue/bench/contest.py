@@ -1,0 +1,148 @@
+"""Contenders that do the same work in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sqlalchemy import Engine, delete, func, select
+
+from sqlqueue import Status
+
+from ..demo.database import sessions
+from .crew import Crew, Spent
+from .figures import Entry, Figure, Kind, Round
+from .hands import MakeHand
+from .plan import BenchError, Plan
+from .yardsticks import YARDSTICKS
+
+Say: TypeAlias = Callable[[str], None]
+_WARM = 300
+"""Jobs before those that count: connections are made, statements compiled and prepared."""
+
+_RESOLUTION = 0.001
+"""Seconds: no clock of an engine is coarser than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    who: str
+    kind: Kind
+    make: MakeHand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Work that can be done in several ways."""
+
+    name: str
+    jobs: int
+    contenders: Sequence[Contender]
+
+
+Measure: TypeAlias = Callable[["Contest", Contender, int, int], Round]
+"""One contender, on so many jobs, in so many processes."""
+
+
+class Contest:
+    """On one table, which is made anew for each contender."""
+
+    def __init__(self, plan: Plan, engine: Engine, crew: Crew, say: Say) -> None:
+        self.plan = plan
+        self.crew = crew
+        self._engine = engine
+        self._sessions = sessions(engine)
+        self._model: Any = plan.model
+        self._say = say
+        self._yardstick = YARDSTICKS.get(engine.driver)
+
+    def hold(self, forms: Sequence[Form], processes: Sequence[int], measure: Measure) -> list[Figure]:
+        """Every round has all of them, those that are compared one after the other."""
+        entries = [
+            (form, contender, Entry(form=form.name, who=contender.who, kind=contender.kind, processes=n, rounds=[]))
+            for n in processes
+            for form in forms
+            for contender in form.contenders
+        ]
+        for number in range(1, self.plan.rounds + 1):
+            for form, contender, entry in entries:
+                self._say(
+                    f"round {number} of {self.plan.rounds}, {entry.processes} process(es), {form.name}: {entry.who}"
+                )
+                entry.rounds.append(measure(self, contender, form.jobs, entry.processes))
+        all_entries = [entry for _, _, entry in entries]
+        return [entry.figure(all_entries) for entry in all_entries]
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """No contender finds what others have left behind."""
+        table = self._model.__table__
+        table.drop(self._engine, checkfirst=True)
+        table.create(self._engine)
+
+    def fill(self, jobs: int) -> None:
+        """So many jobs and nothing else, which appear all at once."""
+        with self._sessions.begin() as session:
+            session.execute(delete(self._model))
+            rows = [{"payload": self.plan.text}] * jobs
+            session.enqueue(self._model, rows, copy=bool(self._yardstick and self._yardstick.copies))
+            if self._yardstick and self._yardstick.analyze:
+                table = self._model.__tablename__
+                session.connection().exec_driver_sql(self._yardstick.analyze.format(table=table))
+
+    def is_drained(self) -> bool:
+        unfinished = (Status.AVAILABLE.value, Status.RUNNING.value)
+        with self._sessions() as session:
+            waiting = select(self._model.id).where(self._model.status.in_(unfinished)).limit(1)
+            return session.scalar(waiting) is None
+
+    def took(self, jobs: int) -> float:
+        """Seconds from the first claim to the last completion, by their own account; each job was done once."""
+        model = self._model
+        moments = select(func.min(model.claimed_at), func.max(model.finished_at))
+        done = select(func.count()).where(model.status == Status.COMPLETED.value, model.attempt == 1)
+        with self._sessions() as session:
+            first, last = session.execute(moments).one()
+            count = session.scalar(done)
+        if count != jobs:
+            raise BenchError(f"{count} of {jobs} jobs were done exactly once")
+        seconds: float = (last - first).total_seconds()
+        return max(seconds, _RESOLUTION)
+
+    def count(self) -> int:
+        with self._sessions() as session:
+            return session.scalar(select(func.count()).select_from(self._model)) or 0
+
+
+def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
+    contest.renew()
+    with contest.crew.employed(contender.make, processes) as work:
+        for some in (min(_WARM, jobs), jobs):
+            contest.fill(some)
+            spent = work(some, contest.is_drained)
+            seconds = contest.took(some)
+    return _round(jobs, seconds, spent)
+
+
+def enqueue(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
+    contest.renew()
+    with contest.crew.employed(contender.make, processes) as work:
+        warm = min(_WARM, jobs)
+        work(warm, lambda: True)
+        spent = work(jobs, lambda: True)
+    if (count := contest.count()) != warm + jobs:
+        raise BenchError(f"{count} of {warm + jobs} jobs were enqueued")
+    return _round(jobs, spent[0].seconds, spent)
+
+
+def _round(jobs: int, seconds: float, spent: Sequence[Spent]) -> Round:
+    return Round(
+        jobs=jobs,
+        seconds=round(seconds, 4),
+        jobs_per_second=round(jobs / seconds, 1),
+        cpu_ms_per_1000=round(sum(each.cpu for each in spent) * 1_000_000 / jobs, 1),
+        statements_per_job=round(sum(each.statements for each in spent) / jobs, 3),
+        commits_per_job=round(sum(each.commits for each in spent) / jobs, 3),
+    )

@@ -1,0 +1,126 @@
+"""The processes that work while they are measured.  They are started once, and connect before each measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from ..processes import CONTEXT, no_interrupts
+from .hands import Hand, MakeHand
+from .plan import BenchError, Plan
+from .tally import Tally
+
+_LOOK = 0.02
+
+
+class Spent(NamedTuple):
+    """By one process, from its beginning to its end."""
+
+    seconds: float
+    cpu: float
+    statements: int
+    commits: int
+
+
+class _Failed(NamedTuple):
+    reason: str
+
+
+class Crew:
+    """In :meth:`employed`, some of the processes are ready to begin."""
+
+    def __init__(self, channels: Sequence[Connection]) -> None:
+        self._channels = channels
+
+    @contextmanager
+    def employed(self, make: MakeHand, processes: int) -> Iterator[Callable[[int, Callable[[], bool]], list[Spent]]]:
+        """They have connected.  Yields what lets them work on so many jobs until it is said that all are done."""
+        channels = self._channels[:processes]
+        _tell(channels, make)
+        _answers(channels)
+
+        def work(jobs: int, is_done: Callable[[], bool]) -> list[Spent]:
+            _tell(channels, jobs)
+            while not is_done():
+                if failed := [channel for channel in channels if channel.poll()]:
+                    _answers(failed)
+                time.sleep(_LOOK)
+            _tell(channels, "end")
+            return _answers(channels)
+
+        yield work
+        _tell(channels, None)
+        _answers(channels)
+
+
+@contextmanager
+def crew(plan: Plan) -> Iterator[Crew]:
+    with ExitStack() as stack:
+        yield Crew([stack.enter_context(_process(plan)) for _ in range(max(plan.processes))])
+
+
+@contextmanager
+def _process(plan: Plan) -> Iterator[Connection]:
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_main, args=(there, plan), daemon=True)
+    with no_interrupts():
+        process.start()
+    there.close()
+    try:
+        yield here
+    finally:
+        process.kill()
+        process.join()
+
+
+def _tell(channels: Sequence[Connection], message: object) -> None:
+    for channel in channels:
+        with suppress(BrokenPipeError):  # what has gone wrong there is its answer
+            channel.send(message)
+
+
+def _answers(channels: Sequence[Connection]) -> list[Any]:
+    try:
+        answers = [channel.recv() for channel in channels]
+    except (EOFError, ConnectionError) as error:
+        raise BenchError("a process has died") from error
+    if failed := [answer for answer in answers if isinstance(answer, _Failed)]:
+        raise BenchError(failed[0].reason)
+    return answers
+
+
+def _main(channel: Connection, plan: Plan) -> None:
+    try:
+        while True:
+            _serve(channel, plan, channel.recv())
+    except Exception as error:
+        channel.send(_Failed(f"{type(error).__name__}: {error}"))
+
+
+def _serve(channel: Connection, plan: Plan, make: MakeHand) -> None:
+    tally = Tally()
+    hand = make(plan, tally)
+    channel.send("ready")
+    while (jobs := channel.recv()) is not None:
+        channel.send(_worked(channel, hand, tally, jobs))
+    hand.close()
+    channel.send("closed")
+
+
+def _worked(channel: Connection, hand: Hand, tally: Tally, jobs: int) -> Spent:
+    statements, commits = tally.statements, tally.commits
+    begun, cpu = time.perf_counter(), time.process_time()
+    hand.begin(jobs)
+    while not channel.poll(_LOOK):
+        hand.check()
+    channel.recv()
+    hand.end()
+    return Spent(
+        seconds=time.perf_counter() - begun,
+        cpu=time.process_time() - cpu,
+        statements=tally.statements - statements,
+        commits=tally.commits - commits,
+    )

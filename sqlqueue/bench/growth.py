@@ -1,0 +1,188 @@
+"""What a queue costs when it has grown: amid tasks that are finished or scheduled, and under an old snapshot."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, func, insert, literal_column, select
+from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
+
+from sqlqueue import QueueMixin, QueueSession, Status
+
+from ..clock import utcnow
+from .figures import Spread
+
+Progress: TypeAlias = Callable[[str], None]
+Model: TypeAlias = type[Any]
+_BATCH = 100
+_CHUNK = 20_000
+"""Rows that one statement copies, and one transaction holds."""
+_TENTHS = 10
+_SNAPSHOT = "REPEATABLE READ"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A drain amid so many finished tasks, and as many that are scheduled for later."""
+
+    rows: int
+    rate: Spread
+    """Tasks a second."""
+    ratio: Spread
+    """To the rate of the first size in the same round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSnapshot:
+    """A drain while another transaction looks at what there was before, so that nothing can be cleared away."""
+
+    rates: tuple[float, ...]
+    """Tasks a second, of each tenth."""
+    ratio: float
+    """Of the last tenth to the first."""
+
+
+def measure_growth(
+    engine: Engine,
+    sessions: sessionmaker[QueueSession],
+    *,
+    sizes: Sequence[int],
+    tasks: int,
+    rounds: int,
+    say: Progress,
+) -> list[Growth]:
+    """Drain ``tasks`` tasks from a queue of each of the ``sizes``, one after the other, ``rounds`` times.
+
+    Each size has a table of its own, and the order of the sizes is drawn anew for each round, so that whatever else
+    the machine does befalls all of them.  Tables are made, and dropped: names that are taken are an error.
+    """
+    with _queues(engine, {f"growth_{size}": size for size in sizes}, say) as models:
+        rates: dict[int, list[float]] = {size: [] for size in sizes}
+        by_size = list(zip(sizes, models, strict=True))
+        for number in range(-1, rounds):  # connections are made and statements compiled in the first, which is not told
+            for size, model in random.sample(by_size, len(by_size)):
+                say(f"draining amid {size:,} finished tasks, round {number + 1} of {rounds}")
+                _enqueue(sessions, model, tasks)
+                (rate,) = _drain(sessions, model, tasks, parts=1)
+                rates[size] += [rate] if number >= 0 else []
+    empty = rates[sizes[0]]
+    return [
+        Growth(
+            rows=size,
+            rate=Spread.of(rates[size]),
+            ratio=Spread.of([rate / first for rate, first in zip(rates[size], empty, strict=True)]),
+        )
+        for size in sizes
+    ]
+
+
+def measure_held_snapshot(
+    engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, say: Progress
+) -> HeldSnapshot:
+    """Drain ``tasks`` tasks while a transaction that began before holds its snapshot.
+
+    Tables are made, and dropped: names that are taken are an error.
+    """
+    with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other):
+        _enqueue(sessions, model, _BATCH * _TENTHS)
+        _drain(sessions, model, _BATCH * _TENTHS, parts=1)
+        _enqueue(sessions, model, tasks)
+        with _snapshot(engine, other):
+            say(f"draining {tasks:,} tasks under an old snapshot")
+            rates = _drain(sessions, model, tasks, parts=_TENTHS)
+    return HeldSnapshot(rates=tuple(round(rate, 1) for rate in rates), ratio=round(rates[-1] / rates[0], 3))
+
+
+@contextmanager
+def _queues(engine: Engine, sizes: dict[str, int], say: Progress) -> Iterator[list[Model]]:
+    class Base(DeclarativeBase):
+        pass
+
+    models = [_model(Base, f"sqlqueue_bench_{name}") for name in sizes]
+    Base.metadata.create_all(engine, checkfirst=False)
+    try:
+        for model, size in zip(models, sizes.values(), strict=True):
+            for status in (Status.COMPLETED, Status.SCHEDULED):
+                _fill(engine, model, status, size, say)
+        yield models
+    finally:
+        Base.metadata.drop_all(engine)
+
+
+def _model(base: type[DeclarativeBase], table: str) -> Model:
+    return type(
+        table,
+        (QueueMixin, base),
+        {"__tablename__": table, "id": mapped_column(BigInteger, primary_key=True, autoincrement=False)},
+    )
+
+
+def _fill(engine: Engine, model: Model, status: Status, size: int, say: Progress) -> None:
+    """With rows that the server copies from the first of their kind."""
+    first = min(size, _CHUNK)
+    with engine.begin() as connection:
+        start = connection.scalar(select(func.coalesce(func.max(model.id), 0))) or 0
+        moments = _moments(connection, status, first)
+        ended = [moment if status is Status.COMPLETED else None for moment in moments]
+        rows = [
+            {"id": start + n, "status": status, "available_at": moment, "finished_at": end}
+            for n, (moment, end) in enumerate(zip(moments, ended, strict=True), start=1)
+        ]
+        if rows:
+            connection.execute(insert(model), rows)
+    for done in range(first, size, _CHUNK):
+        say(f"{done:,} of {size:,} tasks are {status}")
+        with engine.begin() as connection:
+            _copy(connection, model, start, min(_CHUNK, size - done), by=done)
+
+
+def _moments(connection: Connection, status: Status, count: int) -> list[Any]:
+    now = connection.execute(select(utcnow())).scalar_one()
+    way = -1 if status is Status.COMPLETED else 1
+    return [now + way * timedelta(days=1, seconds=n) for n in range(count)]
+
+
+def _copy(connection: Connection, model: Model, start: int, count: int, *, by: int) -> None:
+    table = model.__table__
+    values: dict[str, ColumnElement[Any]] = {column.name: column for column in table.columns}
+    values["id"] = table.c.id + literal_column(str(by))
+    copied = select(*values.values()).where(table.c.id > start, table.c.id <= start + count)
+    connection.execute(insert(table).from_select(list(values), copied))
+
+
+def _enqueue(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> None:
+    with sessions.begin() as session:
+        start = session.scalar(select(func.coalesce(func.max(model.id), 0))) or 0
+        session.enqueue(model, [{"id": start + n} for n in range(1, tasks + 1)])
+
+
+def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int, *, parts: int) -> list[float]:
+    """Tasks a second, of each part."""
+    rates: list[float] = []
+    for _ in range(parts):
+        done, begun = 0, time.perf_counter()
+        while done < tasks // parts:
+            with sessions.begin() as session:
+                claimed = session.claim_many(model, limit=min(_BATCH, tasks // parts - done))
+                session.complete(claimed)
+            done += len(claimed)
+        rates.append(done / (time.perf_counter() - begun))
+    return rates
+
+
+@contextmanager
+def _snapshot(engine: Engine, other: Model) -> Iterator[None]:
+    """A transaction that has begun to read, and still does; not what is drained: nobody is to wait for its locks."""
+    with engine.connect() as connection:
+        levels = engine.dialect.get_isolation_level_values(connection.connection.dbapi_connection)  # type: ignore[arg-type]
+        level = {"isolation_level": _SNAPSHOT} if _SNAPSHOT in levels else {}
+        reading = connection.execution_options(stream_results=True, **level).execute(select(other.id))
+        reading.fetchone()
+        yield
+        reading.close()

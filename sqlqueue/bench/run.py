@@ -1,0 +1,148 @@
+"""From what is wanted to what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Engine, inspect
+
+from ..demo.database import reached, sessions
+from ..dialects import adapter_for
+from .contest import Contest, Measure, Say, drain, enqueue
+from .crew import crew
+from .facts import machine_facts
+from .figures import Figure
+from .forms import drains, enqueues
+from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
+from .models import Base, Key
+from .pickup import Pickup, measure_pickup
+from .plan import BenchError, Plan
+from .yardsticks import YARDSTICKS
+
+STANDARD = ("enqueue", "drain", "pickup")
+SECTIONS = (*STANDARD, "growth")
+_AMID = 2_000
+"""Jobs that are drained from a queue that has grown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The options of the command."""
+
+    sections: tuple[str, ...]
+    processes: tuple[int, ...]
+    jobs: int
+    rounds: int
+    threads: int
+    batch: int
+    payload: int
+    key: Key
+    tasks: int
+    idle: float
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    amid: list[Growth]
+    """For each of the sizes."""
+    under_snapshot: HeldSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    machine: dict[str, Any]
+    wanted: Wanted
+    yardstick: str | None
+    """The driver for which there is one, if it is this one."""
+    enqueue: list[Figure] | None
+    drain: list[Figure] | None
+    pickup: list[Pickup] | None
+    growth: Grown | None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "yardstick"}
+
+
+def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
+    """Measure all that is wanted; no table is left, whatever happens.
+
+    :class:`.BenchError`, :class:`.DemoError` if it cannot be measured; what the database refuses is raised as it is.
+    """
+    with ExitStack() as stack:
+        engine = reached(url)
+        stack.callback(engine.dispose)
+        adapter_for(engine.dialect)
+        _refuse_present(engine)
+        stack.callback(Base.metadata.drop_all, engine)
+        Base.metadata.create_all(engine)
+        found = {name: _MEASURES[name](engine, wanted, say) for name in SECTIONS if name in wanted.sections}
+        return Report(
+            machine=machine_facts(engine),
+            wanted=wanted,
+            yardstick=engine.driver if engine.driver in YARDSTICKS else None,
+            enqueue=found.get("enqueue"),
+            drain=found.get("drain"),
+            pickup=found.get("pickup"),
+            growth=found.get("growth"),
+        )
+
+
+def _refuse_present(engine: Engine) -> None:
+    present = [name for name in inspect(engine).get_table_names() if name.startswith("sqlqueue_bench_")]
+    if present:
+        raise BenchError(f"there is a table {present[0]} already: drop it, if it is a bench's")
+
+
+def _plan(engine: Engine, wanted: Wanted, processes: tuple[int, ...]) -> Plan:
+    return Plan(
+        url=engine.url,
+        key=wanted.key,
+        payload=wanted.payload,
+        jobs=wanted.jobs,
+        rounds=wanted.rounds,
+        processes=processes,
+        threads=wanted.threads,
+        batch=wanted.batch,
+    )
+
+
+def _contest(engine: Engine, plan: Plan, say: Say, forms: Sequence[Any], measure: Measure) -> list[Figure]:
+    with crew(plan) as workers:
+        return Contest(plan, engine, workers, say).hold(forms, plan.processes, measure)
+
+
+def _enqueue(engine: Engine, wanted: Wanted, say: Say) -> list[Figure]:
+    plan = _plan(engine, wanted, (1,))
+    return _contest(engine, plan, lambda text: say(f"enqueue: {text}"), enqueues(plan, engine.driver), enqueue)
+
+
+def _drain(engine: Engine, wanted: Wanted, say: Say) -> list[Figure]:
+    plan = _plan(engine, wanted, wanted.processes)
+    return _contest(engine, plan, lambda text: say(f"drain: {text}"), drains(plan, engine.driver), drain)
+
+
+def _pickup(engine: Engine, wanted: Wanted, say: Say) -> list[Pickup]:
+    listens = adapter_for(engine.dialect).can_listen(engine.dialect.driver)
+    return [
+        measure_pickup(engine, sessions(engine), tasks=wanted.tasks, idle=wanted.idle, notify=notify, say=say)
+        for notify in ((True, False) if listens else (False,))
+    ]
+
+
+def _growth(engine: Engine, wanted: Wanted, say: Say) -> Grown:
+    make = sessions(engine)
+    amid = measure_growth(engine, make, sizes=wanted.sizes, tasks=_AMID, rounds=wanted.rounds, say=say)
+    return Grown(amid=amid, under_snapshot=measure_held_snapshot(engine, make, tasks=wanted.jobs, say=say))
+
+
+_MEASURES: dict[str, Callable[[Engine, Wanted, Say], Any]] = {
+    "enqueue": _enqueue,
+    "drain": _drain,
+    "pickup": _pickup,
+    "growth": _growth,
+}

@@ -1,0 +1,103 @@
+"""Figures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .figures import YARDS, Figure, Spread
+from .pickup import Delays, Pickup
+from .run import Grown, Report
+
+
+def show(console: Console, report: Report) -> None:
+    _show_facts(console, report.machine)
+    if report.yardstick is None and (report.enqueue or report.drain):
+        console.print("There is no yardstick for this driver: nothing is compared with what is written by hand.")
+    if report.enqueue is not None:
+        _show_contest(console, "Enqueue", report.enqueue)
+    if report.drain is not None:
+        _show_contest(console, "Drain", report.drain)
+    if report.pickup is not None:
+        _show_pickup(console, report.pickup)
+    if report.growth is not None:
+        _show_growth(console, report.growth)
+
+
+def _show_facts(console: Console, facts: dict[str, Any]) -> None:
+    console.print(
+        f"{facts['engine']}, {facts['driver']}, {facts['cpus']} CPUs; Python {facts['python']},"
+        f" SQLAlchemy {facts['sqlalchemy']}, sqlqueue {facts['sqlqueue']}"
+    )
+
+
+def _show_contest(console: Console, title: str, figures: Sequence[Figure]) -> None:
+    """Jobs a second with the least and the most of all rounds, and what part of each yardstick's that is."""
+    for processes, several in groupby(figures, key=lambda figure: figure.processes):
+        named = title if processes == 1 else f"{title}, {processes} processes"
+        table = Table(title=named, title_justify="left", box=SIMPLE_HEAD)
+        for name in ("", "jobs/s", "÷ driver", "÷ ORM", "CPU ms\n/1,000", "statements\n/job", "commits\n/job"):
+            table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        for form, group in groupby(several, key=lambda figure: figure.form):
+            table.add_section()
+            table.add_row(f"[b]{form}")
+            for figure in group:
+                table.add_row(*_contest_cells(figure))
+        console.print(table)
+
+
+def _contest_cells(figure: Figure) -> list[str]:
+    rate = figure.jobs_per_second
+    return [
+        f"  {figure.who}",
+        f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
+        *(_ratio(figure.ratios.get(kind)) for kind in YARDS),
+        f"{figure.cpu_ms_per_1000:,.0f}",
+        f"{figure.statements_per_job:.2f}",
+        f"{figure.commits_per_job:.2f}",
+    ]
+
+
+def _ratio(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread.median:.2f} ({spread.least:.2f}-{spread.most:.2f})"
+
+
+def _show_pickup(console: Console, figures: Sequence[Pickup]) -> None:
+    table = Table("milliseconds", "tasks", "p50", "p95", "p99", "most", title="Pick-up", title_justify="left")
+    for figure in figures:
+        how = "notified" if figure.notified else "by looking"
+        table.add_row(f"from the commit to the handler, {how}", *_delay_cells(figure.enqueued))
+        if figure.by_hand is not None:
+            table.add_row("the same by hand, with the driver alone", *_delay_cells(figure.by_hand))
+        table.add_row(f"late for its moment, {how}", *_delay_cells(figure.scheduled))
+    console.print(table)
+    for figure in figures:
+        how = "that listens" if figure.notified else "that looks"
+        console.print(f"An idle worker {how} sends {figure.idle_statements:.2f} statements a second.")
+
+
+def _delay_cells(delays: Delays) -> list[str]:
+    return [str(delays.count), *(f"{value:.1f}" for value in (delays.p50, delays.p95, delays.p99, delays.most))]
+
+
+def _show_growth(console: Console, grown: Grown) -> None:
+    table = Table("finished tasks", "jobs/s", "of the first size's", title="Growth", title_justify="left")
+    for figure in grown.amid:
+        rate, ratio = figure.rate, figure.ratio
+        table.add_row(
+            f"{figure.rows:,}",
+            f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
+            f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
+        )
+    console.print(table)
+    console.print(
+        f"While another transaction holds its snapshot, the last tenth of a drain goes at"
+        f" {grown.under_snapshot.ratio:.2f} times the speed of the first."
+    )

@@ -1,0 +1,30 @@
+"""What was sent to the database."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+
+class Tally:
+    """Counts on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.statements = self.commits = 0
+
+    def statement(self, *_: Any) -> None:
+        with self._lock:
+            self.statements += 1
+
+    def commit(self, *_: Any) -> None:
+        with self._lock:
+            self.commits += 1
+
+    def watch(self, engine: Engine) -> Engine:
+        """Count what goes through it; an ``executemany`` is one statement."""
+        event.listen(engine, "before_cursor_execute", self.statement)
+        event.listen(engine, "commit", self.commit)
+        return engine

@@ -1,0 +1,85 @@
+"""What the yardsticks have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from ..plan import Shape
+from ..tally import Tally
+
+Row = tuple[Any, ...]
+"""The key, the attempt, and more."""
+LEASE = 300
+"""Seconds."""
+
+
+class DriverClient:
+    """One connection."""
+
+    skips_locked: ClassVar[bool] = True
+    """Whether SQLAlchemy's ``with_for_update(skip_locked=True)`` means something here."""
+    copies: ClassVar[bool] = False
+    listens: ClassVar[bool] = False
+    analyze: ClassVar[str | None] = None
+    """Tells the planner what a `{table}` holds, in the transaction that has filled it."""
+
+    def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
+        self.connection = connection
+        self.shape = shape
+        self.tally = tally
+        self.claimer = f"{socket.gethostname()}:{os.getpid()}"
+        self.cursor = connection.cursor()
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        self.tally.statement()
+        self.cursor.execute(statement, parameters)
+        return self.cursor
+
+    def claim(self, limit: int) -> Sequence[Row]:
+        raise NotImplementedError
+
+    def consume(self, limit: int) -> Sequence[Row]:
+        """Claim and complete at once."""
+        raise NotImplementedError
+
+    def complete(self, rows: Sequence[Row]) -> None:
+        raise NotImplementedError
+
+    def any_left(self) -> bool:
+        found = self.execute(f"SELECT 1 FROM {self.shape.table} WHERE status = 'available' LIMIT 1").fetchall()
+        self.commit()
+        return bool(found)
+
+    def add(self, payload: str) -> None:
+        raise NotImplementedError
+
+    def insert(self, payloads: Sequence[str]) -> None:
+        """In bulk."""
+        raise NotImplementedError
+
+    def copy(self, payloads: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    def news(self, channel: str) -> Iterator[None]:
+        """Listens, and yields when there may be something to claim."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        self.tally.commit()
+        self.connection.commit()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def key(self) -> Sequence[Any]:
+        """The values that a new row begins with."""
+        return () if self.shape.makes_keys else (uuid.uuid4(),)
+
+    def expect(self, wanted: int) -> None:
+        """As the statement before changed the rows of claims that are no longer theirs."""
+        if self.cursor.rowcount != wanted:
+            raise RuntimeError(f"{wanted - self.cursor.rowcount} claims are lost")
