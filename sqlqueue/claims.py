@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,16 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """That what ``state`` remembers changed within ``transaction``, and what it was before."""
+    """That what instances remember changed within ``transaction``, and what it was before."""
 
     transaction: SessionTransaction | None
-    state: InstanceState[Any]
-    before: Hold | None
+    before: list[tuple[InstanceState[Any], Hold | None]]
 
-    @property
-    def hold(self) -> Hold | None:
-        return self.state.info.get(_HOLD)
+    def holds(self) -> Iterator[tuple[InstanceState[Any], Hold]]:
+        for state, _ in self.before:
+            hold: Hold | None = state.info.get(_HOLD)
+            if hold is not None:
+                yield state, hold
 
 
 @dataclass(slots=True)
@@ -72,13 +73,15 @@ class Ledger:
     """The connections whose commit asks for claims that only lock."""
     entries: list[_Entry] = field(default_factory=list)
 
-    def remember(self, session: Session, state: InstanceState[Any], hold: Hold) -> None:
-        self.entries.append(_Entry(innermost(session), state, state.info.get(_HOLD)))
-        state.info[_HOLD] = hold
+    def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
+        if holds:
+            self.entries.append(_Entry(innermost(session), [(state, state.info.get(_HOLD)) for state, _ in holds]))
+        for state, hold in holds:
+            state.info[_HOLD] = hold
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """The instances by the claims that they carry, of this transaction."""
-        return {entry.hold.claim: entry.state for entry in self.entries if entry.hold}
+        return {hold.claim: state for entry in self.entries for state, hold in entry.holds()}
 
     def locked(self, table: Table) -> list[Identity]:
         """The rows of ``table`` that are held by their locks alone."""
@@ -87,8 +90,8 @@ class Ledger:
     @property
     def unsettled(self) -> list[Claim]:
         """Claims that only lock, and would vanish with a commit."""
-        holds = {entry.hold for entry in self.entries}
-        return [hold.claim for hold in holds if hold is not None and hold.locked_by and not hold.settled]
+        holds = (hold for entry in self.entries for _, hold in entry.holds())
+        return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
 
     def committed(self, ended: SessionTransaction | None) -> None:
         """What ``ended`` did is its parent's now, or lasting."""
@@ -105,7 +108,8 @@ class Ledger:
         for entry in self.entries:
             (undone if transaction in lineage(entry.transaction) else kept).append(entry)
         for entry in reversed(undone):
-            entry.state.info[_HOLD] = entry.before
+            for state, before in entry.before:
+                state.info[_HOLD] = before
         self.entries = kept
         if transaction.parent is None:
             self.begun.clear()
@@ -128,7 +132,7 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
 def settle(session: Session, task: object, how: str) -> None:
     """``task`` holds nothing any more; what it shows of its row is out of date."""
     hold = hold_of(task)
-    ledger_of(session).remember(session, instance_state(task), replace(hold, settled=how))
+    ledger_of(session).remember(session, [(instance_state(task), replace(hold, settled=how))])
     session.expire(task)
 
 
@@ -181,9 +185,11 @@ def claim_of(task: object) -> Claim:
 
 def claim_made(task: Any) -> Claim:
     """The claim that ``task`` came by just now, also where it was consumed and there is nothing to settle."""
-    spec = spec_of(type(task))
     hold: Hold | None = instance_state(task).info.get(_HOLD)
-    return hold.claim if hold else Claim(type(task), spec.identity_of(task), getattr(task, spec.attributes["attempt"]))
+    if hold is not None:
+        return hold.claim
+    spec = spec_of(type(task))
+    return Claim(type(task), spec.identity_of(task), getattr(task, spec.attributes["attempt"]))
 
 
 def carry(source: object, target: object) -> None:
@@ -235,11 +241,16 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
     """What one task or claim holds, or each of an iterable of them; and the instance, where there is one."""
     items: list[Any] = [tasks] if _is_one(tasks) else list(_iterable(tasks))
-    states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
-    holds = [_hold(session, item, states) for item in items]
-    models = {spec_of(hold.claim.entity).table: hold.claim.entity.__name__ for hold, _ in holds}
-    if len(models) > 1:
-        raise ArgumentError(f"these are claims of {' and '.join(sorted(models.values()))}: settle each model's alone")
+    holds: list[tuple[Hold, InstanceState[Any] | None]]
+    if not session.identity_map and not ledger_of(session).entries and all(type(item) is Claim for item in items):
+        holds = [(Hold(item), None) for item in items]  # there is no instance to be found
+    else:
+        states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
+        holds = [_hold(session, item, states) for item in items]
+    entities = {hold.claim.entity for hold, _ in holds}
+    if len({spec_of(entity).table for entity in entities}) > 1:
+        names = " and ".join(sorted(entity.__name__ for entity in entities))
+        raise ArgumentError(f"these are claims of {names}: settle each model's alone")
     if len({(hold.claim.identity, hold.claim.attempt) for hold, _ in holds}) < len(holds):
         raise ArgumentError("the same claim is given twice")
     return holds

@@ -39,9 +39,18 @@ class UTCDateTime(TypeDecorator[datetime]):
         return moment if getattr(self.impl_instance, "timezone", False) else moment.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return _in_utc(value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        # as the decorator itself would do it, less one call for each of the moments that every row has
+        stored = self.impl_instance.result_processor(dialect, coltype)
+        return _in_utc if stored is None else lambda value: _in_utc(stored(value))
+
+
+def _in_utc(value: datetime | None) -> datetime | None:
+    if value is None or value.tzinfo is UTC:
+        return value
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def utc(stock: type[TypeEngine[Any]], **arguments: Any) -> UTCDateTime:

@@ -16,6 +16,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .exc import ArgumentError, ConfigurationError
+from .memo import Memo
 from .options import QueueOptions
 
 if TYPE_CHECKING:
@@ -77,11 +78,16 @@ class QueueSpec:
         return self.columns[role]
 
     @cached_property
+    def made(self) -> Memo:
+        """Statements about rows of this queue that are named by parameters."""
+        return Memo()
+
+    @cached_property
     def bind_arguments(self) -> dict[str, Any]:
         """By these a session finds its engine.  All goes where writes go, also what only reads, or locks."""
         return {"mapper": self.mapper, "clause": update(self.table)}
 
-    @property
+    @cached_property
     def partitions(self) -> tuple[Column[Any], ...]:
         """Columns that divide the queue: a claim that fixes one gets an index that starts with it, the first's."""
         named = (self.mapper.columns[name] for name in self.options.partitions)
@@ -90,17 +96,17 @@ class QueueSpec:
     def has(self, role: str) -> bool:
         return role in self.columns
 
-    @property
+    @cached_property
     def moves(self) -> dict[str, str]:
         """stage -> the next one; the last is in none."""
         return dict(pairwise(self.options.stages))
 
-    @property
+    @cached_property
     def goes_on(self) -> bool:
         """Whether a completed task may have something before it: another stage, another run."""
         return bool(self.moves) or self.has("schedule")
 
-    @property
+    @cached_property
     def ready_order(self) -> tuple[Ordering, ...]:
         """The order among available rows."""
         if not self.options.order_by:
@@ -109,7 +115,7 @@ class QueueSpec:
         taken = {term.column for term in terms}
         return (*terms, *(term for term in self._key_order if term.column not in taken))
 
-    @property
+    @cached_property
     def due_order(self) -> tuple[Ordering, ...]:
         """The order among due rows.  ``finished_at`` is NULL in all of them, and leads because their index does."""
         return (*(Ordering(self[role]) for role in ("finished_at", "available_at")), *self._key_order)
@@ -148,7 +154,7 @@ class QueueSpec:
         parents = (parent for parent in self.mapper.iterate_to_root() if parent is not self.mapper)
         return not any(self.table in parent.tables for parent in parents)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether one row of the table, as RETURNING gives it, is all that makes an instance."""
         mapper = self.mapper

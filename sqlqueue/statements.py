@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -26,6 +26,7 @@ from sqlalchemy.sql.elements import BindParameter
 
 from .clock import utcnow
 from .exc import ArgumentError
+from .memo import MOST, Memo
 from .spec import Criterion, Ordering, QueueSpec, Where, conjuncts
 from .states import DUE, FINAL, Status
 
@@ -58,7 +59,7 @@ def is_final(spec: QueueSpec) -> Criterion:
     return spec["status"].in_([state(status) for status in FINAL])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Pick:
     """Which rows a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
 
@@ -71,6 +72,8 @@ class Pick:
     """The index that serves them in that order; ``None`` if they are named by primary key."""
     exact: bool
     """Whether every criterion, the state's too, is served by that index."""
+    made: Memo = field(default_factory=Memo, init=False, repr=False)
+    """The statements that adapters have made of it."""
 
     def without(self, keys: Criterion) -> Pick:
         """The same, but for rows that the claimer holds already: SKIP LOCKED does not skip its own locks."""
@@ -81,9 +84,25 @@ class Pick:
 
 
 def picks(
+    spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = ()
+) -> tuple[Callable[[int], Pick], ...]:
+    """The two steps of a claim, ready rows and due rows.  Together in one statement they would need a sort.
+
+    To make a statement takes longer than to have it executed, so what asks for the same again should keep these.
+    """
+    if where or order_by or spec.inherited is not None:  # classes that inherit may still be declared
+        return _picks(spec, where, order_by)
+    return _all_picks(spec)
+
+
+@cache
+def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
+    return _picks(spec, (), ())
+
+
+def _picks(
     spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
 ) -> tuple[Callable[[int], Pick], ...]:
-    """The two steps of a claim, ready rows and due rows.  Together in one statement they would need a sort."""
     terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
     if spec.inherited is not None:
         terms = [*terms, spec.inherited]
@@ -99,7 +118,7 @@ def picks(
         shape = partial(
             Pick, spec=spec, state=state, where=tuple(terms), order=order or standard, index=index, exact=exact
         )
-        return lambda limit: shape(limit=limit)
+        return lru_cache(MOST)(lambda limit: shape(limit=limit))
 
     due = (
         spec["finished_at"].is_(None),

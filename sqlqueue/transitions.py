@@ -33,22 +33,23 @@ from .states import Status
 if TYPE_CHECKING:
     from .claims import Claim
 
+ATTEMPT = "sqlqueue_attempt"
 KeyIn: TypeAlias = Callable[[QueueSpec, Sequence[Identity]], Criterion]
 
 
-def taking(spec: QueueSpec, claimed_by: str, lease: timedelta) -> list[Assignment]:
+def taking(spec: QueueSpec, claimed_by: str, lease: timedelta) -> tuple[Assignment, ...]:
     """What a claim with a lease writes."""
-    return [
+    return (
         *_planned(spec),
         (spec["status"], state(Status.RUNNING)),
         (spec["available_at"], utcnow(lease)),
         *_stamp(spec, claimed_by),
-    ]
+    )
 
 
-def consuming(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
+def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
     """What a claim writes that is its own completion."""
-    return [*ending(spec, Status.COMPLETED), *_stamp(spec, claimed_by)]
+    return (*ending(spec, Status.COMPLETED), *_stamp(spec, claimed_by))
 
 
 def _planned(spec: QueueSpec) -> list[Assignment]:
@@ -73,6 +74,8 @@ class Held:
     spec: QueueSpec
     claimed_by: str | None = None
     """Who claims, where nothing of the claim is written yet (``lease=None``)."""
+    waits: bool = True
+    """Whether a row that others have locked is waited for; it is passed over otherwise."""
 
     @property
     def only_locked(self) -> bool:
@@ -117,9 +120,15 @@ class Held:
         mine = or_(*(and_(self.attempt == n, key_in(spec, keys)) for n, keys in sorted(by_attempt.items())))
         if len(by_attempt) > 1:  # for the optimizer: whatever the attempt, it is about these keys
             mine = and_(key_in(spec, [claim.identity for claim in claims]), mine)
-        if self.only_locked:
-            return and_(mine, ~is_final(spec))
-        return and_(mine, is_held(spec))
+        return self._unsettled(mine)
+
+    def fence_named(self, keys: Criterion) -> Criterion:
+        """:meth:`fence` for rows that ``keys`` names, all claimed in the attempt that is the parameter ``ATTEMPT``."""
+        attempt = bindparam(ATTEMPT, type_=self.spec["attempt"].type)
+        return self._unsettled(and_(self.attempt == attempt, keys))
+
+    def _unsettled(self, mine: Criterion) -> Criterion:
+        return and_(mine, ~is_final(self.spec) if self.only_locked else is_held(self.spec))
 
     def planned(self) -> list[Assignment]:
         """What a claim that only locks has not written yet of the moment that it was planned for."""

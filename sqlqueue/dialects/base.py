@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from sqlalchemy import (
@@ -19,7 +20,6 @@ from sqlalchemy import (
     Table,
     Update,
     select,
-    tuple_,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
@@ -33,20 +33,20 @@ from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
+from .keys import ByKey, Keys
 from .liveness import Liveness
 from .moments import Moments
 from .requests import Requests
 
 R = TypeVar("R")
-ByKey: TypeAlias = Any
-"""A Select, an Update or a Delete; the same kind comes back that was given."""
+Parameters: TypeAlias = Mapping[str, Any]
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
 """From the values that an insert proposed, by column name, to what an existing row is given."""
 READ_COMMITTED = "READ COMMITTED"
 AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Adapter(Moments, Inspection, Health, Liveness, Requests):
+class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
 
     name: ClassVar[str]
@@ -68,8 +68,6 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
     """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
     """The options of a table that gives out no key twice, where one may come back once its row is deleted."""
-    batch: ClassVar[int] = 5_000
-    """How many keys one statement names at the most."""
     key_before_row: ClassVar[bool] = False
     """Whether an upsert by a unique key locks that first and then the row, where a completion locks the row and then
     the key that it takes away: the two would deadlock."""
@@ -182,22 +180,27 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
         """Lock the rows of ``pick``, write ``assignments`` to them or ``delete`` them; the instances, in order."""
+        spec = pick.spec
         identities = self.lock(session, pick)
         for keys in self.batches(identities if assignments else ()):
-            mine = self.key_in(pick.spec, keys)
-            self.execute(session, pick.spec, self.by_key(pick.spec, write(pick.spec, mine, assignments)))
-        tasks = self.load(session, pick.spec, identities, options, latest=not assignments)
+            count = self.named_for(spec, len(keys))
+            writing = pick.made.get((self, assignments, count), partial(self._writing, spec, count, assignments))
+            self.execute(session, spec, writing, self.key_names(spec, keys))
+        tasks = self.load(session, spec, identities, options, latest=not assignments)
         if delete:
-            self.delete(session, pick.spec, identities)
+            self.delete(session, spec, identities)
         return tasks
+
+    def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
+        return self.by_key(spec, write(spec, self.keys_named(spec, count), assignments))
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
         return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True)
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        rows = self.execute(session, pick.spec, self.picking(pick, *pick.spec.primary_key))
-        return [tuple(row) for row in rows]
+        locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
+        return [tuple(row) for row in self.execute(session, pick.spec, locking)]
 
     def load(
         self,
@@ -211,9 +214,13 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
         """The instances of ``identities``, in that order.  ``latest``: nothing was written, only locked."""
         found: dict[Identity, Any] = {}
         for keys in self.batches(identities):
-            statement = self.loading(spec, keys, latest=latest and not options).options(*options)
+            count, last = self.named_for(spec, len(keys)), latest and not options
+            statement = spec.made.get((self, "load", count, last), partial(self.loading, spec, count, latest=last))
             rows = session.scalars(
-                statement, execution_options={"populate_existing": True}, bind_arguments=spec.bind_arguments
+                statement.options(*options) if options else statement,
+                self.key_names(spec, keys),
+                execution_options={"populate_existing": True},
+                bind_arguments=spec.bind_arguments,
             )
             found.update((spec.identity_of(task), task) for task in rows.unique())
         hidden = [identity for identity in identities if identity not in found]
@@ -224,37 +231,60 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
             )
         return [found[identity] for identity in identities]
 
-    def loading(self, spec: QueueSpec, keys: Sequence[Identity], *, latest: bool) -> Select[Any]:
-        return select(spec.entity).where(self.key_in(spec, keys))
+    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        """Of so many rows, which its parameters name."""
+        return select(spec.entity).where(self.keys_named(spec, count))
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
         for keys in self.batches(identities):
             self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
 
-    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        """The rows with these primary keys."""
-        if len(keys) == 1:
-            return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
-        if len(spec.primary_key) == 1:
-            return spec.primary_key[0].in_([key for (key,) in keys])
-        return tuple_(*spec.primary_key).in_(keys)
-
-    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        """``statement``, which names rows by primary key, such that no others are read and waited for."""
-        return statement
-
-    def batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
-        for start in range(0, len(items), self.batch):
-            yield items[start : start + self.batch]
-
     # -- settling -----------------------------------------------------------------------------------------------------
 
     def change(
-        self, session: Session, spec: QueueSpec, statement: Update | Delete, identities: Sequence[Identity]
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None = None,
+        *,
+        waits: bool = True,
     ) -> set[Identity]:
-        """Execute ``statement``, which is about ``identities``; those whose rows it changed."""
-        returning = self.by_key(spec, statement).returning(*spec.primary_key)
-        return {tuple(row) for row in self.execute(session, spec, returning)}
+        """Execute ``statement``, which is about ``identities``; those whose rows it changed.
+
+        Unless it ``waits``, rows that others have locked are passed over.  One with ``parameters`` will come again.
+        """
+        if not waits and not self.one_writer:
+            free = self._free(session, spec, statement, parameters)
+            if not free:
+                return set()
+            if len(free) < len(identities):
+                narrowed = statement.where(self.key_in(spec, free))
+                return self._changed(session, spec, self._returning(spec, narrowed), parameters)
+        returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
+        return self._changed(session, spec, returning, parameters)
+
+    def _changed(
+        self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
+    ) -> set[Identity]:
+        return {tuple(row) for row in self.execute(session, spec, returning, parameters)}
+
+    def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
+        return self.by_key(spec, statement).returning(*spec.primary_key)
+
+    def _free(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
+    ) -> list[Identity]:
+        """The rows of ``statement`` that nobody else has locked; from here on we have."""
+        locking = again(spec, parameters, (self, statement, "free"), lambda: self.picking_named(spec, statement))
+        return [tuple(row) for row in self.execute(session, spec, locking, parameters)]
+
+    def picking_named(self, spec: QueueSpec, statement: Update | Delete) -> Select[Any]:
+        """:meth:`picking` of the rows of a ``statement`` that names them."""
+        criterion: Any = statement.whereclause
+        named = Pick(spec=spec, state=(criterion,), where=(), order=(), limit=self.batch, index=None, exact=True)
+        return self.picking(named, *spec.primary_key)
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""
@@ -304,6 +334,12 @@ class Adapter(Moments, Inspection, Health, Liveness, Requests):
 
     def index_options(self, predicate: Criterion) -> dict[str, Any]:
         return {} if self.partial_index is None else {self.partial_index: predicate}
+
+
+def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
+    """What ``make`` makes of a statement; kept if that has parameters, for then it comes again."""
+    made: R = make() if parameters is None else spec.made.get(key, make)
+    return made
 
 
 def _autocommits(connection: Connection) -> bool:

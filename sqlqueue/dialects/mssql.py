@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    bindparam,
     cast,
     column,
     func,
@@ -36,8 +37,9 @@ from ..clock import utc
 from ..findings import Finding
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
-from .base import Adapter, ByKey
+from .base import Adapter
 from .health import read_only
+from .keys import KEY, ByKey
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
@@ -123,6 +125,23 @@ class SQLServer(Adapter):
         if len(spec.primary_key) == 1:
             return super().key_in(spec, keys)
         return or_(*(spec.key(key) for key in keys))
+
+    def named_for(self, spec: QueueSpec, count: int) -> int:
+        return super().named_for(spec, count) if len(spec.primary_key) == 1 else count
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        if count == 1 or len(spec.primary_key) == 1:
+            return super().keys_named(spec, count)
+        return or_(*(spec.key(self._names_of(spec, number)) for number in range(count)))
+
+    def _names_of(self, spec: QueueSpec, number: int) -> Identity:
+        columns = enumerate(spec.primary_key)
+        return tuple(bindparam(KEY.format(f"{number}_{n}"), type_=column.type) for n, column in columns)
+
+    def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
+        if len(keys) == 1 or len(spec.primary_key) == 1:
+            return super().key_names(spec, keys)
+        return {KEY.format(f"{number}_{n}"): part for number, key in enumerate(keys) for n, part in enumerate(key)}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         # a scan would wait for what others have locked on its way

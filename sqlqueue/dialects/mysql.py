@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -38,8 +39,9 @@ from ..clock import utc
 from ..findings import Finding, Severity
 from ..spec import Identity, QueueSpec
 from ..statements import Pick, UniqueBy
-from .base import Adapter, ByKey, Replacement
+from .base import Adapter, Parameters, Replacement, again
 from .health import Plan, bare, explain, read_only
+from .keys import ByKey
 from .requests import milliseconds
 
 _ALL = 2**62
@@ -147,8 +149,8 @@ class MySQL(Adapter):
         locked = {tuple(row) for row in self.execute(session, spec, locking)}
         return [key for key in keys if key in locked]
 
-    def loading(self, spec: QueueSpec, keys: Sequence[Identity], *, latest: bool) -> Select[Any]:
-        statement = super().loading(spec, keys, latest=latest)
+    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        statement = super().loading(spec, count, latest=latest)
         if not latest or not spec.is_plain:
             return statement
         # a plain SELECT in a REPEATABLE READ transaction may not see the version of a row that was just locked
@@ -166,16 +168,34 @@ class MySQL(Adapter):
         return statement.prefix_with(f"/*+ INDEX(`{spec.table.name}` PRIMARY) */")
 
     def change(
-        self, session: Session, spec: QueueSpec, statement: Update | Delete, identities: Sequence[Identity]
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None = None,
+        *,
+        waits: bool = True,
     ) -> set[Identity]:
-        statement = self.by_key(spec, statement)
-        if len(identities) == 1:
-            return set(identities) if self.count(session, spec, statement) else set()
+        named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
+        if waits and len(identities) == 1:
+            return set(identities) if self._matches(session, spec, named, parameters) else set()
         # no RETURNING: which rows are still ours has to be known, and kept so, before they change
-        ours = select(*spec.primary_key).where(statement.whereclause).with_for_update()  # type: ignore[arg-type]
-        changed = {tuple(row) for row in self.execute(session, spec, self.by_key(spec, ours))}
-        self.execute(session, spec, statement)
+        make = partial(self._ours, spec, statement, waits=waits)
+        ours = again(spec, parameters, (self, statement, waits), make)
+        changed = {tuple(row) for row in self.execute(session, spec, ours, parameters)}
+        if changed and len(changed) < len(identities) and not waits:
+            named = named.where(self.key_in(spec, list(changed)))
+        if changed:
+            self.execute(session, spec, named, parameters)
         return changed
+
+    def _matches(self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None) -> bool:
+        return self.execute(session, spec, statement, parameters).rowcount > 0
+
+    def _ours(self, spec: QueueSpec, statement: Update | Delete, *, waits: bool) -> ByKey:
+        matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
+        return self.by_key(spec, matching.with_for_update(skip_locked=not waits))
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         # by primary key, in the order in which claims are settled: by way of an index, the two would deadlock

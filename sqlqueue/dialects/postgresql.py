@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -11,21 +12,25 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Delete,
     Insert,
     Integer,
     Interval,
     Select,
     Table,
+    Update,
     and_,
+    any_,
+    bindparam,
     cast,
     extract,
     func,
     literal_column,
     select,
     true,
-    update,
+    tuple_,
 )
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
@@ -33,11 +38,12 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from ..exc import ArgumentError
 from ..findings import Finding
-from ..spec import Identity, QueueSpec
-from ..statements import Assignment, Pick, UniqueBy
-from .base import Adapter, Replacement
+from ..spec import Criterion, Identity, QueueSpec
+from ..statements import Assignment, Pick, UniqueBy, write
+from .base import Adapter, Parameters, Replacement, again
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
+from .keys import KEYS
 from .notifications import Notifications
 from .requests import milliseconds
 
@@ -91,33 +97,59 @@ class PostgreSQL(Notifications, Adapter):
         spec = pick.spec
         if not assignments or delete:
             return super().take(session, pick, assignments, delete=delete, options=options)
-        picked, position = self._picked(pick)
-        statement: Any = self._writing(spec, picked, assignments)
-        if spec.is_plain and not options:
-            rows: Any = session.execute(
-                statement.returning(spec.entity, position),
-                execution_options={"synchronize_session": False, "populate_existing": True},
-                bind_arguments=spec.bind_arguments,
-            )
-            return [task for task, _ in sorted(rows, key=lambda row: row[1])]
-        rows = self.execute(session, spec, statement.returning(position, *spec.primary_key))
-        identities: list[Identity] = [tuple(row[1:]) for row in sorted(rows, key=lambda row: row[0])]
-        return self.load(session, spec, identities, options)
+        whole = spec.is_plain and not options
+        statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
+        if not whole:
+            rows = sorted(self.execute(session, spec, statement), key=itemgetter(0))
+            return self.load(session, spec, [tuple(row[1:]) for row in rows], options)
+        taken: Any = session.execute(
+            statement, execution_options={"populate_existing": True}, bind_arguments=spec.bind_arguments
+        )
+        return [task for _, task in sorted(taken, key=itemgetter(0))]
 
-    def _picked(self, pick: Pick) -> tuple[Any, ColumnElement[int]]:
-        """The locked keys as a subquery, and each one's position: RETURNING keeps no order."""
-        key = [column.label(f"key_{n}") for n, column in enumerate(pick.spec.primary_key)]
+    def _taking(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
+        """Returns the place of each row in the order, for RETURNING keeps none, and its key, or the ``whole`` of it."""
+        spec = pick.spec
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
         order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
         locked: CTE = self.picking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED", dialect=self.name)
         by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
         keys = [locked.c[column.name] for column in key]
         picked = select(*keys, func.row_number().over(order_by=by).label("position")).subquery("picked")
-        return picked, picked.c.position
-
-    def _writing(self, spec: QueueSpec, picked: Any, assignments: Sequence[Assignment]) -> Any:
         joined = [column == picked.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)]
-        target: Any = spec.entity if spec.is_plain else spec.table
-        return update(target).where(*joined).ordered_values(*assignments)
+        taking = write(spec, and_(*joined), assignments)
+        if not whole:
+            return taking.returning(picked.c.position, *spec.primary_key)
+        # not by an UPDATE of the entity, whose criteria the session would evaluate in Python
+        every = taking.returning(picked.c.position, *spec.table.columns)
+        return select(picked.c.position, spec.entity).from_statement(every)
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        if count > 1 and len(spec.primary_key) == 1:
+            (column,) = spec.primary_key
+            # one parameter, and so one statement for the server however many keys there are
+            return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
+        return super().keys_named(spec, count)
+
+    def change(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None = None,
+        *,
+        waits: bool = True,
+    ) -> set[Identity]:
+        if not waits:
+            unlocked = statement
+            statement = again(spec, parameters, (self, unlocked, "free"), lambda: self._of_free(spec, unlocked))
+        return super().change(session, spec, statement, identities, parameters)
+
+    def _of_free(self, spec: QueueSpec, statement: Update | Delete) -> Update | Delete:
+        """The same for those of its rows alone that nobody else has locked."""
+        locked = self.picking_named(spec, statement).cte("free").prefix_with("MATERIALIZED", dialect=self.name)
+        return statement.where(tuple_(*spec.primary_key).in_(select(*locked.columns)))
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         statement = insert(spec.table)

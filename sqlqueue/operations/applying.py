@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
+from sqlalchemy import Delete, Update
 from sqlalchemy.orm import Session
 
 from ..claims import Claim
 from ..dialects.base import Adapter
-from ..spec import Identity
+from ..spec import Criterion, Identity
 from ..statements import Assignment, write
-from ..transitions import Held
+from ..transitions import ATTEMPT, Held
 
 Apply: TypeAlias = Callable[[Adapter, Session, Held, Sequence[Claim]], set[Identity]]
 """Writes to the rows of claims that are still theirs, and says which those are."""
 
 
-def updating(values: Callable[[Held, Sequence[Claim]], Sequence[Assignment]]) -> Apply:
+def updating(values: Callable[[Held, Sequence[Claim]], Sequence[Assignment]], like: Hashable | None = None) -> Apply:
+    """``like``: all that ``values`` go by besides how the rows are held, if the statement is worth keeping."""
+
     def apply(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
-        fence = held.fence(claims, adapter.key_in)
-        return adapter.change(session, held.spec, write(held.spec, fence, values(held, claims)), identities(claims))
+        return change(
+            adapter, session, held, claims, lambda mine: write(held.spec, mine, values(held, claims)), like=like
+        )
 
     return apply
 
 
-def identities(claims: Sequence[Claim]) -> list[Identity]:
-    return [claim.identity for claim in claims]
+def change(
+    adapter: Adapter,
+    session: Session,
+    held: Held,
+    claims: Sequence[Claim],
+    make: Callable[[Criterion], Update | Delete],
+    *,
+    like: Hashable | None,
+) -> set[Identity]:
+    """Execute the statement that ``make`` makes of the condition by which rows are still those of ``claims``."""
+    spec, keys, parameters = held.spec, [claim.identity for claim in claims], None
+    if like is None or any(claim.attempt != claims[0].attempt for claim in claims):
+        statement = make(held.fence(claims, adapter.key_in))
+    else:
+        count = adapter.named_for(spec, len(keys))
+        statement = spec.made.get(
+            (adapter, held, like, count), lambda: make(held.fence_named(adapter.keys_named(spec, count)))
+        )
+        parameters = {**adapter.key_names(spec, keys), ATTEMPT: claims[0].attempt}
+    return adapter.change(session, spec, statement, keys, parameters, waits=held.waits)

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
@@ -18,6 +20,7 @@ from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of, sett
 from ..columns import LONGEST_NAME
 from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, UnsettledClaimError
+from ..memo import MOST
 from ..spec import QueueSpec, T, Where, spec_of
 from ..statements import Assignment, Pick, picks
 from ..transitions import Held, consuming, taking
@@ -30,6 +33,7 @@ Lease: TypeAlias = timedelta | Literal["default"] | None
 OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
 OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
 logger = logging.getLogger("sqlqueue")
+_taking, _consuming = lru_cache(MOST)(taking), lru_cache(MOST)(consuming)
 
 
 def claim(
@@ -78,32 +82,57 @@ def claim_many(
     Raises :class:`.ArgumentError` for arguments that make no sense, :class:`.UnsupportedIsolationError` and
     :class:`.UnsupportedDialectError` where a claim could not be right; all before anything is sent.
     """
-    spec = spec_of(entity)
-    session = session_of(session)
+    wanted = Wanted(spec_of(entity), where, order_by, options)
+    return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)
+
+
+class Wanted:
+    """What claims ask for.  Who asks again and again keeps it, and the statements with it."""
+
+    def __init__(
+        self,
+        spec: QueueSpec,
+        where: Sequence[Where] = (),
+        order_by: OrderBy = (),
+        options: Sequence[ExecutableOption] = (),
+    ) -> None:
+        """:class:`.ArgumentError` for what makes no sense."""
+        if not isinstance(options, Sequence):
+            raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+        self.spec = spec
+        self.where = where
+        self.order = _order(spec, order_by)
+        self.options = options
+        self.steps = picks(spec, where, self.order)
+
+    def narrowed(self, where: Sequence[Where]) -> Wanted:
+        return Wanted(self.spec, where, self.order, self.options)
+
+
+def claim_wanted(
+    session: AnySession, wanted: Wanted, limit: int, *, lease: Lease = "default", claimed_by: str | None = None
+) -> Sequence[Any]:
+    """:func:`claim_many`."""
     _check(limit, lease)
-    wanted = _Wanted(where, order_by, limit, options)
-    return _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease if lease == "default" else lease)
+    claiming = _claim_due if wanted.spec.options.slots is None else _claim_limited
+    until = wanted.spec.options.lease if lease == "default" else lease
+    return claiming(session_of(session), wanted, limit, _claimer(claimed_by), until)
 
 
-def _claim(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> Sequence[Any]:
-    if spec.options.slots is not None:
-        return _claim_limited(session, spec, wanted, claimer, lease)
-    return _claim_due(session, spec, wanted, claimer, lease)
-
-
-def _claim_due(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> list[Any]:
-    if spec.has("schedule") and spec.options.missed == "skip":
-        return _claim_unless_missed(session, spec, wanted, claimer, lease)
-    return _hold(session, spec, wanted, claimer, lease)
+def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
+    if wanted.spec.has("schedule") and wanted.spec.options.missed == "skip":
+        return _claim_unless_missed(session, wanted, limit, claimer, lease)
+    return _hold(session, wanted, limit, claimer, lease)
 
 
 def _claim_unless_missed(
-    session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None
+    session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None
 ) -> list[Any]:
     """Those whose time has passed are scheduled anew, and others take their place."""
+    spec = wanted.spec
     kept: list[Any] = []
     while True:
-        tasks = _hold(session, spec, wanted._replace(limit=wanted.limit - len(kept)), claimer, lease)
+        tasks = _hold(session, wanted, limit - len(kept), claimer, lease)
         held = Held(spec=spec, claimed_by=claimer if lease is None else None)
         renewals = Renewals(open_(session, spec), session, held)
         skipped = renewals.skip_missed([claim_of(task) for task in tasks]) if tasks else set()
@@ -115,29 +144,30 @@ def _claim_unless_missed(
             return kept
 
 
-def _hold(session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None) -> list[Any]:
-    tasks = _take(session, spec, wanted, [] if lease is None else taking(spec, claimer, lease))
+def _hold(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
+    spec = wanted.spec
+    tasks = _take(session, wanted, limit, () if lease is None else _taking(spec, claimer, lease))
     if lease is None and tasks:
         guard(session, session.connection(spec.bind_arguments))
-    ledger = ledger_of(session)
+    attempt = attrgetter(spec.attributes["attempt"])
+    holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        attempt = getattr(task, spec.attributes["attempt"]) + (lease is None)
-        held = Claim(type(task), spec.identity_of(task), attempt)
-        ledger.remember(session, instance_state(task), Hold(held, claimer if lease is None else None))
+        state = instance_state(task)
+        held = Claim(type(task), spec.identity_of(task), attempt(task) + (lease is None))
+        holds.append((state, Hold(held, claimer if lease is None else None)))
+    ledger_of(session).remember(session, holds)
     return tasks
 
 
-def _claim_limited(
-    session: Session, spec: QueueSpec, wanted: _Wanted, claimer: str, lease: timedelta | None
-) -> list[Any]:
+def _claim_limited(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
     """Each with a slot of its key."""
 
     def take(where: Sequence[Where], limit: int) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, spec, wanted._replace(where=where, limit=limit), claimer, lease)
+        tasks = _claim_due(session, wanted.narrowed(where), limit, claimer, lease)
         return [(task, claim_of(task)) for task in tasks]
 
-    adapter = open_(session, spec, claims=True)
-    return Slots(session, adapter, spec, lease).claim(wanted.where, _order(spec, wanted), wanted.limit, take)
+    adapter = open_(session, wanted.spec, claims=True)
+    return Slots(session, adapter, wanted.spec, lease).claim(wanted.where, wanted.order, limit, take)
 
 
 def consume(
@@ -168,15 +198,18 @@ def consume_many(
     Where limits hold, they hold until the commit alone: a task that is completed has no slot.
     Which rows, in which order, and what is raised: as :func:`claim_many`.
     """
-    spec = spec_of(entity)
-    session = session_of(session)
-    _check(limit, "default")
+    return consume_wanted(session, Wanted(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by)
+
+
+def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_by: str | None = None) -> Sequence[Any]:
+    """:func:`consume_many`."""
+    spec, session = wanted.spec, session_of(session)
     if spec.goes_on or spec.options.slots is not None:
-        wanted = _Wanted(where, order_by, limit, options)
-        return _complete_at_once(session, spec, _claim(session, spec, wanted, _claimer(claimed_by), spec.options.lease))
+        return _complete_at_once(session, spec, claim_wanted(session, wanted, limit, claimed_by=claimed_by))
+    _check(limit, "default")
     deletes = spec.options.on_complete == "delete"
-    assignments = [] if deletes else consuming(spec, _claimer(claimed_by))
-    tasks = _take(session, spec, _Wanted(where, order_by, limit, options), assignments, delete=deletes)
+    assignments = () if deletes else _consuming(spec, _claimer(claimed_by))
+    tasks = _take(session, wanted, limit, assignments, delete=deletes)
     for task in tasks if deletes else ():
         session.expunge(task)
     return tasks
@@ -225,42 +258,29 @@ def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: A
             complete(session, held)
 
 
-class _Wanted(NamedTuple):
-    """What a call asks for."""
-
-    where: Sequence[Where]
-    order_by: OrderBy
-    limit: int
-    options: Sequence[ExecutableOption]
-
-
 def _take(
-    session: Session, spec: QueueSpec, wanted: _Wanted, assignments: Sequence[Assignment], *, delete: bool = False
+    session: Session, wanted: Wanted, limit: int, assignments: Sequence[Assignment], *, delete: bool = False
 ) -> list[Any]:
     """Ready rows, and due ones if those run short."""
-    order = _order(spec, wanted)
-    if not isinstance(wanted.options, Sequence):
-        raise ArgumentError(f"options={wanted.options!r}: give a sequence of loader options")
-    steps = picks(spec, wanted.where, order)
-    adapter = open_(session, spec, claims=True)
-    held = ledger_of(session).locked(spec.table)
+    adapter = open_(session, wanted.spec, claims=True)
+    held = ledger_of(session).locked(wanted.spec.table)
     tasks: list[Any] = []
-    for step in steps:
-        if len(tasks) < wanted.limit:
-            pick = step(wanted.limit - len(tasks))
+    for step in wanted.steps:
+        if len(tasks) < limit:
+            pick = step(limit - len(tasks))
             if held:
-                pick = pick.without(adapter.key_in(spec, held))
-            _check_order(adapter, pick, order)
+                pick = pick.without(adapter.key_in(wanted.spec, held))
+            _check_order(adapter, pick, wanted.order)
             tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
     return tasks
 
 
-def _order(spec: QueueSpec, wanted: _Wanted) -> tuple[Any, ...]:
-    order = tuple(wanted.order_by) if isinstance(wanted.order_by, Sequence) else (wanted.order_by,)
-    if isinstance(wanted.order_by, str) or not all(
+def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
+    order = tuple(order_by) if isinstance(order_by, Sequence) else (order_by,)
+    if isinstance(order_by, str) or not all(
         hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
     ):
-        raise ArgumentError(f"order_by={wanted.order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
+        raise ArgumentError(f"order_by={order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
     return order
 
 

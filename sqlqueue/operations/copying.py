@@ -26,22 +26,25 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
     dialect = session.get_bind(**spec.bind_arguments).dialect
     columns = [spec.mapper.columns[name] for name in names]
     made = [c for c in spec.table.columns if c not in columns and c.default and not c.default.is_clause_element]
-    processors = [_processor(column, dialect) for column in (*columns, *made)]
+    processors = [(n, _processor(column, dialect)) for n, column in enumerate((*columns, *made))]
+    processed = [(n, process) for n, process in processors if process is not None]
     connection = session.connection(spec.bind_arguments)
 
     def values() -> Iterator[list[Any]]:
         for row in rows:
-            given = [*(row[name] for name in names), *(_default(column) for column in made)]
-            yield [process(value) for process, value in zip(processors, given, strict=True)]
+            given = [*map(row.__getitem__, names), *map(_default, made)]
+            for n, process in processed:
+                given[n] = process(given[n])
+            yield given
 
     with translating(adapter, spec):
         adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values())
 
 
-def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any]:
-    """What the column's type makes of a value on its way to the driver."""
+def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
+    """What the column's type makes of a value on its way to the driver, if it makes anything of it."""
     kind: TypeEngine[Any] = column.type.dialect_impl(dialect)
-    return kind.bind_processor(dialect) or (lambda value: value)
+    return kind.bind_processor(dialect)
 
 
 def _default(column: Any) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from functools import partial
-from typing import Any, TypeAlias, overload
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias, overload
 
-from sqlalchemy import null
+from sqlalchemy import Delete, and_, null
 from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.util import identity_key
 
@@ -18,14 +19,14 @@ from ..claims import Claim, Hold, holds_of, ledger_of
 from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..mixins import QueueMixin
-from ..spec import Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, remove
+from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..statements import Assignment, is_ready, remove
 from ..states import Status
 from ..texts import error_text
 from ..transitions import Held, extending, failing, finishing, handing_back
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
-from .applying import Apply, identities, updating
+from .applying import Apply, change, updating
 from .recurring import Renewals
 from .sets import cancel_where, discard_where
 from .slots import Slots
@@ -46,7 +47,7 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     if a row is no longer the claim's: let it end the transaction, so that nothing done for a lost claim is committed.
     Raises :class:`.IllegalTransitionError`, before anything is sent, for what was not claimed or is settled already.
     """
-    _settle(session, tasks, "completed", partial(_completing, result=result, stage=stage))
+    _settle(session, tasks, completing(result, stage))
 
 
 def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
@@ -59,14 +60,7 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
     cause = type(error) if isinstance(error, BaseException) else None
-    fail_because(session, tasks, error_text(error), cause, retry_in)
-
-
-def fail_because(
-    session: AnySession, tasks: Tasks, text: str, cause: type[BaseException] | None, retry_in: timedelta | None
-) -> None:
-    """:func:`fail` of an exception that is not at hand any more."""
-    _settle(session, tasks, "failed", partial(_failing, text=text, cause=cause, retry_in=retry_in))
+    _settle(session, tasks, failing_because(error_text(error), cause, retry_in))
 
 
 @overload
@@ -85,9 +79,7 @@ def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseExceptio
         return discard_where(session_of(session), spec_of(tasks), where, error_text(error))
     if len(where) + (error is not None) != 1:
         raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
-    text = error_text(where[0] if error is None else error)
-    values = updating(lambda held, _: finishing(held, Status.DISCARDED, error=text))
-    _settle(session, tasks, "discarded", values)
+    _settle(session, tasks, discarding(error_text(where[0] if error is None else error)))
     return None
 
 
@@ -105,81 +97,150 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where) -> int | None:
         return cancel_where(session_of(session), spec_of(tasks), where)
     if where:
         raise ArgumentError("criteria go with a model: cancel(session, Task, Task.id == 7)")
-    _settle(session, tasks, "cancelled", updating(lambda held, _: finishing(held, Status.CANCELLED)))
+    _settle(session, tasks, CANCELLING)
     return None
 
 
 def release(session: AnySession, tasks: Tasks) -> None:
     """Hand back unfinished: ``available`` at once; the attempt does not count.  For the rest see :func:`complete`."""
-    _settle(session, tasks, "released", updating(lambda held, _: handing_back(held, None)))
+    _settle(session, tasks, RELEASING)
 
 
 def snooze(session: AnySession, tasks: Tasks, delay: timedelta) -> None:
     """Not now: ``scheduled`` after ``delay``, and the attempt does not count.  For the rest see :func:`complete`."""
     duration("delay", delay, zero=True)
-    _settle(session, tasks, "snoozed", updating(lambda held, _: handing_back(held, delay)))
+    _settle(session, tasks, snoozing(delay))
 
 
 def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None) -> None:
     """Still at it: the lease ends ``lease`` (the model's if not given) from now.  For the rest see :func:`complete`."""
     if lease is not None:
         duration("lease", lease)
-    _settle(session, tasks, None, partial(_extending, lease=lease))
+    _settle(session, tasks, extending_by(lease))
 
 
 _UNTOUCHED = ("priority", "created_at", "topic", "task", "arguments", "trace_context", "schedule", "drift", "limit_key")
 """Roles of columns that settling never writes."""
 
 
-def _settle(session: AnySession, tasks: Tasks, how: str | None, apply: Apply) -> None:
-    """Apply to the rows of ``tasks``, fenced; note it in the ledger, or raise for those that were lost."""
+class Settlement(NamedTuple):
+    """What is to become of claimed tasks."""
+
+    how: str | None
+    """In a word, that refuses a second one; ``None`` if the claims go on."""
+    apply: Apply
+
+
+def completing(result: object = None, stage: str | None = None) -> Settlement:
+    return Settlement("completed", partial(_completing, result=result, stage=stage))
+
+
+def failing_because(text: str, cause: type[BaseException] | None, retry_in: timedelta | None) -> Settlement:
+    return Settlement("failed", partial(_failing, text=text, cause=cause, retry_in=retry_in))
+
+
+def discarding(text: str) -> Settlement:
+    return Settlement("discarded", updating(lambda held, _: finishing(held, Status.DISCARDED, error=text)))
+
+
+def snoozing(delay: timedelta) -> Settlement:
+    return Settlement("snoozed", updating(lambda held, _: handing_back(held, delay)))
+
+
+def extending_by(lease: timedelta | None) -> Settlement:
+    return Settlement(None, partial(_extending, lease=lease))
+
+
+CANCELLING = Settlement("cancelled", updating(lambda held, _: finishing(held, Status.CANCELLED), "cancelled"))
+RELEASING = Settlement("released", updating(lambda held, _: handing_back(held, None), "released"))
+
+
+def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
+    """All of them, or :class:`.ClaimLostError`."""
+    lost = settle_some(session, tasks, settlement)
+    if lost:
+        raise ClaimLostError(lost)
+
+
+def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
+    """Apply to the rows of ``tasks``, fenced, and note it in the ledger; returned are claims that are lost.
+
+    Unless it ``waits``, what others have locked is passed over, and returned as well.
+    """
     session = session_of(session)
     holds = holds_of(session, tasks)
     if not holds:
-        return
-    if how is None and any(hold.locked_by for hold, _ in holds):
+        return []
+    if settlement.how is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
-    adapter = open_(session, spec_of(holds[0][0].claim.entity))
-    lost: list[Claim] = []
-    alike = defaultdict[tuple[QueueSpec, str | None], list[Claim]](list)
-    for hold, _ in holds:
-        alike[spec_of(hold.claim.entity), hold.locked_by].append(hold.claim)
-    for (spec, locked_by), claims in alike.items():
-        held = Held(spec=spec, claimed_by=locked_by)
-        for some in adapter.batches(claims):
-            kept = apply(adapter, session, held, some)
-            lost += [claim for claim in some if claim.identity not in kept]
-        if spec.options.slots is not None and how is not None:
-            Slots(session, adapter, spec).free(claims)
-    if lost:
-        raise ClaimLostError(lost)
-    _note(session, holds, how)
     spec = spec_of(holds[0][0].claim.entity)
-    if how == "released" or (how == "completed" and spec.moves) or (how is not None and spec.options.slots is not None):
+    adapter = open_(session, spec)
+    lost: list[Claim] = []
+    alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
+    for hold, _ in holds:
+        alike[hold.claim.entity, hold.locked_by].append(hold.claim)
+    for (entity, locked_by), claims in alike.items():
+        held = Held(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
+        lost += _apply(session, adapter, held, claims, settlement)
+    if lost:
+        gone = set(lost)
+        holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
+    _note(session, holds, settlement.how)
+    if holds and (_is_news(spec, settlement.how) or _runs_again(session, adapter, spec, holds, settlement.how)):
         announce(session, spec)
+    return lost
+
+
+def _apply(
+    session: Session, adapter: Adapter, held: Held, claims: Sequence[Claim], settlement: Settlement
+) -> list[Claim]:
+    lost: list[Claim] = []
+    for some in adapter.batches(claims):
+        kept = settlement.apply(adapter, session, held, some)
+        if len(kept) < len(some):
+            lost += [claim for claim in some if claim.identity not in kept]
+    if held.spec.options.slots is not None and settlement.how is not None:
+        # what is lost has no use for its slot either; what is only locked has
+        done = claims if held.waits else [claim for claim in claims if claim not in lost]
+        Slots(session, adapter, held.spec).free(done)
+    return lost
+
+
+def _is_news(spec: QueueSpec, how: str | None) -> bool:
+    """Whether something may be claimed now that could not be claimed before."""
+    return (
+        how == "released"
+        or (how == "completed" and bool(spec.moves))
+        or (how is not None and spec.options.slots is not None)
+    )
+
+
+def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
+    """Whether one of them was enqueued anew while it ran.  Where keys tell tasks apart that is worth a look."""
+    if how not in ("completed", "failed", "discarded") or not spec.has("unique_key"):
+        return False
+    keys = [hold.claim.identity for hold, _ in holds]
+    ready = (and_(adapter.key_in(spec, some), is_ready(spec)) for some in adapter.batches(keys))
+    return any(adapter.exists(session, spec, each) for each in ready)
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:
     """Instances forget what they knew of what was written, and that they hold the row."""
-    ledger = ledger_of(session)
-    for hold, state in holds:
-        if state is None:
-            continue
-        spec = spec_of(hold.claim.entity)
-        if how is not None:
-            ledger.remember(session, state, Hold(hold.claim, hold.locked_by, settled=how))
+    present = [(hold, state) for hold, state in holds if state is not None]
+    if how is not None:
+        settled = [(state, replace(hold, settled=how)) for hold, state in present]
+        ledger_of(session).remember(session, settled)
+    for hold, state in present:
         task = state.obj()
-        if task is None or state.session is not session:
-            continue
-        session.expire(task, [spec.attributes[role] for role in _written(hold, how)])
+        if task is not None and state.session is session:
+            session.expire(task, _written(spec_of(hold.claim.entity), how, locked=hold.locked_by is not None))
 
 
-def _written(hold: Hold, how: str | None) -> Iterable[str]:
+@lru_cache
+def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]:
     """What an instance may no longer show; what cannot have changed stays at hand, for asyncio's sake too."""
-    if how is None:
-        return ("available_at",)
-    roles = spec_of(hold.claim.entity).columns
-    return (role for role in roles if role not in _UNTOUCHED and (role != "attempt" or hold.locked_by))
+    roles = ["available_at"] if how is None else [role for role in spec.columns if role not in _UNTOUCHED]
+    return [spec.attributes[role] for role in roles if role != "attempt" or locked]
 
 
 def _completing(
@@ -188,11 +249,12 @@ def _completing(
     spec = held.spec
     _check_completion(spec, result, stage)
     kept: list[Assignment] = [] if result is None else [(spec["result"], result)]
+    like = ("completed", stage) if result is None else None
 
     def end(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
         gone = _deleting(adapter, session, held, claims, stage) if spec.options.on_complete == "delete" else set()
         rest = [claim for claim in claims if claim.identity not in gone]
-        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)])
+        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)], like)
         return gone | update(adapter, session, held, rest) if rest else gone
 
     if spec.has("schedule"):
@@ -203,11 +265,12 @@ def _completing(
 def _deleting(
     adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], stage: str | None
 ) -> set[Identity]:
-    done = held.fence(claims, adapter.key_in)
     lives = held.lives_on(Status.COMPLETED, stage)
-    if lives is not None:
-        done &= ~lives
-    gone = adapter.change(session, held.spec, remove(held.spec, done), identities(claims))
+
+    def removing(mine: Criterion) -> Delete:
+        return remove(held.spec, mine if lives is None else mine & ~lives)
+
+    gone = change(adapter, session, held, claims, removing, like=("deleted", stage))
     for identity in gone:
         task = session.identity_map.get(identity_key(held.spec.entity, identity))
         if task is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import chain
-from typing import NamedTuple
 
 from sqlalchemy import and_, literal_column, select
 from sqlalchemy.orm import Session
@@ -14,15 +12,14 @@ from sqlalchemy.orm import Session
 from ..checks import count
 from ..claims import Claim
 from ..clock import utcnow
-from ..dialects.base import Adapter
-from ..exc import ClaimLostError
 from ..mixins import QueueMixin
-from ..spec import Criterion, QueueSpec, Where, spec_of
-from ..statements import Pick, is_due, picks, state, write
+from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..statements import is_due, picks, state, write
 from ..states import Status
 from ..transitions import Held
 from ._connection import AnySession, open_, session_of
-from .settling import heartbeat
+from .settling import extending_by, settle_some
+from .slots import Slots
 
 
 def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
@@ -67,40 +64,17 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     )
 
 
-class Standing(NamedTuple):
-    """How it stands with claims."""
-
-    free: list[Claim]
-    """Theirs still, and now locked by this transaction."""
-    locked: list[Claim]
-    """Theirs still, as far as can be seen: another transaction has the row locked."""
-    lost: list[Claim]
-
-
-def lock_own(session: Session, claims: Sequence[Claim]) -> Standing:
-    """Lock the rows of claims of one model that are still theirs; one that is locked already is not waited for."""
+def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
+    """Those of claims of one model that hold their rows, as far as can be seen without locks."""
+    if not claims:
+        return set()
     spec = spec_of(claims[0].entity)
-    adapter = open_(session, spec, claims=True)
-    found = [_lock_own(adapter, session, spec, some) for some in adapter.batches(claims)]
-    return Standing(*(list(chain(*lists)) for lists in zip(*found, strict=True)))
-
-
-def _lock_own(adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> Standing:
-    held = Held(spec=spec)
-    fence = held.fence(claims, adapter.key_in)
-    mine = Pick(spec=spec, state=(fence,), where=(), order=(), limit=len(claims), index=None, exact=True)
-    taken = set(adapter.lock(session, mine))
-    free = [claim for claim in claims if claim.identity in taken]
-    rest = [claim for claim in claims if claim.identity not in taken]
-    if not rest:
-        return Standing(free, [], [])
-    still = select(*spec.primary_key).where(held.fence(rest, adapter.key_in))
-    kept = {tuple(row) for row in adapter.execute(session, spec, still)}
-    return Standing(
-        free,
-        [claim for claim in rest if claim.identity in kept],
-        [claim for claim in rest if claim.identity not in kept],
-    )
+    adapter, held = open_(session, spec), Held(spec=spec)
+    found: set[Identity] = set()
+    for some in adapter.batches(claims):
+        mine = select(*spec.primary_key).where(held.fence(some, adapter.key_in))
+        found.update(tuple(row) for row in adapter.execute(session, spec, mine))
+    return {claim for claim in claims if claim.identity in found}
 
 
 def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
@@ -109,13 +83,13 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     A row that is locked is passed over: by whom else than its own handler, whose transaction nobody can take over?  To
     wait for it would let the other leases end.
     """
-    standing = lock_own(session, claims)
-    try:
-        if standing.free:
-            heartbeat(session, standing.free, lease)
-    except ClaimLostError as error:  # its slot was taken; the leases of the others are extended
-        return [*standing.lost, *error.claims]
-    return standing.lost
+    rest = settle_some(session, claims, extending_by(lease), waits=False)
+    still = still_held(session, rest)
+    spec = spec_of(claims[0].entity)
+    if still and spec.options.slots is not None:
+        slots = Slots(session, open_(session, spec), spec)
+        still.difference_update(slots.extend([claim for claim in rest if claim in still], lease))
+    return [claim for claim in rest if claim not in still]
 
 
 def _waits(spec: QueueSpec) -> tuple[Criterion, ...]:

@@ -148,9 +148,12 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
 
 def _remembered(session: Session, spec: QueueSpec, messages: list[Any]) -> list[Any]:
     """The instances know that they are claimed."""
-    ledger = ledger_of(session)
-    for message in messages:
-        attempt = getattr(message, spec.attributes["attempt"])
-        held = Claim(type(message), spec.identity_of(message), attempt)
-        ledger.remember(session, instance_state(message), Hold(held))
+    holds = [
+        (
+            instance_state(each),
+            Hold(Claim(type(each), spec.identity_of(each), getattr(each, spec.attributes["attempt"]))),
+        )
+        for each in messages
+    ]
+    ledger_of(session).remember(session, holds)
     return messages

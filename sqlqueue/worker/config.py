@@ -25,6 +25,7 @@ class Handler:
 
     function: Callable[..., Any]
     entity: type[QueueMixin]
+    spec: QueueSpec
     where: tuple[Where, ...]
     concurrency: int
     timeout: timedelta | None
@@ -35,10 +36,6 @@ class Handler:
     is_coroutine: bool
     lane: Callable[[Handler, Crew], Any] | None = None
     """What claims and calls, where the mode does not say."""
-
-    @property
-    def spec(self) -> QueueSpec:
-        return spec_of(self.entity)
 
     @property
     def name(self) -> str:
@@ -92,6 +89,7 @@ def handler_of(
     return Handler(
         function=function,
         entity=entity,
+        spec=spec,
         where=where,
         concurrency=count("concurrency", concurrency),
         timeout=None if timeout is None else duration("timeout", timeout),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
+from ..operations.claiming import Wanted
 from ..spec import QueueSpec, Where
 from .config import Handler
 from .database import Database
@@ -29,14 +30,20 @@ class Crew:
     holdings: Holdings
     settlers: Mapping[QueueSpec, Settler]
     reports: Reports
+    _wanted: dict[Handler, tuple[tuple[Where, ...], Wanted]] = field(default_factory=dict, init=False)
 
     def adapter(self, spec: QueueSpec) -> Adapter:
         return adapter_for(self.database.engine(spec).dialect)
 
-    def where(self, handler: Handler) -> tuple[Where, ...] | None:
-        """What its tasks satisfy that may be claimed now; ``None`` if nothing is to be claimed."""
+    def wanted(self, handler: Handler) -> Wanted | None:
+        """What its claims ask for now; ``None`` if nothing is to be claimed."""
         more = self.gate.where(handler.spec)
-        return None if more is None else (*handler.where, *more)
+        if more is None:
+            return None
+        kept = self._wanted.get(handler)
+        if kept is None or kept[0] is not more:
+            kept = self._wanted[handler] = more, Wanted(handler.spec, (*handler.where, *more))
+        return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
         """``outcome`` is to be written; without one there is nothing left to be done for ``job``.  From any thread."""

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from .. import operations
 from ..claims import Claim, claim_of, is_settled, is_unsettled
 from ..exc import ArgumentError
+from ..operations.claiming import claim_wanted
 from .config import Handler
 from .crew import Crew
 from .jobs import Job
@@ -114,15 +115,15 @@ class _LockingPerformer(Performer):
 
     def claim_and_perform(self, claimed_by: str) -> bool:
         """One task, if there is one; whether there was."""
-        handler, where = self.handler, self._crew.where(self.handler)
-        if where is None:
+        wanted = self._crew.wanted(self.handler)
+        if wanted is None:
             return False
         handed, session = self.database.open()
         with closing(session):
-            task = operations.claim(session, handler.entity, *where, lease=None, claimed_by=claimed_by)
-            if task is None or self.ending:  # the claim may have had to wait, on a thread that nobody can stop
+            tasks = claim_wanted(session, wanted, 1, lease=None, claimed_by=claimed_by)
+            if not tasks or self.ending:  # the claim may have had to wait, on a thread that nobody can stop
                 return False
-            job = Job(handler, task)
+            job = Job(self.handler, tasks[0])
             self.reports.claimed(job)
             self._holdings.add(job)
             try:
@@ -137,8 +138,7 @@ class _LockingPerformer(Performer):
         savepoint = session.begin_nested()
         job.begin()
         try:
-            with self.known(job):
-                result = self.call(handed, job.task)
+            result = self.known(job, lambda: self.call(handed, job.task))
             if session.get_nested_transaction() is not savepoint and not is_settled(job.task):
                 raise ArgumentError(_OPEN)
             if is_unsettled(job.task):

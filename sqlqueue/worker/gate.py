@@ -36,6 +36,7 @@ class Gate:
             if (table := pause_table(spec.table.metadata)) is not None
         }
         self._paused: dict[tuple[Engine, Table], frozenset[str]] = {}
+        self._where: dict[QueueSpec, tuple[Criterion, ...] | None] = {}
         self._news = asyncio.Event()
         self.channels = [(engine, table.fullname) for engine, table in set(self._places.values())]
         """Where news of pauses comes from, and by which name."""
@@ -46,9 +47,16 @@ class Gate:
         self._unsubscribe()
 
     def where(self, spec: QueueSpec) -> tuple[Criterion, ...] | None:
-        """What else a task has to satisfy to be claimed now; ``None`` if nothing is to be claimed."""
+        """What else a task has to satisfy to be claimed now; ``None`` if nothing is to be claimed.
+
+        The very same object until something changes.
+        """
         place = self._places.get(spec)
-        return not_paused(spec, self._paused.get(place, ())) if place else ()
+        if place is None:
+            return ()
+        if spec not in self._where:
+            self._where[spec] = not_paused(spec, self._paused.get(place, ()))
+        return self._where[spec]
 
     async def verify(self) -> None:
         """:class:`.SchemaMismatchError` unless there is a table to look at; then look."""
@@ -62,6 +70,7 @@ class Gate:
             found = await self._database.run(partial(_read, spec=spec, table=place[1]))
             if found != self._paused.get(place, frozenset()):
                 self._paused[place] = found
+                self._where.clear()
                 logger.info("paused are now: %s", ", ".join(sorted(found)) or "none")
                 spread(channel_of(each) for each, its in self._places.items() if its == place)
 

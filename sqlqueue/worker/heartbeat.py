@@ -77,18 +77,18 @@ class Heartbeat(threading.Thread):
             alike[job.handler.lease].append(job)
         due = [(lease, jobs) for lease, jobs in alike.items() if self._due.get(lease, 0) <= time.monotonic()]
         for lease, jobs in due:
-            claims = [job.claim for job in jobs]
-            lost = own.run(self._engine, partial(extend, claims=claims, lease=lease))
+            held = {job.claim: job for job in jobs}
+            lost = own.run(self._engine, partial(extend, claims=list(held), lease=lease))
             self._due[lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
             for claim in lost:
-                self._lose(self._holdings.get(claim))
+                self._lose(held[claim])
         return bool(due)
 
     def _mine(self) -> list[Job]:
         return [job for job in self._holdings if job.handler.spec is self._spec and job.handler.mode == "lease"]
 
-    def _lose(self, job: Job | None) -> None:
-        if job is not None and not job.settling:  # else it is its own doing, or will be seen there
+    def _lose(self, job: Job) -> None:
+        if not job.settling:  # else it is its own doing, or will be seen there
             self._holdings.remove(job)
             job.lose("its lease ended, or it was cancelled or deleted")
 

@@ -19,10 +19,11 @@ class Job:
     """One claim and how it fares."""
 
     __slots__ = (
+        "_awoken",
         "_interrupt",
-        "_lost",
         "claim",
         "handler",
+        "is_lost",
         "overdue",
         "reason",
         "seconds",
@@ -45,17 +46,17 @@ class Job:
         """Whether its handler is through, so that its row may change any moment by its own doing."""
         self.reason = ""
         """Why it was interrupted."""
-        self._lost = threading.Event()
-        self._interrupt: Callable[[], object] | None = None
-
-    @property
-    def is_lost(self) -> bool:
+        self.is_lost = False
         """Whether the task is no longer this worker's: it was cancelled, or taken over, or the worker gave it up."""
-        return self._lost.is_set()
+        self._awoken: threading.Event | None = None
+        self._interrupt: Callable[[], object] | None = None
 
     def wait(self, seconds: float) -> bool:
         """Sleep so long, less if the task is lost; whether it is."""
-        return self._lost.wait(seconds)
+        if self._awoken is None:
+            self._awoken = threading.Event()
+        # in this order: whoever loses it sets the event after that
+        return self.is_lost or self._awoken.wait(seconds)
 
     def begin(self, interrupt: Callable[[], object] | None = None) -> None:
         """Its handler is called now; ``interrupt`` stops it, from whichever thread."""
@@ -72,7 +73,9 @@ class Job:
     def lose(self, reason: str) -> None:
         """Stop its handler, as far as that can be done."""
         self.reason = reason
-        self._lost.set()
+        self.is_lost = True
+        if self._awoken is not None:
+            self._awoken.set()
         interrupt = self._interrupt  # the handler's thread may take it away after a look at it
         if interrupt is not None:
             interrupt()
@@ -93,29 +96,27 @@ class Holdings:
     """All that this worker holds, from claim to settlement."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Claim, Job] = {}
+        self._jobs: dict[Job, None] = {}
         self._latest: dict[tuple[QueueSpec, Identity], Job] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(tuple(self._jobs.values()))
+        return iter(tuple(self._jobs))
 
     def add(self, job: Job) -> None:
         """An older job for the same task is lost: its lease has ended, and this worker has taken it over itself."""
         key = job.handler.spec, job.claim.identity
         older = self._latest.get(key)
-        self._latest[key] = self._jobs[job.claim] = job
-        if older is not None and older.claim != job.claim and not older.settling:
+        self._latest[key] = job
+        self._jobs[job] = None
+        if older is not None and older is not job and not older.settling:
             self.remove(older)
             older.lose("its lease has ended, and the same worker has claimed it again")
 
     def remove(self, job: Job) -> None:
-        self._jobs.pop(job.claim, None)
+        self._jobs.pop(job, None)
         key = job.handler.spec, job.claim.identity
         if self._latest.get(key) is job:
             del self._latest[key]
-
-    def get(self, claim: Claim) -> Job | None:
-        return self._jobs.get(claim)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from .. import operations
+from ..operations.claiming import Wanted, claim_wanted, consume_wanted
 from ..operations.upkeep import promote
-from ..spec import Where
 from .config import Handler
 from .crew import Crew
 from .jobs import Job
@@ -49,6 +48,8 @@ class Lane:
         self._holds = handler.mode == "lease"
         self._jobs: set[Job] = set()
         self._mean: float | None = None
+        self._enough = 0
+        """With so few jobs left, it is worth a statement to claim more."""
         self._promoted = time.monotonic()
         performer = Performer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
         self._slots: Slots
@@ -119,12 +120,15 @@ class Lane:
         while True:
             self._room.clear()
             ahead = self._ahead()
-            wanted = min(self.handler.concurrency + ahead - len(self._jobs), self.handler.batch)
+            most = self.handler.concurrency + ahead
+            self._enough = most - max(1, ahead // 2)
+            left = len(self._jobs)
+            wanted = min(most - left, self.handler.batch)
             if self._draining:
                 return wanted
             if self._crew.settlers[self.handler.spec].backlog >= UNSETTLED:
                 await asyncio.sleep(PAUSE)
-            elif wanted >= max(1, ahead // 2):
+            elif left <= self._enough:
                 return wanted
             else:
                 await self._room.wait()
@@ -132,21 +136,19 @@ class Lane:
     def _ahead(self) -> int:
         if self._mean is None or not self._holds:
             return 0
-        return min(self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
+        # two batches: one is worked on while the other is claimed
+        return min(2 * self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
 
     async def _claim(self, limit: int) -> Sequence[Any]:
-        where = self._crew.where(self.handler)
-        if where is None:
+        wanted = self._crew.wanted(self.handler)
+        if wanted is None:
             return ()
-        return await self._crew.database.run(partial(self._take, where=where, limit=limit))
+        return await self._crew.database.run(partial(self._take, wanted=wanted, limit=limit))
 
-    def _take(self, session: Session, where: Iterable[Where], limit: int) -> Sequence[Any]:
-        handler = self.handler
-        if handler.mode == "at-most-once":
-            return operations.consume_many(session, handler.entity, *where, limit=limit, claimed_by=self._crew.name)
-        return operations.claim_many(
-            session, handler.entity, *where, limit=limit, lease=handler.lease, claimed_by=self._crew.name
-        )
+    def _take(self, session: Session, wanted: Wanted, limit: int) -> Sequence[Any]:
+        if self.handler.mode == "at-most-once":
+            return consume_wanted(session, wanted, limit, claimed_by=self._crew.name)
+        return claim_wanted(session, wanted, limit, lease=self.handler.lease, claimed_by=self._crew.name)
 
     def _start(self, task: Any) -> None:
         job = Job(self.handler, task)
@@ -168,5 +170,5 @@ class Lane:
             self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
         self._crew.settle(job, outcome if self._holds else None)
         self._jobs.discard(job)  # last: while the lane is not idle, nobody closes the settler
-        if not self._room.is_set():
+        if len(self._jobs) <= self._enough and not self._room.is_set():
             soon(self._loop, self._room.set)

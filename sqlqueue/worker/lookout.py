@@ -64,10 +64,10 @@ class Lookout:
                 return
 
     async def _look(self) -> timedelta | None:
-        where = self._crew.where(self._handler)
-        if where is None:
+        wanted = self._crew.wanted(self._handler)
+        if wanted is None:
             return None
-        due = await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *where))
+        due = await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *wanted.where))
         self._crew.reports.reached()
         return due
 

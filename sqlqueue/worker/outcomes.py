@@ -10,11 +10,18 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy.orm import Session
 
-from .. import operations
 from ..claims import Claim
-from ..exc import ClaimLostError
-from ..operations.settling import fail_because
-from ..operations.upkeep import lock_own
+from ..operations.settling import (
+    CANCELLING,
+    RELEASING,
+    Settlement,
+    completing,
+    discarding,
+    failing_because,
+    settle_some,
+    snoozing,
+)
+from ..operations.upkeep import still_held
 from ..spec import spec_of
 from ..texts import error_text
 from .signals import Cancel, Discard, Retry, Signal, Snooze
@@ -67,31 +74,30 @@ def is_signal(error: BaseException) -> bool:
     return isinstance(error, Signal)
 
 
-_WRITE: dict[Kind, Callable[[Session, Sequence[Claim], Outcome], None]] = {
-    "completed": lambda session, claims, how: operations.complete(session, claims, how.result and how.result.value),
-    "failed": lambda session, claims, how: fail_because(session, claims, how.error or "", how.cause, how.delay),
-    "discarded": lambda session, claims, how: operations.discard(session, claims, how.error or ""),
-    "cancelled": lambda session, claims, _: operations.cancel(session, claims),
-    "released": lambda session, claims, _: operations.release(session, claims),
-    "snoozed": lambda session, claims, how: operations.snooze(session, claims, how.delay or timedelta(0)),
+_SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
+    "completed": lambda how: completing(how.result and how.result.value),
+    "failed": lambda how: failing_because(how.error or "", how.cause, how.delay),
+    "discarded": lambda how: discarding(how.error or ""),
+    "cancelled": lambda _: CANCELLING,
+    "released": lambda _: RELEASING,
+    "snoozed": lambda how: snoozing(how.delay or timedelta(0)),
 }
 
 
-def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]]) -> list[Claim]:
+def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], *, waits: bool = True) -> list[Claim]:
     """Settle all of them in the session's transaction, those alike in one statement; returned are claims lost.
 
-    A claim that is lost changes nothing, and keeps none of the others from being settled.
+    A claim that is lost changes nothing, and keeps none of the others from being settled.  Unless it ``waits``, what
+    others have locked is returned as well.
     """
     alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
     for claim, outcome in outcomes:
         alike[spec_of(claim.entity).table, outcome].append(claim)
-    lost: list[Claim] = []
-    for (_, outcome), claims in alike.items():
-        try:
-            _WRITE[outcome.kind](session, claims, outcome)
-        except ClaimLostError as error:
-            lost += error.claims
-    return lost
+    return [
+        claim
+        for (_, outcome), claims in alike.items()
+        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome), waits=waits)
+    ]
 
 
 class Written(NamedTuple):
@@ -104,7 +110,6 @@ class Written(NamedTuple):
 
 def write_what_is_free(session: Session, outcomes: Sequence[tuple[Claim, Outcome]]) -> Written:
     """:func:`write_outcomes` of one queue's claims with leases, but that no lock is waited for."""
-    standing = lock_own(session, [claim for claim, _ in outcomes])
-    free = set(standing.free)
-    lost = write_outcomes(session, ((claim, outcome) for claim, outcome in outcomes if claim in free))
-    return Written({*standing.lost, *lost}, set(standing.locked))
+    rest = write_outcomes(session, outcomes, waits=False)
+    locked = still_held(session, rest)
+    return Written(set(rest) - locked, locked)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -67,8 +67,7 @@ class Performer:
             self.reports.lost(job)
             return None
         try:
-            with self.known(job):
-                outcome = completed(self._try(job))
+            outcome = completed(self.known(job, lambda: self._try(job)))
         except BaseException as error:
             job.end()
             failure = self.judge(job, error)
@@ -79,13 +78,12 @@ class Performer:
         self.reports.finished(job, outcome)
         return None if self.handler.takes_session else outcome
 
-    @contextmanager
-    def known(self, job: Job) -> Iterator[None]:
-        """What is called within may ask for :func:`.current_job`."""
+    def known(self, job: Job, work: Callable[[], object]) -> object:
+        """What ``work`` returns, which may ask for :func:`.current_job`."""
         token = current.set(job)
         try:
             with self.reports.running(job):
-                yield
+                return work()
         finally:
             current.reset(token)
 
@@ -128,8 +126,9 @@ class Performer:
 
     def call(self, *arguments: Any) -> object:
         """What the handler returns, if its model keeps that."""
-        result = self.handler.function(*arguments)
-        if inspect.isawaitable(result) != self.handler.is_coroutine:
+        result: Any = self.handler.function(*arguments)
+        is_awaitable = result is not None and inspect.isawaitable(result)
+        if is_awaitable != self.handler.is_coroutine:
             _refuse(self.handler, result)
         if self.handler.is_coroutine:
             from sqlalchemy.util import await_only  # noqa: PLC0415
@@ -175,7 +174,7 @@ def _refuse_lost(job: Job) -> None:
         raise ClaimLostError([job.claim])
 
 
-async def _within(awaitable: Awaitable[object], timeout: timedelta | None) -> object:
+async def _within(awaitable: Any, timeout: timedelta | None) -> object:
     if timeout is None:
         return await awaitable
     limit = asyncio.timeout(timeout.total_seconds())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from .jobs import Job
 from .outcomes import Outcome, is_signal
 
 logger = logging.getLogger("sqlqueue.worker")
+_NOTHING = nullcontext()
 
 
 class Reports:
@@ -30,10 +30,9 @@ class Reports:
     wants_depth = False
     """Whether :meth:`depth` does anything with what it is told."""
 
-    @contextmanager
-    def running(self, job: Job) -> Iterator[None]:
+    def running(self, job: Job) -> AbstractContextManager[None]:
         """The handler is called within."""
-        yield
+        return _NOTHING
 
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """How many tasks there are."""

@@ -43,6 +43,8 @@ class Settler:
         self._pending: list[_Pending] = []
         self._postponed: list[_Pending] = []
         self._some = asyncio.Event()
+        self._told = False
+        """Whether the loop is to look, or about to."""
         self._closing = False
 
     @property
@@ -52,7 +54,8 @@ class Settler:
 
     def put(self, job: Job, outcome: Outcome) -> None:
         self._pending.append(_Pending(job, outcome))
-        if not self._some.is_set():
+        if not self._told:
+            self._told = True
             soon(self._loop, self._some.set)
 
     async def settle(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
@@ -70,6 +73,7 @@ class Settler:
             if len(self._pending) < LARGEST and not self._closing:
                 await asyncio.sleep(GATHER)
             self._some.clear()
+            self._told = False  # first, so that who finds it so has its outcome in this batch
             batch = self._pending[:LARGEST]
             del self._pending[: len(batch)]  # and not what came in the meantime
             if self._pending:
@@ -84,13 +88,15 @@ class Settler:
         except Exception as error:
             await self._write_each(batch, error)
             return
+        locked = [each for each in batch if written.locked and each.job.claim in written.locked]
+        kept = {job for job, _ in locked}
         for job, _ in batch:
-            if job.claim in written.lost:
+            if written.lost and job.claim in written.lost:
                 self._reports.lost(job)
-            if job.claim not in written.locked:
+            if job not in kept:
                 self._holdings.remove(job)
         spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
-        self._postpone([each for each in batch if each.job.claim in written.locked])
+        self._postpone(locked)
 
     def _passes(self, error: BaseException) -> bool:
         # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass

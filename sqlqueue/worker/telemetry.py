@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,8 @@ from .jobs import Job
 from .outcomes import Outcome, is_signal
 from .reports import Reports
 
+_SILENT = (trace.__name__, metrics.__name__)
+
 
 class Telemetry(Reports):
     """What :class:`.Reports` does, and:
@@ -31,6 +35,8 @@ class Telemetry(Reports):
 
     def __init__(self) -> None:
         super().__init__()
+        self._asked = -math.inf
+        self._heard = False
         self._tracer = trace.get_tracer("sqlqueue")
         meter = metrics.get_meter("sqlqueue")
         self._wait = meter.create_histogram("sqlqueue.task.wait", "s", "from a task's creation to its start")
@@ -43,8 +49,20 @@ class Telemetry(Reports):
 
     wants_depth = True
 
+    def _is_heard(self) -> bool:
+        """Whether there is an SDK, as of the last second.  Without one nothing need be said for each task."""
+        now = time.monotonic()
+        if now >= self._asked + 1:
+            self._asked = now
+            providers = trace.get_tracer_provider(), metrics.get_meter_provider()
+            self._heard = not all(type(each).__module__.startswith(_SILENT) for each in providers)
+        return self._heard
+
+    def running(self, job: Job) -> AbstractContextManager[None]:
+        return self._traced(job) if self._is_heard() else super().running(job)
+
     @contextmanager
-    def running(self, job: Job) -> Iterator[None]:
+    def _traced(self, job: Job) -> Iterator[None]:
         table, columns = job.handler.spec.table.fullname, job.handler.spec.attributes
         started, created = (getattr(job.task, columns[role]) for role in ("claimed_at", "created_at"))
         if started is not None:
@@ -69,6 +87,8 @@ class Telemetry(Reports):
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> None:
         super().finished(job, outcome, error)
+        if not self._is_heard():
+            return
         queue = {"sqlqueue.queue": job.handler.spec.table.fullname}
         self._tasks.add(1, queue | {"sqlqueue.outcome": outcome.kind})
         self._duration.record(job.seconds or 0, queue)

@@ -1,0 +1,59 @@
+"""What an adapter says of rows that are named by their primary keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from sqlalchemy import and_, bindparam, tuple_
+
+from ..spec import Criterion, Identity, QueueSpec
+
+R = TypeVar("R")
+ByKey: TypeAlias = Any
+"""A Select, an Update or a Delete; the same kind comes back that was given."""
+KEY = "sqlqueue_key_{}"
+KEYS = "sqlqueue_keys"
+
+
+class Keys:
+    """The part of an adapter that names rows, in a statement of its own or in one that is used again."""
+
+    batch: ClassVar[int] = 5_000
+    """How many keys one statement names at the most."""
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        """The rows with these primary keys."""
+        if len(keys) == 1:
+            return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
+        if len(spec.primary_key) == 1:
+            return spec.primary_key[0].in_([key for (key,) in keys])
+        return tuple_(*spec.primary_key).in_(keys)
+
+    def named_for(self, spec: QueueSpec, count: int) -> int:
+        """For how many keys a statement is made that is to name ``count``; 2 are many, where a list is a parameter."""
+        return min(count, 2)
+
+    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
+        """:meth:`key_in` for the :meth:`named_for` of a count, with :meth:`key_names` for parameters."""
+        if count == 1:
+            columns = enumerate(spec.primary_key)
+            return and_(*(column == bindparam(KEY.format(n), type_=column.type) for n, column in columns))
+        if len(spec.primary_key) == 1:
+            (column,) = spec.primary_key
+            return column.in_(bindparam(KEYS, type_=column.type, expanding=True))
+        return tuple_(*spec.primary_key).in_(bindparam(KEYS, expanding=True))
+
+    def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
+        """The parameters of :meth:`keys_named`."""
+        if len(keys) == 1:
+            return {KEY.format(n): value for n, value in enumerate(keys[0])}
+        return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
+
+    def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
+        """``statement``, which names rows by primary key, such that no others are read and waited for."""
+        return statement
+
+    def batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
+        for start in range(0, len(items), self.batch):
+            yield items[start : start + self.batch]
