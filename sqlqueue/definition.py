@@ -213,7 +213,7 @@ def _refuse_unsupported(
     elif missing:
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
-        problem = "its columns, order and stages are those of the class that it inherits from; give them there"
+        problem = "its columns, order, slots and stages are those of the class that it inherits from; give them there"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":
@@ -225,10 +225,10 @@ def _refuse_unsupported(
 
 
 def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
-    """Whether they name other columns, another order or other stages than the table has."""
+    """Whether they name other columns, another order, other slots or other stages than the table has."""
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
     order = options.order_by and options.order_by is not inherited.order_by
-    return bool(columns or order or options.stages != inherited.stages)
+    return bool(columns or order or options.stages != inherited.stages or options.slots is not inherited.slots)
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:

@@ -136,9 +136,8 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
     ]
 
 
-def stopping(spec: QueueSpec) -> list[Assignment]:
+def stopping(spec: QueueSpec, running: Criterion) -> list[Assignment]:
     """A recurring task has no further run: cancelled, but for one that is running, which is an ordinary task now."""
-    running = is_held(spec)
     ended = [(column, case((running, column), else_=value)) for column, value in ending(spec, Status.CANCELLED)]
     (status,) = (each for each in ended if each[0] is spec["status"])
     rest = [each for each in ended if each is not status]

@@ -143,8 +143,11 @@ class LimitMixin(QueueMixin):
     """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
 
     As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.  A task of another key
-    is never held up by a full one; a task that others have locked may be passed by a later one of its own key.  A claim
-    may hold a slot that it could not use until its transaction ends: commit claims soon.
+    is never held up by a full one.  A claim may hold a slot that it could not use until its transaction ends: commit
+    claims soon.
+
+    Tasks are claimed in the order of the queue, but for what others are claiming at that moment: in the place of a task
+    that they have locked, the next one of the same key is taken, even if a task of another key comes before that.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "limit_key")

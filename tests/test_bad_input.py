@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, aliased, load_only
 
@@ -31,17 +31,25 @@ class Recorded(QueueSession):
     sent: list[str]
 
 
-@pytest.fixture
-def session() -> Iterator[Recorded]:
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
     engine = create_engine("sqlite://")
     Base.metadata.create_all(engine)
-    with Recorded(engine) as session:
+    with Session(engine) as session:
         session.add_all([Task(id=1), Task(id=2), Mail(id=1), Document(id="a"), Spool(id=1)])
         session.commit()
-        session.sent = []
-        event.listen(engine, "before_cursor_execute", lambda *args: session.sent.append(args[2]))
-        yield session
+    yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Recorded]:
+    """What a test has done goes with its session: none commits."""
+    engine_of_this_test = engine.execution_options()
+    with Recorded(engine_of_this_test) as session:
+        session.sent = []
+        event.listen(engine_of_this_test, "before_cursor_execute", lambda *args: session.sent.append(args[2]))
+        yield session
 
 
 @contextmanager

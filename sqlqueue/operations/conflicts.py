@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, and_, insert, literal, null, select
+from sqlalchemy import Column, ColumnElement, and_, insert, literal, null, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from ..claims import ledger_of
 from ..dialects.base import Adapter, Replacement
+from ..exc import ArgumentError
 from ..lives import replacing
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import UniqueBy, unique_by, write
@@ -32,8 +34,21 @@ class Conflicts:
         names = {prop.key: prop.columns[0].name for prop in self.spec.mapper.column_attrs}
         common = {names[key]: value for key, value in fixed.items()} | _discriminator(self.spec)
         values = [{names[key]: value for key, value in row.items()} for row in rows]
+        if self.on_conflict == "rerun":
+            self._refuse_own(session, values)
         for (given, ways), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
             self._group(session, list(group), [*given, *common], ways, common)
+
+    def _refuse_own(self, session: Session, rows: Sequence[Row]) -> None:
+        """A claim that only locks has no mark in its row by which its completion would know of another run."""
+        spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
+        meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
+        for some in adapter.batches(meets):
+            if adapter.exists(session, spec, and_(adapter.key_in(spec, mine), or_(*some))):
+                raise ArgumentError(
+                    f"this transaction holds one of these tasks of {spec.entity.__name__} by lease=None: complete it"
+                    " first, and it is enqueued anew; or claim it with a lease"
+                )
 
     def _group(
         self, session: Session, rows: list[Row], names: list[str], ways: Sequence[UniqueBy], common: Row

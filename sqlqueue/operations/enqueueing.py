@@ -77,8 +77,9 @@ def enqueue(
     ``"ignore"``: the row stays as it is.
     ``"replace"``: the row gets the new values, and a new life if it waits or is final; if it is running, the run
     goes on and is not repeated.  With ``delay`` that debounces: the last of many wins, and waits from then on.
-    ``"rerun"``: likewise, and if it is running now it runs again afterwards, at once: completion makes it
-    ``available``.  A :class:`.StageMixin`'s begins at its first stage.
+    ``"rerun"``: likewise, and if it is running now it runs again afterwards: completion makes it ``available``, and
+    tells workers so if the model is a :class:`.UniqueMixin`; others find it when they next look.  A
+    :class:`.StageMixin`'s begins at its first stage.  Refused for a task that this transaction holds by ``lease=None``.
 
     With ``version``, an attribute that every row gives (a number, a moment), the row is touched only by what is newer:
     an update that comes late changes nothing and causes no run.
@@ -144,8 +145,11 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
 
 def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta | None) -> None:
     adapter = open_(session, spec)
-    for task in tasks if delay is not None else ():
-        for name, value in _delayed(spec, delay).items():
+    fixed = _delayed(spec, delay)
+    for number, task in enumerate(tasks if fixed else ()):
+        _check_delay(spec, number, _values(spec, task))
+    for task in tasks:
+        for name, value in fixed.items():
             setattr(task, name, value)
     with translating(adapter, spec):
         session.add_all(tasks)
@@ -209,6 +213,9 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
     known = {prop.key for prop in spec.mapper.column_attrs}
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
     version = how.version.key if how.version_in(spec) is not None and how.version is not None else None
+    if how.on_conflict != "raise" and len(spec.mapper.tables) > 1:
+        name = spec.entity.__name__
+        raise ArgumentError(f"on_conflict={how.on_conflict!r} goes with one table; the rows of {name} are in several")
     if how.copy and (how.on_conflict != "raise" or how.delay is not None):
         raise ArgumentError(f"copy=True cannot be combined with on_conflict={how.on_conflict!r} or a delay")
     for number, row in enumerate(rows):
@@ -219,13 +226,19 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
             _check_key(spec, number, row, how.on_conflict)
         if version is not None and row.get(version) is None:
             raise ArgumentError(f"row {number}: there is no {version}, by which it would be known to be newer")
-        if how.delay is not None and row.keys() & {status, moment}:
-            raise ArgumentError(f"row {number}: delay= says when; leave {moment} and {status} out")
+        if how.delay is not None:
+            _check_delay(spec, number, row)
         when = row.get(moment)
         if isinstance(when, datetime):
             aware(when)
         if when is not None:
             row.setdefault(status, Status.SCHEDULED.value)
+
+
+def _check_delay(spec: QueueSpec, number: int, row: Row) -> None:
+    status, moment = spec.attributes["status"], spec.attributes["available_at"]
+    if row.keys() & {status, moment}:
+        raise ArgumentError(f"row {number}: delay= says when; leave {moment} and {status} out")
 
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:

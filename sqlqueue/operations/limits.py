@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import and_, case, func, literal_column, select
@@ -18,9 +17,7 @@ from ..spec import Criterion, QueueSpec, spec_of
 from ..statements import Assignment, remove, state, write
 from ..states import Status
 from ._connection import AnySession, open_, session_of
-from .slots import ENDLESS, introduce, is_busy, is_usable, make, slots_of
-
-FOREVER = timedelta(days=36_525)
+from .slots import ENDLESS, FOREVER, introduce, is_busy, is_usable, make, slots_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from ..claims import ledger_of
 from ..clock import utcnow
 from ..exc import ArgumentError
 from ..lives import planning, stopping
 from ..mixins import QueueMixin
 from ..schedules import Schedule, parse
 from ..spec import Criterion, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_final, only
+from ..statements import Assignment, is_final, is_held, only
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
 from .sets import change
@@ -56,8 +57,12 @@ def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> 
     that is running loses it: it goes on as an ordinary task, which its completion ends.  In the session's transaction.
     """
     spec = _recurring(entity)
+    session = session_of(session)
     chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *where)
-    return change(session_of(session), spec, chosen, stopping(spec))
+    running, mine = is_held(spec), ledger_of(session).locked(spec.table)
+    if mine:
+        running = or_(running, open_(session, spec).key_in(spec, mine))
+    return change(session, spec, chosen, stopping(spec, running))
 
 
 def _plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: list[Assignment]) -> int:

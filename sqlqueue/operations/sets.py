@@ -17,7 +17,7 @@ from ..exc import ArgumentError
 from ..lives import redriving
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_exhausted, is_final, is_hung, only, picks, remove, state, write
+from ..statements import Assignment, is_exhausted, is_final, is_held, is_hung, only, picks, remove, state, write
 from ..states import Status
 from ..transitions import Held, ending, finishing
 from ..wakeups import announce
@@ -25,6 +25,7 @@ from ._connection import AnySession, open_, session_of
 from ._duplicates import translating
 from .applying import updating
 from .recurring import Renewals
+from .slots import Slots
 
 CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
 
@@ -47,13 +48,24 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where]) -> int:
     """All tasks that satisfy ``where`` and are not final are ``cancelled``."""
-    return change(session, spec, only(spec, ~is_final(spec), *where), ending(spec, Status.CANCELLED))
+    return _end(session, spec, where, ending(spec, Status.CANCELLED))
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str) -> int:
     """All tasks that satisfy ``where`` and are not final are ``discarded``."""
-    values = [*ending(spec, Status.DISCARDED), (spec["error"], text)]
-    return change(session, spec, only(spec, ~is_final(spec), *where), values)
+    return _end(session, spec, where, [*ending(spec, Status.DISCARDED), (spec["error"], text)])
+
+
+def _end(session: Session, spec: QueueSpec, where: Sequence[Where], values: Sequence[Assignment]) -> int:
+    """Those that hold slots give them up with that."""
+    chosen = only(spec, ~is_final(spec), *where)
+    if spec.options.slots is None:
+        return change(session, spec, chosen, values)
+    waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
+    running = Slots(session, open_(session, spec), spec).end(chosen, values)
+    if running:
+        announce(session, spec)
+    return waiting + running + change(session, spec, chosen, values)  # what has changed hands in the meantime
 
 
 def rescue(session: AnySession, entity: type[QueueMixin]) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Engine, FromClause, Select, and_, exists, insert, literal_column, null, or_, select
+from sqlalchemy import Connection, Engine, FromClause, and_, exists, insert, literal_column, null, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,12 +20,15 @@ from ..columns import LONGEST_NAME
 from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_held, picks, state, write
+from ..statements import Assignment, Pick, is_held, picks, state, write
 from ..states import Status
-from ..transitions import taking
+from ..transitions import Held, taking
+from .applying import updating
 
 ENDLESS = 2**31 - 1
 """The attempts of a slot.  One that has none left is retired: it is not taken again."""
+FOREVER = timedelta(days=20_000)
+"""In seconds it fits into 31 bits, which is all that SQL Server can add to a moment."""
 
 Take: TypeAlias = Callable[[Sequence[Where], int], list[tuple[Any, Claim]]]
 """Claims tasks by criteria, so many at the most."""
@@ -99,12 +102,12 @@ def _is_draining(slots: QueueSpec, key: str) -> Criterion:
     return exists(select(literal_column("1")).select_from(other).where(of_key, retired, is_busy(slots, other)))
 
 
-def _full(slots: QueueSpec) -> Select[tuple[str]]:
-    """The keys of which all slots are held."""
-    other, key = slots.table.alias("other"), slots["slot_key"]
-    free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))
-    none = ~exists(select(literal_column("1")).select_from(other).where(free).correlate(slots.table))
-    return select(key).where(is_busy(slots, slots.table), none).distinct()
+def _has_room(spec: QueueSpec, slots: QueueSpec) -> Criterion:
+    """Whether one of the slots of a task's key is free, or the key has none yet (as no key at all has)."""
+    other = slots.table.alias("other")
+    of_key = other.c[slots["slot_key"].name] == spec["limit_key"]
+    known = exists(select(literal_column("1")).select_from(other).where(of_key).correlate(spec.table))
+    return or_(known.where(is_usable(slots, other), ~is_busy(slots, other)), ~known)
 
 
 class Slots:
@@ -115,7 +118,7 @@ class Slots:
     """
 
     def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec, lease: timedelta | None = None) -> None:
-        self.lease = lease or spec.options.lease
+        self.lease = lease or FOREVER  # as long as the lock of the row that nothing else holds
         self.session = session
         self.adapter = adapter
         self.spec = spec
@@ -125,7 +128,7 @@ class Slots:
         """Up to ``limit`` tasks in claim order, each with a slot if it has a key."""
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
-        passed: set[str | None] = set(self.adapter.execute(self.session, self.slots, _full(self.slots)).scalars())
+        passed: set[str | None] = set()
         while len(claimed) < limit:
             wanted = self._candidates(where, order, limit - len(claimed), passed)
             if not wanted:
@@ -152,18 +155,28 @@ class Slots:
         return [task for task, _ in held]
 
     def _candidates(
-        self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Iterable[str | None]
+        self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Collection[str | None]
     ) -> list[tuple[Identity, str | None]]:
         """The next tasks in claim order but for those of the keys ``passed``, as far as can be seen without locks."""
-        key = self.spec["limit_key"]
-        others: list[Criterion] = [key.is_not(None)] if None in passed else []
-        full = [name for name in passed if name is not None]
-        if full:
-            others.append(or_(key.is_(None), key.not_in(full)))
+        key, room = self.spec["limit_key"], _has_room(self.spec, self.slots)
+        keys = [name for name in passed if name is not None][: self.adapter.batch]
+        others = [or_(key.is_(None), key.not_in(keys))] if keys else []
+        if None in passed:
+            others.append(key.is_not(None))
+        steps, number = picks(self.spec, [*where, room, *others], order), limit
+        while True:
+            seen = self._first(steps, number)
+            found = [each for each in seen if each[1] not in passed]
+            if found or len(seen) < number:
+                return found[:limit]
+            number *= 2  # all of these are of keys for which there was no room in the statement
+
+    def _first(self, steps: Iterable[Callable[[int], Pick]], number: int) -> list[tuple[Identity, str | None]]:
         found: list[tuple[Identity, str | None]] = []
-        for step in picks(self.spec, [*where, *others], order):
-            if len(found) < limit:
-                seen = step(limit).select(*self.spec.primary_key, key).limit(limit - len(found))
+        for step in steps:
+            if len(found) < number:
+                pick = step(number - len(found))
+                seen = pick.select(*self.spec.primary_key, self.spec["limit_key"]).limit(pick.limit)
                 rows: Any = self.adapter.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found
@@ -197,6 +210,19 @@ class Slots:
         ]
         self._change(claims, values)
 
+    def end(self, chosen: Criterion, values: Sequence[Assignment]) -> int:
+        """Write ``values``, which end them, to running tasks that are ``chosen``, and free their slots; how many."""
+        spec, adapter = self.spec, self.adapter
+        running = select(*spec.primary_key, spec["attempt"]).where(chosen, is_held(spec))
+        rows: Any = adapter.execute(self.session, spec, running).all()
+        claims = [Claim(spec.entity, tuple(identity), attempt) for *identity, attempt in rows]
+        ended: list[Claim] = []
+        for some in adapter.batches(claims):
+            mine = updating(lambda *_: values)(adapter, self.session, Held(spec=spec), some)
+            ended += [claim for claim in some if claim.identity in mine]
+        self.free(ended)
+        return len(ended)
+
     def extend(self, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
         """Let the leases of slots end ``lease`` from now; returned are claims that have lost theirs."""
         kept = self._change(claims, [(self.slots["available_at"], utcnow(lease))])
@@ -212,8 +238,15 @@ class Slots:
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment]) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; their holders."""
+        size = self.adapter.batch // 3  # a statement names each by a key of two columns and by its holder
+        changed: set[str] = set()
+        for start in range(0, len(claims), size):
+            changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values)
+        return changed
+
+    def _change_of(self, holders: Sequence[str], values: Sequence[Assignment]) -> set[str]:
         slots, adapter = self.slots, self.adapter
-        theirs = and_(slots["claimed_by"].in_([holder(claim) for claim in claims]), is_held(slots))
+        theirs = and_(slots["claimed_by"].in_(holders), is_held(slots))
         read = select(*slots.primary_key, slots["claimed_by"]).where(theirs)
         held: dict[Identity, str] = {tuple(row[:-1]): row[-1] for row in adapter.execute(self.session, slots, read)}
         if not held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Double, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Boolean, Float, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from ..mixins import LimitMixin, RecurringMixin, SlotMixin
@@ -45,7 +45,7 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
     response: Mapped[str | None] = mapped_column(Text)
     """What the last successful run returned, as JSON: ``columns`` (name and type), ``rows``, ``row_count`` and whether
     it was ``truncated``."""
-    timeout: Mapped[float | None] = mapped_column(Double)
+    timeout: Mapped[float | None] = mapped_column(Float)
     """Seconds after which the server ends the statement; the scheduler's limit if it has none."""
     run_as: Mapped[str | None] = mapped_column(String(LONGEST_USER))
     """As which of the scheduler's users; ``NULL``: the one for all that say nothing."""

@@ -200,6 +200,7 @@ def _recurring() -> Iterator[tuple[str, Call]]:
     yield "Report.reschedule", lambda s: s.reschedule(Report, Report.id == 7, schedule="PT60S", drift=True)
     yield "Report.reschedule(own)", lambda s: s.reschedule(Report)
     yield "Report.unschedule", lambda s: s.unschedule(Report, Report.id == 7)
+    yield "Report.unschedule(locked)", lambda s: (_locked(s, Report), s.unschedule(Report))
 
 
 def _limited() -> Iterator[tuple[str, Call]]:
@@ -207,6 +208,8 @@ def _limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.consume", lambda s: s.consume(Visit)
     yield "Visit.complete", lambda s: s.complete(_claims(Visit, 3))
     yield "Visit.heartbeat", lambda s: s.heartbeat(_claims(Visit, 3))
+    yield "Visit.cancel(where)", lambda s: s.cancel(Visit, Visit.limit_key == "a")
+    yield "Visit.discard(where)", lambda s: s.discard(Visit, Visit.limit_key == "a", error="no")
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.limits", lambda s: s.limits(Visit)
     yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, "a")

@@ -21,6 +21,7 @@ from sqlqueue import (
     UniqueMixin,
 )
 from sqlqueue.outbox import OutboxMixin
+from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
 
 MESSAGE = String(100)
 
@@ -161,6 +162,11 @@ class Outgoing(OutboxMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+class Request(SQLTaskMixin, Base):
+    __tablename__ = "plain_request"
+    __queue__ = sql_task_options(Bay)
+
+
 class DataBase(MappedAsDataclass, DeclarativeBase):
     metadata = Base.metadata
 
@@ -184,6 +190,7 @@ def example(kind: type) -> object:
         Truck: {"limit_key": "a", "cargo": "b"},
         Listing: {"unique_key": "a"},
         Film: {"filmKey": "a"},
+        Request: {"request": "SELECT 1", "queue": "a", "timeout": 0.5},
     }
     return kind(**keys.get(kind, {}))
 

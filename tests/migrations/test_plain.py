@@ -36,6 +36,7 @@ QUEUES = (
     plain.Truck,
     plain.Listing,
     plain.Film,
+    plain.Request,
 )
 
 

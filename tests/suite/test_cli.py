@@ -40,6 +40,7 @@ def test_stats(sync_db: Database, driver: str) -> None:
     task, mail = by_table["task"], by_table["mail"]
     assert (task["model"], task["running"], task["hung"], task["discarded"]) == ("tests.models.Task", 1, 1, 1)
     assert (task["total"], task["unfinished"], task["paused"]) == (2, 1, [])
+    assert task["oldest_running"] > 3600
     assert (mail["total"], mail["paused"][0]["topic"], mail["paused"][0]["paused_by"]) == (0, "news", "ada")
     assert datetime.fromisoformat(mail["paused"][0]["paused_at"]).tzinfo is not None
     (only,) = told(sync_db, "stats", "--json", "--queue", "mail", target="Base", driver=driver)
@@ -50,15 +51,19 @@ def test_stats_of_now_and_over_time(sync_db: Database) -> None:
     ended = clock(sync_db)
     took = {"claimed_at": ended - timedelta(seconds=3), "created_at": ended - timedelta(seconds=8)}
     sync_db.insert(Mail, [{"status": "completed", "finished_at": ended, "available_at": ended, **took}])
+    others = ("discarded", "cancelled", "cancelled")
+    sync_db.insert(Mail, [{"status": each, "finished_at": ended, "available_at": ended} for each in others])
     sync_db.insert(Mail, [{"topic": "news", "available_at": ended - timedelta(hours=1)}])
     (now,) = told(sync_db, "stats", "--json", target="Mail")
-    assert (now["claimable"], now["overdue"], now["oldest_running"], now["finished_last_hour"]) == (1, 0, None, 1)
+    assert (now["claimable"], now["overdue"], now["oldest_running"]) == (1, 0, None)
+    assert (now["finished_last_minute"], now["finished_last_hour"]) == (4, 4)
     assert 3600 <= now["oldest_claimable"] < 3700
     default, news = told(sync_db, "stats", "--json", "--by", "topic", target="Mail")
     assert (default["value"], default["completed"], news["value"], news["unfinished"]) == ("default", 1, "news", 1)
     timeline = ("--timeline", "--bucket", "15m", "--since", "1h", "--json")
     (bucket,) = [each for each in told(sync_db, "stats", *timeline, target="Mail") if each["completed"]]
     assert timedelta(0) <= ended - datetime.fromisoformat(bucket["start"]) < timedelta(minutes=15)
+    assert (bucket["failed"], bucket["cancelled"]) == (1, 2)
     assert bucket["run_time"] == {"count": 1, "mean": 3, "p50": 3, "p95": 3}
     assert bucket["waiting_time"] == {"count": 1, "mean": 5, "p50": 5, "p95": 5}
     assert len(told(sync_db, "stats", *timeline, "--topic", "news", target="Mail")) == 5

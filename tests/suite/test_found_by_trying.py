@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import ArgumentError, Claim, Worker, claim_of
+from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import extend
 from tests.harness import Database
 from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Visit
@@ -60,6 +63,24 @@ def test_an_enqueuer_of_the_same_key_is_no_victim_and_makes_none(
         actor.complete(task)
     other.join(10)
     assert not errors
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_deadlock_of_two_who_enqueue_the_same_keys_is_told_as_one(sync_db: Database) -> None:
+    adapter, both = adapter_for(sync_db.session_engine.dialect), threading.Barrier(2)
+
+    def enqueue(first: dict[str, Any], second: dict[str, Any]) -> None:
+        with sync_db.begin() as actor:
+            actor.enqueue(Listing, [first], on_conflict="ignore")
+            both.wait(10)
+            actor.enqueue(Listing, [second], on_conflict="ignore")
+
+    rows = [{"id": number, "unique_key": key} for number, key in enumerate("xyyx", 1)]
+    with ThreadPoolExecutor(2) as pool:
+        errors = [each.exception() for each in [pool.submit(enqueue, *rows[:2]), pool.submit(enqueue, *rows[2:])]]
+    (error,) = filter(None, errors)
+    assert isinstance(error, DBAPIError)
+    assert adapter.is_transient(error)
 
 
 @pytest.mark.parametrize("call", ["discard", "rescue"])

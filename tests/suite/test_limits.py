@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
@@ -29,14 +30,17 @@ from sqlqueue import (
     QueueOptions,
     claim_of,
 )
+from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.slots import Slots
+from sqlqueue.spec import spec_of
 from sqlqueue.worker import lookout
 from tests.harness import Actor, Database
-from tests.models import Slot, Task, Visit
+from tests.models import Slot, SQLSlot, Task, Visit
 from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, seen, without_session
+from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, seen, with_session, without_session
 
 locks_rows = pytest.mark.requires("locks_rows")
 leases = pytest.mark.parametrize("lease", ["default", None])
@@ -126,11 +130,28 @@ def test_others_are_found_behind_many_of_full_keys(sync_db: Database) -> None:
     held = {"slot_number": 1, "status": "running", "available_at": TOMORROW}
     sync_db.insert(Slot, [{"slot_key": key, **held} for key in full])
     analyze(sync_db, Visit)
-    with sync_db.session() as actor:
+    with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as statements:
         before = time.monotonic()
         assert ids(actor.claim_many(Visit, limit=5)) == {5_001, 5_002, 5_003}
         assert time.monotonic() - before < 1
+        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 100  # there are engines with a limit
         actor.rollback()
+
+
+@locks_rows
+def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_for(sync_db.engine.dialect), "batch", 4)
+    keys = [str(number) for number in range(20)]
+    sync_db.insert(Slot, [{"slot_key": key, "slot_number": 1} for key in [*keys, *"ab"]])
+    visits(sync_db, *keys * 2, *"ab", None)
+    a, b = contenders(sync_db)
+    assert len(a.claim_many(Visit, limit=20)) == 20
+    with seen(sync_db, "before_cursor_execute") as statements:
+        assert ids(b.claim_many(Visit, limit=2)) == {41, 42}
+        assert ids(b.claim_many(Visit, limit=9)) == {43}
+    assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 20
+    b.rollback()
+    a.rollback()
 
 
 # -- free again -------------------------------------------------------------------------------------------------------
@@ -150,6 +171,50 @@ def test_a_slot_is_free_once_its_task_is_settled(db: Database, lease: Any) -> No
             claimed = actor.claim_many(Visit, limit=9, lease=lease)
             settle(actor, claimed)
     assert count(db, Slot, Slot.status == "running") == 0
+
+
+@pytest.mark.parametrize("end", [lambda a, *w: a.cancel(Visit, *w), lambda a, *w: a.discard(Visit, *w, error="no")])
+def test_those_that_are_ended_by_criteria_give_up_their_slots(db: Database, end: Any) -> None:
+    visits(db, *["a"] * 6, *"bb")
+    first, second, *others = claim(db)
+    assert len(others) == 2
+    with db.begin() as actor:
+        assert end(actor, Visit.limit_key == "a", Visit.id.in_([*first.identity, 3])) == 2
+    assert [each.identity for each in claim(db)] == [(4,)]
+    with db.begin() as actor:
+        actor.complete(second)  # is no other's
+        assert end(actor) == 5
+        with pytest.raises(ClaimLostError):
+            actor.complete(others)
+    assert count(db, Slot, Slot.status == "running") == 0
+
+
+@locks_rows
+def test_what_changes_hands_while_all_are_cancelled(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    visits(sync_db, *"ab", None)
+    claims, end = claim(sync_db), Slots.end
+
+    def released_first(*arguments: Any) -> int:
+        with sync_db.begin() as other:
+            other.release(claims[:1])
+        return end(*arguments)
+
+    monkeypatch.setattr(Slots, "end", released_first)
+    with sync_db.variant(isolation_level="READ COMMITTED").begin() as actor:
+        assert actor.cancel(Visit) == 3
+    assert count(sync_db, Visit, Visit.status == "cancelled") == 3
+    assert count(sync_db, Slot, Slot.status == "running") == 0
+
+
+def test_a_slot_is_taken_once_however_long_the_transaction_lasts(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(Visit)
+    monkeypatch.setitem(spec.__dict__, "options", replace(spec.options, lease=timedelta(milliseconds=1)))
+    visits(db, *"aaaa")
+    with db.session() as actor:
+        assert ids(actor.claim_many(Visit, limit=2, lease=None)) == {1, 2}
+        time.sleep(0.01)
+        assert actor.claim(Visit, lease=None) is None
+        actor.rollback()
 
 
 def test_a_savepoint_gives_back_what_was_claimed_in_it(db: Database) -> None:
@@ -278,6 +343,42 @@ def test_a_worker_with_more_room_than_the_limit(
     assert meeting.most == 3
 
 
+def test_a_worker_hears_of_what_is_cancelled_elsewhere(
+    sync_db: Database,
+    workers: Workers,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    visits(sync_db, *"aaa")
+    assert len(claim(sync_db)) == 2
+    worker = workers.make(poll=LONG)
+    worker.handler(Visit)(without_session(sync_db))
+    workers.start(worker)
+    time.sleep(0.5)
+    with sync_db.begin() as actor:
+        assert actor.cancel(Visit, Visit.id < 3) == 2
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed"), 2)
+
+
+def test_a_worker_that_holds_its_tasks_by_their_locks(
+    db: Database,
+    workers: Workers,  # noqa: F811
+    meeting: Meeting,
+) -> None:
+    visits(db, *["a"] * 6, "b")
+    worker = workers.make()
+    worker.handler(Visit, concurrency=6, mode="lock")(with_session(db, during=meeting))
+    workers.start(worker)
+    at_once = 1 if db.case.one_writer else 3
+    meeting.wait_for(at_once)
+    time.sleep(0.3)
+    assert sorted(meeting.arrived) == [1, 2, 7][:at_once]
+    meeting.let_go()
+    eventually(all_are(db, "completed", Visit))
+    assert meeting.most == at_once
+    assert count(db, Slot, Slot.status == "running") == 0
+
+
 @pytest.mark.requires("locks_rows" if SOAK else "notifies")
 @pytest.mark.timeout(60 + 3 * SOAK)
 def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_path: Path) -> None:
@@ -328,6 +429,12 @@ def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], mess
     }
     with pytest.raises(ConfigurationError, match=message):
         type("Wrong", (mixin, Other), body)
+
+
+def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
+    own = {"__queue__": QueueOptions(slots=SQLSlot)}
+    with pytest.raises(ConfigurationError, match="slots and stages are those of the class"):
+        type("Elsewhere", (Visit,), own)
 
 
 @pytest.mark.parametrize(

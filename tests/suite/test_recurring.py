@@ -304,6 +304,18 @@ def test_unschedule_what_runs(db: Database, end: str) -> None:
     assert count(db, Ping) == 0
 
 
+@pytest.mark.parametrize("end", ["complete", "fail", "release"])
+def test_unschedule_what_this_transaction_holds_by_a_lock_alone(db: Database, end: str) -> None:
+    tasks = [recurring(db, max_attempts=1), recurring(db)]
+    with db.begin() as actor:
+        run = actor.claim(Report, lease=None)
+        assert actor.unschedule(Report) == 2
+        {"complete": actor.complete, "fail": lambda run: actor.fail(run, "no"), "release": actor.release}[end](run)
+    ended = {"complete": "completed", "fail": "discarded", "release": "available"}[end]
+    assert [row(db, task)["status"] for task in tasks] == [ended, "cancelled"]
+    assert [row(db, task)["schedule"] for task in tasks] == [None, HOURLY]
+
+
 def test_cancel_and_delete(db: Database) -> None:
     tasks = [recurring(db), recurring(db)]
     with db.begin() as actor:

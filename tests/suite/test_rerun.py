@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,10 +13,13 @@ import pytest
 from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
+from sqlqueue.worker import lookout
 from tests.harness import Actor, Database
 from tests.models import Film, Leaflet, Listing
 from tests.suite.scenes import end_leases
 from tests.suite.storms import Transaction, storm
+from tests.worker.conftest import workers  # noqa: F401  (a fixture)
+from tests.worker.crew import LONG, Workers, eventually, without_session
 
 
 def listing(db: Database) -> RowMapping:
@@ -101,6 +105,42 @@ def test_a_cancelled_run_is_the_last(db: Database) -> None:
     with db.begin() as actor:
         actor.cancel(task)
     assert listing(db)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("key", [{"id": 1}, {"unique_key": "a"}], ids=["primary", "unique"])
+def test_by_who_holds_it_by_a_lock_alone(db: Database, key: dict[str, Any]) -> None:
+    """That leaves nothing in the row by which its completion would know."""
+    db.insert(Listing, [{"id": 1, "unique_key": "a"}, {"id": 2, "unique_key": "b"}])
+    with db.begin() as actor:
+        task = actor.claim(Listing, lease=None)
+        with pytest.raises(ArgumentError, match="lease=None: complete it first"):
+            actor.enqueue(Listing, [{"id": 3}, {**key, "version": 1}], on_conflict="rerun")
+        actor.enqueue(Listing, [{"id": 2}, {"id": 4, "unique_key": "c"}], on_conflict="rerun")
+        actor.complete(task)
+        actor.enqueue(Listing, [{"id": 1, "version": 2}], on_conflict="rerun")
+    with db.begin() as actor:
+        again = actor.claim(Listing, Listing.id == 1)
+        assert (again.version, again.attempt) == (2, 2)
+
+
+@pytest.mark.parametrize("end", ["complete", "discard"])
+def test_workers_hear_of_it(
+    db: Database,
+    workers: Workers,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    worker, runs = workers.make(poll=LONG), []
+    worker.handler(Listing)(without_session(db, lambda task: runs.append(task.version)))
+    db.insert(Listing, [{"id": 1}])
+    task = claim(db)
+    workers.start(worker)
+    rerun(db, id=1, version=1)
+    time.sleep(0.5)
+    with db.begin() as actor:
+        {"complete": actor.complete, "discard": lambda task: actor.discard(task, "no")}[end](task)
+    eventually(lambda: runs == [1], 2)
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import RowMapping, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from sqlqueue import DuplicateTaskError
+from sqlqueue import ArgumentError, DuplicateTaskError
 from tests.harness import Actor, Database
-from tests.models import Leaflet, Listing
-from tests.suite.scenes import clock, count, end_leases
+from tests.models import CreditNote, Invoice, Leaflet, Listing
+from tests.suite.scenes import TOMORROW, clock, count, end_leases
 from tests.suite.storms import THREADS, Transaction, storm
 
 MINUTE = timedelta(minutes=1)
@@ -167,6 +167,33 @@ def test_debouncing(db: Database, how: str) -> None:
         if number == 2:  # one that is due is put off as well
             with db.engine.begin() as connection:
                 connection.execute(update(Listing.__table__).values(status="available"))
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "replace"])
+@pytest.mark.parametrize("said", [{"available_at": TOMORROW}, {"status": "available"}])
+def test_a_delay_and_a_moment_of_its_own(db: Database, said: dict[str, Any], on_conflict: Any) -> None:
+    how = {"on_conflict": on_conflict, "delay": timedelta(minutes=1)}
+    with db.session() as actor:
+        tasks = [Listing(unique_key="a"), Listing(unique_key="b", **said)]
+        for given in ([tasks], [Listing, [{"unique_key": "a"}, {"unique_key": "b", **said}]]):
+            with pytest.raises(ArgumentError, match="row 1: delay= says when; leave available_at and status out"):
+                actor.enqueue(*given, **how)
+        assert [task.available_at for task in tasks] == [None, said.get("available_at")]
+        assert list(actor.new) == []
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_rows_in_several_tables_meet_no_others(db: Database, on_conflict: Any) -> None:
+    for given in ([CreditNote(id=1, amount=2)], [CreditNote, [{"id": 1, "amount": 2}]]):
+        with db.begin() as actor, pytest.raises(ArgumentError, match="the rows of CreditNote are in several"):
+            actor.enqueue(*given, on_conflict=on_conflict)
+    with db.begin() as actor:  # of the base there is one
+        actor.enqueue(Invoice, [{"id": 1}], on_conflict=on_conflict)
+        actor.enqueue(CreditNote, [{"id": 2, "amount": 3}], delay=timedelta(minutes=1))
+    with db.begin() as actor:
+        assert actor.claim(Invoice).id == 1
+        (note,) = actor.find(CreditNote)
+        assert (note.amount, note.status) == (3, "scheduled")
 
 
 def test_what_is_there_though_this_transaction_does_not_see_it(db: Database) -> None:

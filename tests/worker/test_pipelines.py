@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
+from sqlqueue import Retry, enqueue
 from sqlqueue.testing import drain
 from tests.harness import Database
 from tests.models import Film, Task
-from tests.suite.scenes import rows
-from tests.worker.crew import LONG, Workers, all_are, eventually
+from tests.suite.scenes import count, rows
+from tests.worker.crew import LONG, Workers, all_are, eventually, with_session
 
 KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lock": {"mode": "lock"}}
 
@@ -53,6 +55,31 @@ def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, worker
     eventually(all_are(db, "completed", Film))
     eventually(all_are(db, "completed", Task))
     assert [film["result"] for film in films(db)] == [["cut", "dub", "print"]] * 5
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "lock"}], ids=["lease", "lock"])
+def test_what_comes_next_is_enqueued_in_the_commit_of_the_completion(
+    db: Database, workers: Workers, options: dict[str, Any]
+) -> None:
+    """Or not at all: each fails once after it has said so."""
+    tried: set[int] = set()
+
+    def hand_on(session: Any, task: Any) -> None:
+        if task.number:
+            enqueue(session, Task, [{"number": task.number - 1}])
+        if task.number not in tried:
+            tried.add(task.number)
+            raise Retry(timedelta(0))
+
+    db.insert(Task, rows(1, number=3))
+    worker = workers.make(poll=LONG)
+    worker.handler(Task, **options)(with_session(db, hand_on))
+    workers.start(worker)
+    eventually(lambda: count(db, Task, Task.status == "completed") == 4)
+    with db.begin() as session:
+        assert [(task.number, task.attempt) for task in session.find(Task, order_by=Task.id)] == [
+            (number, 2) for number in (3, 2, 1, 0)
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
