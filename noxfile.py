@@ -24,8 +24,12 @@ GRAMMARS = ["@griffithswaite/ts-plsql-parser", "antlr4@4.13.2"]
 COCKROACHDB = "sqlalchemy-cockroachdb"
 DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 
-# The tests' child processes import everything anew; uv leaves the compiling to them.
+# The tests' child processes import everything anew; uv leaves the compiling to them, and some machines forbid it.
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
+COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
+
+# The tests of an engine in one process, some engines at a time; on fewer cores too, since tests wait a lot.
+SIDE_BY_SIDE = ("-n", "4")
 
 
 def group(name: str) -> list[str]:
@@ -73,7 +77,7 @@ def lowest(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *versions: str, marked: str = "") -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
-    session.run("pytest", "-m", marked, *session.posargs)
+    session.run("pytest", *SIDE_BY_SIDE, "-m", marked, *session.posargs, env=COMPILING)
 
 
 @nox.session

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,32 +17,64 @@ from tests.databases import Databases
 from tests.engines import REQUIRED, SELECTED, EngineCase
 from tests.harness import Database
 from tests.processes import Processes
+from tests.rooms import Rooms
 from tests.servers import Servers, Unavailable
 from tests.summary import pytest_terminal_summary  # noqa: F401  (a hook)
 
 SERVERS = pytest.StashKey[Servers]()
+ROOMS = pytest.StashKey[Rooms]()
+DIRECTORY = pytest.StashKey[str]()
 MODES = ("sync", "async")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()
+    if given := getattr(config, "workerinput", None):
+        config.stash[ROOMS] = Rooms(Path(given["rooms"]))
     os.environ["TZ"] = "Asia/Kolkata"  # what depends on the host's time zone is to fail on every machine
     time.tzset()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """What the processes of xdist have in common is made by the one that starts them."""
+    if DIRECTORY not in node.config.stash:
+        node.config.stash[DIRECTORY] = tempfile.mkdtemp(prefix="sqlqueue-rooms-")
+    node.workerinput["rooms"] = node.config.stash[DIRECTORY]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Servers start before the first test: its timeout is not theirs.  Side by side, each process starts what it is
-    given tests for."""
-    if not session.config.option.collectonly and session.config.getoption("dist", "no") == "no":
+    """Servers start before the first test.  Side by side, each process starts what it is given tests for."""
+    side_by_side = ROOMS in session.config.stash or DIRECTORY in session.config.stash
+    if not session.config.option.collectonly and not side_by_side:
         session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for."""
+    servers = item.config.stash[SERVERS]
+    cases = _cases(item)
+    servers.start(cases)
+    rooms = item.config.stash.get(ROOMS, None)
+    absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
+    timed = item.get_closest_marker("timed")
+    alone = timed is not None and timed.kwargs.get("alone", False)
+    with rooms.entered(timed=timed is not None, alone=alone) if rooms and not absent else nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.groups import ByEngine
+
+    return ByEngine(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of one engine stay together: with ``--dist loadgroup``, in one process and on one server."""
-    for item in items:
-        for case in _cases(item):
-            item.add_marker(pytest.mark.xdist_group(case.name))
+    """Those about time last: few others are left then to wait for."""
+    items.sort(key=lambda item: item.get_closest_marker("timed") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,11 +87,17 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
+    if DIRECTORY in config.stash:
+        shutil.rmtree(config.stash[DIRECTORY])
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:
+    """The engines whose servers it needs."""
     parameters = getattr(item, "callspec", None)
-    return [value[0] for name, value in parameters.params.items() if name in ("db", "sync_db")] if parameters else []
+    if parameters is None:
+        return []
+    given = {name: value for name, value in parameters.params.items() if name in ("db", "sync_db", "origin")}
+    return [value if name == "origin" else value[0] for name, value in given.items()]
 
 
 @pytest.fixture(scope="session")

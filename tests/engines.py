@@ -64,6 +64,8 @@ class EngineCase:
     container: Container | None = None
     embedded: Callable[[Path], str] | None = None
     """Starts the engine without Docker, in a directory, and returns its URL."""
+    small: bool = False
+    """Its directory has room in memory, where a commit waits for no disk."""
 
     locks_rows: bool = True
     """Claimers lock single rows; without it, one writer locks the database."""
@@ -79,6 +81,20 @@ class EngineCase:
     """PgBouncer speaks for it."""
     analyze: str | None = None
     """Tells the planner what a `{table}` holds, where it does not look by itself."""
+    statistics: str | None = None
+    """Counts a `{table}` for the planner now, whether or not it would by itself."""
+    no_statistics: str | None = None
+    """Forgets that, where emptying a table does not."""
+    reads_sql: str | None = None
+    """How much this connection has read so far, in rows or in blocks."""
+    requests_sql: str | None = None
+    """How many requests this connection has made so far."""
+    searched_sql: str | None = None
+    """How often this connection has searched each index so far, and read through each table."""
+    tells_steps: bool = False
+    """The driver calls back as statements go on, step by step."""
+    generic_plans: tuple[str, Mapping[str, object]] | None = None
+    """Has a session prepare its statements, and plan them without regard to values: a setting, and the driver's."""
     time_resolution: timedelta = timedelta(microseconds=1)
     time_zone_sql: str | None = None
     """Moves a session to +05:30, where sessions have a time zone."""
@@ -197,11 +213,14 @@ def _mysql_container(image: str, prefix: str, server: str) -> Container:
     )
 
 
+_POSTGRESQL_RELATIONS = "FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
 _MYSQL_HARDSHIPS = (
     (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
     (("SET GLOBAL max_connections = 10",), ("SET GLOBAL max_connections = 200",)),
 )
+_MYSQL_READS = "SELECT sum(variable_value) FROM {schema}.session_status WHERE variable_name LIKE 'Handler_read%'"
+_MYSQL_REQUESTS = "SELECT variable_value FROM {schema}.session_status WHERE variable_name = 'Questions'"
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
 ENGINES = (
@@ -212,7 +231,11 @@ ENGINES = (
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
         embedded=_sqlite,
+        small=True,
         locks_rows=False,
+        statistics="ANALYZE {table}",
+        no_statistics="DELETE FROM sqlite_stat1 WHERE tbl = '{table}'",
+        tells_steps=True,
         time_resolution=timedelta(milliseconds=1),
         adds_any_column=False,
         reflects_descending=False,
@@ -244,6 +267,10 @@ ENGINES = (
         copies=True,
         transaction_pooler=True,
         analyze="ANALYZE {table}",
+        statistics="ANALYZE {table}",
+        reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
+        searched_sql=f"SELECT relname, pg_stat_get_xact_numscans(oid) {_POSTGRESQL_RELATIONS}",
+        generic_plans=("SET plan_cache_mode = force_generic_plan", {"prepare_threshold": 0}),
         time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
@@ -275,6 +302,9 @@ ENGINES = (
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
         container=_mysql_container("mysql:9.7", "MYSQL", "mysqld"),
+        statistics="ANALYZE TABLE {table}",
+        reads_sql=_MYSQL_READS.format(schema="performance_schema"),
+        requests_sql=_MYSQL_REQUESTS.format(schema="performance_schema"),
         time_zone_sql="SET time_zone = '+05:30'",
         truncate=_MYSQL_TRUNCATE,
         reads_defaults_back=False,
@@ -299,6 +329,9 @@ ENGINES = (
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd"),
+        statistics="ANALYZE TABLE {table}",
+        reads_sql=_MYSQL_READS.format(schema="information_schema"),
+        requests_sql=_MYSQL_REQUESTS.format(schema="information_schema"),
         time_zone_sql="SET time_zone = '+05:30'",
         truncate=_MYSQL_TRUNCATE,
         reads_defaults_back=False,

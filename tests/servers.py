@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 
 from tests.engines import CHOSEN, REQUIRED, Container, EngineCase
 
+MEMORY = "/dev/shm"
 _STARTING = Lock()  # the library makes its clean-up container with the first one, and knows no threads
 
 
@@ -49,11 +50,14 @@ class Servers:
         with ThreadPoolExecutor() as pool:
             self._found |= zip(startable, pool.map(self._find, startable), strict=True)
 
-    def get(self, case: EngineCase) -> Server:
+    def found(self, case: EngineCase) -> Server | Unavailable:
         self.start([case])
-        found = self._found[case]
+        return self._found[case]
+
+    def get(self, case: EngineCase) -> Server:
+        found = self.found(case)
         if isinstance(found, Unavailable):
-            raise found
+            raise Unavailable(*found.args)  # one that is raised again and again keeps the traceback of each time
         return found
 
     def stop(self) -> None:
@@ -86,7 +90,9 @@ def _find(case: EngineCase, stack: ExitStack) -> Server:
             reason = refusal
     if case.embedded is None:
         raise reason
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-", ignore_cleanup_errors=True)))
+    parent = MEMORY if case.small and os.access(MEMORY, os.W_OK) else None
+    temporary = tempfile.TemporaryDirectory(prefix="sqlqueue-", dir=parent, ignore_cleanup_errors=True)
+    directory = Path(stack.enter_context(temporary))
     try:
         return answering(make_url(case.embedded(directory)), "embedded")
     except ImportError as error:

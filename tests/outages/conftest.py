@@ -33,11 +33,7 @@ def _scene(case: EngineCase, stack: ExitStack) -> Scene | Unavailable:
     return scene
 
 
-# in one process, where others run beside it: their servers would start in each
-ALONE = pytest.mark.xdist_group("outages")
-
-
-@pytest.fixture(params=[pytest.param(case, id=case.name, marks=ALONE) for case in SELECTED if case.container])
+@pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
 def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
     case: EngineCase = request.param
     found = scenes[case]

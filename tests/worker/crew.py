@@ -22,7 +22,7 @@ LONG = timedelta(seconds=60)
 """As `poll`: nothing is found by looking now and then."""
 POLL = timedelta(seconds=0.3)
 _THREADS = ThreadPoolExecutor(50)
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds that no test waits for, unless it fails."""
 
 

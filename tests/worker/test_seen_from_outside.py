@@ -28,14 +28,15 @@ from tests.harness import Database
 from tests.models import Task, Traced
 from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timed]
 
 SPANS = InMemorySpanExporter()
 READER = InMemoryMetricReader()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _opentelemetry() -> None:
+    """Once for each process, which takes no second provider."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(SPANS))
     trace.set_tracer_provider(provider)

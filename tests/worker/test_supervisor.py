@@ -18,7 +18,11 @@ from tests.models import Base, Ledger, Task
 from tests.worker.children import URL_VARIABLE, lives
 from tests.worker.crew import eventually
 
-pytestmark = [pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"), pytest.mark.once]
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),
+    pytest.mark.once,
+    pytest.mark.timed,
+]
 PROGRAM = """
 import sys
 from sqlqueue.worker.supervisor import supervise
