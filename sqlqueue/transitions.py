@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from .clock import utcnow
 from .spec import Criterion, Identity, QueueSpec
-from .statements import Assignment, is_final, is_held, state
+from .statements import Assignment, is_final, state
 from .states import Status
 
 if TYPE_CHECKING:
@@ -128,7 +128,11 @@ class Held:
         return self._unsettled(and_(self.attempt == attempt, keys))
 
     def _unsettled(self, mine: Criterion) -> Criterion:
-        return and_(mine, ~is_final(self.spec) if self.only_locked else is_held(self.spec))
+        if self.only_locked:
+            return and_(mine, ~is_final(self.spec))
+        # said so that no optimizer takes it for the condition of an index, and reads all that are scheduled by that
+        status = func.coalesce(self.spec["status"], literal_column("''"))
+        return and_(mine, status == state(Status.RUNNING))
 
     def planned(self) -> list[Assignment]:
         """What a claim that only locks has not written yet of the moment that it was planned for."""

@@ -71,6 +71,8 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     key_before_row: ClassVar[bool] = False
     """Whether an upsert by a unique key locks that first and then the row, where a completion locks the row and then
     the key that it takes away: the two would deadlock."""
+    sends_values_alone: ClassVar[bool] = False
+    """Whether many rows are inserted by one request only if all that they are given are values."""
     returning: ClassVar[bool] = True
     """Whether UPDATE and DELETE can return what they changed."""
     one_writer: ClassVar[bool] = False

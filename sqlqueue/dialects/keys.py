@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import and_, bindparam, tuple_
+from sqlalchemy import bindparam, or_, tuple_
 
 from ..spec import Criterion, Identity, QueueSpec
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
 """A Select, an Update or a Delete; the same kind comes back that was given."""
-KEY = "sqlqueue_key_{}"
+_KEY = "sqlqueue_key_{}_{}"
 KEYS = "sqlqueue_keys"
+MANY = 0
 
 
 class Keys:
@@ -21,6 +22,8 @@ class Keys:
 
     batch: ClassVar[int] = 5_000
     """How many keys one statement names at the most."""
+    tuples: ClassVar[bool] = True
+    """Whether the rows for a list of tuples are found by an index."""
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         """The rows with these primary keys."""
@@ -28,17 +31,16 @@ class Keys:
             return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
         if len(spec.primary_key) == 1:
             return spec.primary_key[0].in_([key for (key,) in keys])
-        return tuple_(*spec.primary_key).in_(keys)
+        return tuple_(*spec.primary_key).in_(keys) if self.tuples else or_(*map(spec.key, keys))
 
     def named_for(self, spec: QueueSpec, count: int) -> int:
-        """For how many keys a statement is made that is to name ``count``; 2 are many, where a list is a parameter."""
-        return min(count, 2)
+        """For how many keys a statement is made that is to name ``count``: so many, or ``MANY`` by one parameter."""
+        return count if count == 1 or not (self.tuples or len(spec.primary_key) == 1) else MANY
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        """:meth:`key_in` for the :meth:`named_for` of a count, with :meth:`key_names` for parameters."""
-        if count == 1:
-            columns = enumerate(spec.primary_key)
-            return and_(*(column == bindparam(KEY.format(n), type_=column.type) for n, column in columns))
+        """:meth:`key_in` for as many as :meth:`named_for` says, with :meth:`key_names` for parameters."""
+        if count != MANY:
+            return or_(*(spec.key(_names_of(spec, number)) for number in range(count)))
         if len(spec.primary_key) == 1:
             (column,) = spec.primary_key
             return column.in_(bindparam(KEYS, type_=column.type, expanding=True))
@@ -46,8 +48,8 @@ class Keys:
 
     def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
         """The parameters of :meth:`keys_named`."""
-        if len(keys) == 1:
-            return {KEY.format(n): value for n, value in enumerate(keys[0])}
+        if self.named_for(spec, len(keys)) != MANY:
+            return {_KEY.format(number, n): part for number, key in enumerate(keys) for n, part in enumerate(key)}
         return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
@@ -57,3 +59,8 @@ class Keys:
     def batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
         for start in range(0, len(items), self.batch):
             yield items[start : start + self.batch]
+
+
+def _names_of(spec: QueueSpec, number: int) -> Identity:
+    columns = enumerate(spec.primary_key)
+    return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)

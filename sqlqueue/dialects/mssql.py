@@ -15,12 +15,10 @@ from sqlalchemy import (
     Select,
     String,
     Table,
-    bindparam,
     cast,
     column,
     func,
     literal_column,
-    or_,
     select,
     table,
     text,
@@ -35,11 +33,11 @@ from sqlalchemy.sql.util import ClauseAdapter
 
 from ..clock import utc
 from ..findings import Finding
-from ..spec import Criterion, Identity, QueueSpec
+from ..spec import QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
-from .keys import KEY, ByKey
+from .keys import ByKey
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
@@ -70,6 +68,7 @@ class SQLServer(Adapter):
     outages: ClassVar[Collection[str]] = ("08S01", "08001", "08003", "HYT00")
     # 2,100 parameters at the most
     batch = 900
+    tuples = False
     # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
     refused_levels = ("SNAPSHOT", "SERIALIZABLE")
 
@@ -120,28 +119,6 @@ class SQLServer(Adapter):
         before = picked.alias("deleted").c
         order = [before[term.column.name] for term in pick.order]
         return update(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
-
-    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        if len(spec.primary_key) == 1:
-            return super().key_in(spec, keys)
-        return or_(*(spec.key(key) for key in keys))
-
-    def named_for(self, spec: QueueSpec, count: int) -> int:
-        return super().named_for(spec, count) if len(spec.primary_key) == 1 else count
-
-    def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        if count == 1 or len(spec.primary_key) == 1:
-            return super().keys_named(spec, count)
-        return or_(*(spec.key(self._names_of(spec, number)) for number in range(count)))
-
-    def _names_of(self, spec: QueueSpec, number: int) -> Identity:
-        columns = enumerate(spec.primary_key)
-        return tuple(bindparam(KEY.format(f"{number}_{n}"), type_=column.type) for n, column in columns)
-
-    def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
-        if len(keys) == 1 or len(spec.primary_key) == 1:
-            return super().key_names(spec, keys)
-        return {KEY.format(f"{number}_{n}"): part for number, key in enumerate(keys) for n, part in enumerate(key)}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         # a scan would wait for what others have locked on its way

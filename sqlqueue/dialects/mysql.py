@@ -91,6 +91,8 @@ class MySQL(Adapter):
         *(1290, 1836),
     )
     key_before_row = True
+    # PyMySQL and what is made after it look for nothing but parameters between the parentheses
+    sends_values_alone = True
     returning = False
     orders_freely = False
 

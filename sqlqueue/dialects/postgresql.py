@@ -43,7 +43,7 @@ from ..statements import Assignment, Pick, UniqueBy, write
 from .base import Adapter, Parameters, Replacement, again
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
-from .keys import KEYS
+from .keys import KEYS, MANY
 from .notifications import Notifications
 from .requests import milliseconds
 
@@ -125,7 +125,7 @@ class PostgreSQL(Notifications, Adapter):
         return select(picked.c.position, spec.entity).from_statement(every)
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        if count > 1 and len(spec.primary_key) == 1:
+        if count == MANY and len(spec.primary_key) == 1:
             (column,) = spec.primary_key
             # one parameter, and so one statement for the server however many keys there are
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))

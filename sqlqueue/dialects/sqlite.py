@@ -52,6 +52,9 @@ class SQLite(Adapter):
     minimum: ClassVar[tuple[int, ...]] = (3, 35)
     needed = "RETURNING"
     one_writer: ClassVar[bool] = True
+    # a list of tuples is no reason for it to use an index; and an expression is at most 1,000 deep
+    tuples: ClassVar[bool] = False
+    batch: ClassVar[int] = 500
     partial_index: ClassVar[str | None] = "sqlite_where"
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
     # busy, locked

@@ -180,11 +180,23 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         if how.copy:
             copy_rows(session, adapter, spec, rows)
         elif how.on_conflict == "raise":
+            if adapter.sends_values_alone and len(rows) > 1:
+                _give_the_time(session, adapter, spec, rows)
             statement = insert(spec.entity)
             session.execute(statement.values(fixed) if fixed else statement, rows)
         else:
             Conflicts(adapter, spec, how.on_conflict, how.version_in(spec)).enqueue(session, rows, fixed)
     announce(session, spec)
+
+
+def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
+    """What the database's clock would fill in, asked for once."""
+    defaults = ((prop.key, prop.columns[0].default) for prop in spec.mapper.column_attrs)
+    timed = [key for key, default in defaults if isinstance(getattr(default, "arg", None), utcnow)]
+    now = adapter.execute(session, spec, select(utcnow())).scalar_one()
+    for row in rows:
+        for key in timed:
+            row.setdefault(key, now)
 
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:

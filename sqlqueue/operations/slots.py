@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Engine, FromClause, and_, exists, insert, literal_column, null, or_, select
+from sqlalchemy import Connection, Engine, FromClause, Select, and_, exists, insert, literal_column, null, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -102,12 +102,12 @@ def _is_draining(slots: QueueSpec, key: str) -> Criterion:
     return exists(select(literal_column("1")).select_from(other).where(of_key, retired, is_busy(slots, other)))
 
 
-def _has_room(spec: QueueSpec, slots: QueueSpec) -> Criterion:
-    """Whether one of the slots of a task's key is free, or the key has none yet (as no key at all has)."""
-    other = slots.table.alias("other")
-    of_key = other.c[slots["slot_key"].name] == spec["limit_key"]
-    known = exists(select(literal_column("1")).select_from(other).where(of_key).correlate(spec.table))
-    return or_(known.where(is_usable(slots, other), ~is_busy(slots, other)), ~known)
+def _full(slots: QueueSpec) -> Select[tuple[str]]:
+    """The keys of which all slots are held."""
+    other, key = slots.table.alias("other"), slots["slot_key"]
+    free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))
+    none = ~exists(select(literal_column("1")).select_from(other).where(free).correlate(slots.table))
+    return select(key).where(is_busy(slots, slots.table), none).distinct()
 
 
 class Slots:
@@ -128,7 +128,8 @@ class Slots:
         """Up to ``limit`` tasks in claim order, each with a slot if it has a key."""
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
-        passed: set[str | None] = set()
+        # asked for once, not of each task: of a full key there may be very many
+        passed: set[str | None] = set(self.adapter.execute(self.session, self.slots, _full(self.slots)).scalars())
         while len(claimed) < limit:
             wanted = self._candidates(where, order, limit - len(claimed), passed)
             if not wanted:
@@ -158,12 +159,12 @@ class Slots:
         self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Collection[str | None]
     ) -> list[tuple[Identity, str | None]]:
         """The next tasks in claim order but for those of the keys ``passed``, as far as can be seen without locks."""
-        key, room = self.spec["limit_key"], _has_room(self.spec, self.slots)
+        key = self.spec["limit_key"]
         keys = [name for name in passed if name is not None][: self.adapter.batch]
         others = [or_(key.is_(None), key.not_in(keys))] if keys else []
         if None in passed:
             others.append(key.is_not(None))
-        steps, number = picks(self.spec, [*where, room, *others], order), limit
+        steps, number = picks(self.spec, [*where, *others], order), limit
         while True:
             seen = self._first(steps, number)
             found = [each for each in seen if each[1] not in passed]

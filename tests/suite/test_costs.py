@@ -1,0 +1,233 @@
+"""What each call costs, as `costs/<engine>.json` says: it is the same for sync sessions and for asyncio.
+
+Statements and commits are counted as they leave SQLAlchemy; where the server counts what it is asked, that
+too, for a driver may make many requests of one statement.  After a change that is meant:
+`SQLQUEUE_PIN=1 pytest tests/suite/test_costs.py`, and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.engine.interfaces import CacheStats
+
+from sqlqueue import claim_of
+from sqlqueue.operations.upkeep import extend, next_due, promote
+from tests.harness import Actor, Database
+from tests.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
+from tests.suite.scenes import PAST, rows
+
+pytestmark = pytest.mark.once
+
+PINNED = Path(__file__).parent / "costs"
+MINUTE = timedelta(minutes=1)
+Call = Callable[[Actor], Any]
+Scene = Callable[[Database, int], Call]
+"""Sets the scene for the call that it returns; its number tells it from the others of its kind."""
+
+
+def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Scene:
+    def scene(db: Database, number: int) -> Call:
+        fill(db, model, limit, number, *conditions)
+        return lambda session: session.claim_many(model, limit=limit, claimed_by=f"claimer {number}", **arguments)
+
+    return scene
+
+
+def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any]) -> Scene:
+    """In another transaction than the claim's."""
+
+    def scene(db: Database, number: int) -> Call:
+        fill(db, model, many, number)
+        with db.begin() as session:
+            tasks = [claim_of(task) for task in session.claim_many(model, limit=many)]
+        assert len(tasks) == many
+        return lambda session: call(session, tasks, number)
+
+    return scene
+
+
+def locks(session: Actor) -> None:
+    session.complete(session.claim_many(Task, limit=10, lease=None))
+
+
+def works(session: Actor) -> None:
+    with session.claiming(Task) as task:
+        assert task is not None
+
+
+def enqueues(model: Any, many: int, values: Callable[[int], Mapping[str, Any]], **arguments: Any) -> Scene:
+    def scene(db: Database, number: int) -> Call:
+        given = [{**values(n), **({"version": number} if arguments else {})} for n in range(many)]
+        if arguments:  # what they meet
+            with db.begin() as session:
+                session.enqueue(model, given, **arguments)
+        return lambda session: session.enqueue(model, given, **arguments)
+
+    return scene
+
+
+def plainly(call: Callable[[Actor, int], Any], prepare: Scene | None = None) -> Scene:
+    def scene(db: Database, number: int) -> Call:
+        if prepare is not None:
+            prepare(db, number)
+        return lambda session: call(session, number)
+
+    return scene
+
+
+def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> None:
+    own: Mapping[Any, Callable[[int], Mapping[str, Any]]] = {
+        Seat: lambda n: {"line": f"line {os.urandom(4).hex()}", "number": n},
+        Listing: lambda n: {"unique_key": os.urandom(8).hex()},
+        Film: lambda n: {"unique_key": os.urandom(8).hex()},
+        Report: lambda n: {"schedule": "PT60S"},
+        Visit: lambda n: {"limit_key": os.urandom(8).hex()},
+    }
+    common = {"created_at": PAST}  # with nothing to call, a driver sends many rows at once
+    given = [{**common, **row, **own.get(model, lambda _: {})(n)} for n, row in enumerate(rows(many, *conditions))]
+    if model is Visit:
+        with db.begin() as session:
+            session.enqueue(model, given)
+    else:
+        db.insert(model, given)
+
+
+SETTLINGS: Mapping[str, Callable[[Actor, Sequence[Any], int], Any]] = {
+    "complete": lambda session, tasks, _: session.complete(tasks),
+    "fail": lambda session, tasks, number: session.fail(tasks, f"error {number}"),
+    "release": lambda session, tasks, _: session.release(tasks),
+    "snooze": lambda session, tasks, number: session.snooze(tasks, (number + 1) * MINUTE),
+    "discard": lambda session, tasks, number: session.discard(tasks, f"error {number}"),
+    "cancel": lambda session, tasks, _: session.cancel(tasks),
+    "heartbeat": lambda session, tasks, number: session.heartbeat(tasks, (number + 1) * MINUTE),
+    "extend": lambda session, tasks, number: session.run(extend, tasks, (number + 1) * MINUTE),
+}
+
+
+def scenes() -> Iterator[tuple[str, Scene]]:
+    yield "claim nothing", plainly(lambda session, _: session.claim(Document))
+    for many in (1, 10, 100):
+        yield f"claim {many}", claims(Task, many)
+        yield (
+            f"consume {many}",
+            plainly(lambda session, _, many=many: session.consume_many(Task, limit=many), claims(Task, many)),
+        )
+        yield f"complete {many}", settles(Task, many, SETTLINGS["complete"])
+    for name, call in SETTLINGS.items():
+        for many in (1, 10):
+            yield f"{name} {many}", settles(Task, many, call)
+    yield "claim due", claims(Mail, 10, "scheduled", "retryable", "expired")
+    yield "claim 10 of a topic", claims(Mail, 10)
+    yield "claim, lock only, and complete 10", plainly(lambda session, _: locks(session), claims(Task, 10))
+    yield "claiming", plainly(lambda session, _: works(session), claims(Task, 1))
+    for model in (Seat, Spool, Listing, Film, Report, Visit):
+        yield f"{model.__name__}: claim 10", claims(model, 10)
+        yield f"{model.__name__}: complete 10", settles(model, 10, SETTLINGS["complete"])
+        yield f"{model.__name__}: fail 10", settles(model, 10, SETTLINGS["fail"])
+    yield "Visit: claim 1", claims(Visit, 1)
+    yield "Visit: heartbeat 10", settles(Visit, 10, SETTLINGS["heartbeat"])
+    yield "Spool: consume 10", plainly(lambda session, _: session.consume_many(Spool, limit=10), claims(Spool, 10))
+    yield from enqueueing()
+    yield "next_due", plainly(lambda session, _: session.run(next_due, Task))
+    yield "promote", plainly(lambda session, _: session.run(promote, Mail), claims(Mail, 10, "scheduled"))
+    yield "rescue", plainly(lambda session, _: session.rescue(Task))
+    yield "retry", plainly(lambda session, number: session.retry(Task, Task.number == number))
+    yield "cancel where", plainly(lambda session, number: session.cancel(Task, Task.number == number + 7))
+    yield "prune 10", plainly(lambda session, number: session.prune(Mail, (number + 1) * MINUTE, limit=10))
+    yield "stats", plainly(lambda session, _: session.stats(Task))
+
+
+def enqueueing() -> Iterator[tuple[str, Scene]]:
+    yield "enqueue an instance", plainly(lambda session, number: session.enqueue(Task(number=number)))
+    yield "add 100 instances", plainly(lambda session, _: session.add_all([Task(number=n) for n in range(100)]))
+    yield "enqueue 100", enqueues(Task, 100, lambda n: {"number": n})
+    for on_conflict in ("ignore", "replace", "rerun"):
+        for many in (1, 100):
+            key = partial(lambda kind, n: {"id": f"{kind} {n}"}, f"{on_conflict} {many}")
+            yield f"Document: {on_conflict} {many}", enqueues(Document, many, key, on_conflict=on_conflict)
+            unique = partial(lambda kind, n: {"unique_key": f"{kind} {n}"}, f"{on_conflict} {many}")
+            yield f"Listing: {on_conflict} {many}", enqueues(Listing, many, unique, on_conflict=on_conflict)
+
+
+class Meter:
+    """Counts what the sessions of a database send, and notes which statements had to be compiled."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._counts = Counter[str]()
+        self.compiled: list[str] = []
+        engine = db.session_engine
+        event.listen(engine, "before_cursor_execute", partial(self._count, "statement"))
+        event.listen(engine, "commit", partial(self._count, "commit"))
+        event.listen(engine, "after_cursor_execute", self._look)
+
+    def _count(self, what: str, *_: object) -> None:
+        self._counts[what] += 1
+
+    def _look(self, connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        is_one_of_ours = context.compiled is not None and "SAVEPOINT" not in statement
+        if is_one_of_ours and context.cache_hit is not CacheStats.CACHE_HIT:
+            self.compiled.append(statement)
+
+    @contextmanager
+    def running(self) -> Iterator[Counter[str]]:
+        """What is sent within, once it is left."""
+        found = Counter[str]()
+        before, own = self._requests(), self._requests()
+        self._counts.clear()
+        self.compiled.clear()
+        yield found
+        found.update(self._counts)
+        found["request"] = self._requests() - own - (own - before)
+
+    def _requests(self) -> int:
+        """Of the one connection that there is."""
+        if self._db.case.requests_sql is None:
+            return 0
+        with self._db.session() as session:
+            return int(session.scalar(text(self._db.case.requests_sql)))
+
+
+def told(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[each]} {each}s" for each in ("statement", "commit", "request") if counts[each])
+
+
+def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What each call costs when it is made again with other values, and what had to be compiled then."""
+    costs: dict[str, str] = {}
+    compiled: dict[str, list[str]] = {}
+    level = "READ COMMITTED" if db.case.locks_rows else "SERIALIZABLE"
+    metered = db.variant(isolation_level=level, pool_size=1, max_overflow=0)
+    meter = Meter(metered)
+    for name, scene in scenes():
+        for number in range(2):
+            call = scene(db, number)
+            with meter.running() as counts, metered.begin() as session:
+                call(session)
+        costs[name] = told(counts)
+        if meter.compiled:
+            compiled[name] = list(meter.compiled)
+    return costs, compiled
+
+
+def test_each_call_costs_what_it_did(db: Database) -> None:
+    path = PINNED / f"{db.case.name}.json"
+    if not path.exists() and not os.environ.get("SQLQUEUE_PIN"):
+        pytest.skip(f"nobody has counted on {db.case.name} yet: SQLQUEUE_PIN=1")
+    costs, compiled = measured(db)
+    if os.environ.get("SQLQUEUE_PIN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(costs, indent=1) + "\n")
+    assert costs == json.loads(path.read_text())
+    assert compiled == {}, "statements are compiled again"

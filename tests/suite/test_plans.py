@@ -1,0 +1,233 @@
+"""What a call reads does not depend on what else is in the table, whatever the planner knows of it.
+
+Not the plan is asked for but what came of it: the engines say how much was read, each in its own unit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.upkeep import next_due, promote
+from sqlqueue.plans import unserved
+from tests.engines import EngineCase
+from tests.harness import Actor, Database
+from tests.models import Mail, Parcel, Seat, Task
+from tests.suite.scenes import PAST, TOMORROW, clock, rows
+
+pytestmark = pytest.mark.once
+
+READY, DUE, DEAD, OLD = 100, 60, 20, 60
+"""Tasks that calls look for."""
+SLACK = 10 * READY
+"""Reads: a small table may be read as a whole, where a large one is searched key by key."""
+FACTOR = 3
+"""Trees grow in depth, and what is rolled back may be in the way for a while."""
+FEW, MANY = 1_000, 10_000
+"""Tasks that are in the way: finished ones, and as many that are scheduled."""
+MODELS = pytest.mark.parametrize("model", [Mail, Parcel, Seat], ids=lambda model: model.__name__)
+
+Call = Callable[[Actor, Any], Any]
+HOUR = timedelta(hours=1)
+
+
+def claim_ready(session: Actor, model: Any) -> Any:
+    return session.claim_many(model, limit=READY)
+
+
+def claim_due(session: Actor, model: Any) -> Any:
+    return session.claim_many(model, limit=READY + DUE)
+
+
+def claim_by_key(session: Actor, model: Any) -> Any:
+    keys = model.__queue_spec__.primary_key
+    return session.claim(model, *(key == value for key, value in zip(keys, key_of(model, 0), strict=True)))
+
+
+CLAIMS: Mapping[str, Call] = {
+    "claim ready tasks": claim_ready,
+    "claim due tasks": claim_due,
+    "claim by key": claim_by_key,
+    "lock ready tasks": lambda session, model: session.claim_many(model, limit=READY, lease=None),
+    "consume": lambda session, model: session.consume_many(model, limit=READY),
+    "next_due": lambda session, model: session.run(next_due, model),
+}
+UPKEEP: Mapping[str, Call] = {
+    "promote": lambda session, model: session.run(promote, model),
+    "rescue": lambda session, model: session.rescue(model),
+    "prune": lambda session, model: session.prune(model, HOUR, limit=OLD) if model is Mail else None,
+}
+OF_TOPIC: Mapping[str, Call] = {
+    "claim ready tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY),
+    "claim due tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY + DUE),
+    "next_due of a topic": lambda session, _: session.run(next_due, Mail, Mail.topic == "a"),
+    "claim from a topic with nothing in it": lambda session, _: session.claim(Mail, Mail.topic == "z"),
+}
+SETTLINGS: Mapping[str, Call] = {
+    "complete many": lambda session, tasks: session.complete(tasks),
+    "complete one": lambda session, tasks: session.complete(tasks[0]),
+    "fail many": lambda session, tasks: session.fail(tasks, "no"),
+    "release many": lambda session, tasks: session.release(tasks),
+    "heartbeat many": lambda session, tasks: session.heartbeat(tasks),
+}
+
+
+def key_of(model: Any, number: int) -> tuple[Any, ...]:
+    """The keys of any model, as its tables are in the order of their numbers."""
+    return {Mail: (number + 1,), Task: (number + 1,), Parcel: (uuid.UUID(int=number),), Seat: ("a", number)}[model]
+
+
+def stored(db: Database, model: Any, start: int, given: list[dict[str, Any]]) -> None:
+    names = [column.name for column in model.__queue_spec__.primary_key]
+    common: dict[str, Any] = {"attempt": 0, "max_attempts": 5, "claimed_at": None, "finished_at": None}
+    common |= {"created_at": PAST}  # with none of its own to call, a driver sends many rows at once
+    common |= {"topic": "a"} if model is Mail else {}
+    keys = (dict(zip(names, key_of(model, number), strict=True)) for number in count(start))
+    db.insert(model, [{**common, **each, **key} for each, key in zip(given, keys, strict=False)])
+
+
+def to_be_found(db: Database, model: Any, start: int = 0) -> int:
+    """What calls look for; how many rows."""
+    found = [
+        *rows(READY),
+        *rows(DUE, "scheduled", "retryable", "expired"),
+        *rows(DEAD, "expired", max_attempts=1),
+        *[{"status": "completed", "available_at": PAST, "finished_at": PAST}] * OLD,
+    ]
+    stored(db, model, start, found)
+    return len(found)
+
+
+def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
+    """What they must not look at: finished a moment ago, scheduled for later, and running."""
+    now = clock(db)
+    others = [
+        *[{"status": "completed", "available_at": now, "finished_at": now}] * number,
+        *[{"status": "scheduled", "available_at": TOMORROW}] * number,
+        *[{"status": "running", "available_at": TOMORROW, "attempt": 1}] * (number // 10),
+    ]
+    stored(db, model, start, others)
+
+
+@dataclass
+class Read:
+    amount: int = 0
+    searched: frozenset[str] = frozenset()
+    """Indexes, and tables that were read through, where the engine tells."""
+
+
+@contextmanager
+def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
+    """What is read within."""
+    read = Read()
+    connection: Connection = session.run(lambda inner: inner.connection())
+    if case.tells_steps:
+        with steps(connection, read):
+            yield read
+        return
+    said = text(str(case.reads_sql))
+    before, own = (int(connection.scalar(said) or 0) for _ in range(2))
+    already = searches(connection, case)
+    yield read
+    read.searched = frozenset(searches(connection, case) - already)
+    read.amount = int(connection.scalar(said) or 0) - own - (own - before)
+
+
+@contextmanager
+def steps(connection: Connection, read: Read) -> Iterator[None]:
+    def step() -> None:
+        read.amount += 1
+
+    driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(step, 1)
+    yield
+    driver.set_progress_handler(None, 1)
+
+
+def searches(connection: Connection, case: EngineCase) -> Counter[str]:
+    found = connection.execute(text(case.searched_sql)) if case.searched_sql else ()
+    return Counter({name: int(number) for name, number in found})
+
+
+def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any) -> dict[str, Read]:
+    """What each call reads, and each settlement; all is rolled back."""
+    other = db.variant(isolation_level="READ COMMITTED" if db.case.locks_rows else "SERIALIZABLE", **options)
+    found: dict[str, Read] = {}
+    for name, call in calls.items():
+        with other.session() as session, reading(session, db.case) as found[name]:
+            call(session, model)
+    for name, call in SETTLINGS.items():
+        with other.session() as session:
+            tasks = session.claim_many(model, limit=READY)
+            with reading(session, db.case) as found[name]:
+                call(session, tasks)
+    return found
+
+
+def growing(small: Mapping[str, Read], large: Mapping[str, Read]) -> dict[str, tuple[int, int]]:
+    """The calls that read more of the larger table, and how much."""
+    amounts = {name: (read.amount, large[name].amount) for name, read in small.items()}
+    return {name: (less, more) for name, (less, more) in amounts.items() if more > FACTOR * less + SLACK}
+
+
+@pytest.fixture
+def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
+    """Has the planner count a table."""
+    tables: list[str] = []
+
+    def count_rows(model: Any) -> None:
+        tables.append(model.__tablename__)
+        execute(sync_db.case.statistics)
+
+    def execute(statement: str | None) -> None:
+        with sync_db.engine.begin() as connection:
+            for name in tables if statement else ():
+                connection.exec_driver_sql(str(statement).format(table=name))
+
+    yield count_rows
+    execute(sync_db.case.no_statistics)
+
+
+@MODELS
+@pytest.mark.requires("statistics")
+def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
+    calls = {**CLAIMS, **UPKEEP, **(OF_TOPIC if model is Mail else {})}
+    start = to_be_found(sync_db, model)
+    in_the_way(sync_db, model, start, FEW)
+    small = efforts(sync_db, model, calls)
+    in_the_way(sync_db, model, start + 3 * FEW, MANY)
+    assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows nothing"
+    counted(model)
+    assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
+    with sync_db.engine.connect() as connection:
+        assert list(unserved(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["planned anew", "prepared"])
+@pytest.mark.requires("searched_sql", "generic_plans")
+def test_settling_does_not_look_at_what_is_scheduled(crowded: Database, prepared: bool) -> None:
+    setting, driver = crowded.case.generic_plans
+    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
+    found = efforts(crowded, Task, {}, **options)
+    others = {str(index.name) for index in Task.__table__.indexes}
+    assert {name for name, read in found.items() if not others.isdisjoint(read.searched)} == set()
+
+
+@pytest.fixture
+def crowded(sync_db: Database) -> Database:
+    """The planner does not know how many are scheduled, nor anything else: the table is new."""
+    Task.__table__.drop(sync_db.engine)
+    Task.__table__.create(sync_db.engine)
+    sync_db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}] * MANY)
+    to_be_found(sync_db, Task, start=MANY)
+    return sync_db
