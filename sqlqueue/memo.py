@@ -18,8 +18,8 @@ class Memo:
     would take most of a short operation.
     """
 
-    def __init__(self) -> None:
-        self._kept: LRUCache[Hashable, Any] = LRUCache(MOST)
+    def __init__(self, most: int = MOST) -> None:
+        self._kept: LRUCache[Hashable, Any] = LRUCache(most)
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returned for this key, now or before.  From any thread; it may be made twice."""

@@ -72,8 +72,8 @@ class Pick:
     """The index that serves them in that order; ``None`` if they are named by primary key."""
     exact: bool
     """Whether every criterion, the state's too, is served by that index."""
-    made: Memo = field(default_factory=Memo, init=False, repr=False)
-    """The statements that adapters have made of it."""
+    made: Memo = field(default_factory=partial(Memo, 5), init=False, repr=False)
+    """The statements that adapters have made of it: few, for there are many of these."""
 
     def without(self, keys: Criterion) -> Pick:
         """The same, but for rows that the claimer holds already: SKIP LOCKED does not skip its own locks."""

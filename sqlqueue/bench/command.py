@@ -43,7 +43,7 @@ Processes = Annotated[
 Threads = Annotated[
     int, typer.Option("--threads", min=1, help="In drain: those of a worker, and of what it is compared with.")
 ]
-Batch = Annotated[int, typer.Option("--batch", min=2, help="In drain: how many jobs are claimed at a time.")]
+Batch = Annotated[int, typer.Option("--batch", min=2, help="In drain: how many jobs a loop claims at a time.")]
 Payload = Annotated[
     int, typer.Option("--payload", min=0, metavar="BYTES", help="The length of the text that each job has.")
 ]

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from sqlqueue import Worker
 
 from ..demo.database import sessions
+from ..processes import settle_in
 from ..worker.config import Mode
 from .clients import Client, Clients
 from .plan import BenchError, Plan
@@ -109,7 +110,8 @@ class Working:
 
     def __init__(self, plan: Plan, tally: Tally, *, handler: Callable[..., None], mode: Mode) -> None:
         worker = Worker(sessions(tally.watch(plan.engine())), poll=_POLL)
-        worker.handler(plan.model, concurrency=plan.threads, batch=plan.batch, mode=mode)(handler)
+        worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+        settle_in()
         self._worker = worker
         self._thread = Thread(target=worker.run, daemon=True)
         self._thread.start()

@@ -73,6 +73,8 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     the key that it takes away: the two would deadlock."""
     sends_values_alone: ClassVar[bool] = False
     """Whether many rows are inserted by one request only if all that they are given are values."""
+    passes_over: ClassVar[bool] = False
+    """Whether a statement that writes passes over what others have locked, or meets no such thing."""
     returning: ClassVar[bool] = True
     """Whether UPDATE and DELETE can return what they changed."""
     one_writer: ClassVar[bool] = False
@@ -255,9 +257,9 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     ) -> set[Identity]:
         """Execute ``statement``, which is about ``identities``; those whose rows it changed.
 
-        Unless it ``waits``, rows that others have locked are passed over.  One with ``parameters`` will come again.
+        Unless it ``waits``, its condition has been through :meth:`passing_over`.  One with ``parameters`` comes again.
         """
-        if not waits and not self.one_writer:
+        if not waits and not self.passes_over:
             free = self._free(session, spec, statement, parameters)
             if not free:
                 return set()
@@ -279,14 +281,19 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
     ) -> list[Identity]:
         """The rows of ``statement`` that nobody else has locked; from here on we have."""
-        locking = again(spec, parameters, (self, statement, "free"), lambda: self.picking_named(spec, statement))
+        criterion: Any = statement.whereclause
+        make = partial(self.picking_named, spec, criterion, *spec.primary_key)
+        locking = again(spec, parameters, (self, statement, "free"), make)
         return [tuple(row) for row in self.execute(session, spec, locking, parameters)]
 
-    def picking_named(self, spec: QueueSpec, statement: Update | Delete) -> Select[Any]:
-        """:meth:`picking` of the rows of a ``statement`` that names them."""
-        criterion: Any = statement.whereclause
-        named = Pick(spec=spec, state=(criterion,), where=(), order=(), limit=self.batch, index=None, exact=True)
-        return self.picking(named, *spec.primary_key)
+    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        """``named``, which names rows, for those alone that nobody else has locked, if one statement can say so."""
+        return named
+
+    def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
+        """:meth:`picking` of rows that are named."""
+        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=self.batch, index=None, exact=True)
+        return self.picking(pick, *columns)
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""

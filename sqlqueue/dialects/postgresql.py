@@ -12,13 +12,11 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
-    Delete,
     Insert,
     Integer,
     Interval,
     Select,
     Table,
-    Update,
     and_,
     any_,
     bindparam,
@@ -28,7 +26,6 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
-    tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.engine.interfaces import ReflectedColumn
@@ -38,9 +35,9 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from ..exc import ArgumentError
 from ..findings import Finding
-from ..spec import Criterion, Identity, QueueSpec
+from ..spec import Criterion, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, write
-from .base import Adapter, Parameters, Replacement, again
+from .base import Adapter, Replacement
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
 from .keys import KEYS, MANY
@@ -68,6 +65,7 @@ class PostgreSQL(Notifications, Adapter):
     minimum: ClassVar[tuple[int, ...]] = (12,)
     needed = "AS MATERIALIZED"
     partial_index: ClassVar[str | None] = "postgresql_where"
+    passes_over: ClassVar[bool] = True
     # serialization failure, deadlock, lock not available
     transient: ClassVar[Collection[Any]] = ("40001", "40P01", "55P03")
 
@@ -131,25 +129,11 @@ class PostgreSQL(Notifications, Adapter):
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
         return super().keys_named(spec, count)
 
-    def change(
-        self,
-        session: Session,
-        spec: QueueSpec,
-        statement: Update | Delete,
-        identities: Sequence[Identity],
-        parameters: Parameters | None = None,
-        *,
-        waits: bool = True,
-    ) -> set[Identity]:
-        if not waits:
-            unlocked = statement
-            statement = again(spec, parameters, (self, unlocked, "free"), lambda: self._of_free(spec, unlocked))
-        return super().change(session, spec, statement, identities, parameters)
-
-    def _of_free(self, spec: QueueSpec, statement: Update | Delete) -> Update | Delete:
-        """The same for those of its rows alone that nobody else has locked."""
-        locked = self.picking_named(spec, statement).cte("free").prefix_with("MATERIALIZED", dialect=self.name)
-        return statement.where(tuple_(*spec.primary_key).in_(select(*locked.columns)))
+    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        # joined, and the condition not repeated: of how many rows it holds the planner has no idea
+        key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+        free = self.picking_named(spec, named, *key).cte("free").prefix_with("MATERIALIZED", dialect=self.name)
+        return and_(*(column == free.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)))
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         statement = insert(spec.table)

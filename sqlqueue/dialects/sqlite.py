@@ -52,6 +52,7 @@ class SQLite(Adapter):
     minimum: ClassVar[tuple[int, ...]] = (3, 35)
     needed = "RETURNING"
     one_writer: ClassVar[bool] = True
+    passes_over: ClassVar[bool] = True
     # a list of tuples is no reason for it to use an index; and an expression is at most 1,000 deep
     tuples: ClassVar[bool] = False
     batch: ClassVar[int] = 500

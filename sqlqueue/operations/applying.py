@@ -40,12 +40,16 @@ def change(
 ) -> set[Identity]:
     """Execute the statement that ``make`` makes of the condition by which rows are still those of ``claims``."""
     spec, keys, parameters = held.spec, [claim.identity for claim in claims], None
+
+    def named(mine: Criterion) -> Criterion:
+        return mine if held.waits else adapter.passing_over(spec, mine)
+
     if like is None or any(claim.attempt != claims[0].attempt for claim in claims):
-        statement = make(held.fence(claims, adapter.key_in))
+        statement = make(named(held.fence(claims, adapter.key_in)))
     else:
         count = adapter.named_for(spec, len(keys))
         statement = spec.made.get(
-            (adapter, held, like, count), lambda: make(held.fence_named(adapter.keys_named(spec, count)))
+            (adapter, held, like, count), lambda: make(named(held.fence_named(adapter.keys_named(spec, count))))
         )
         parameters = {**adapter.key_names(spec, keys), ATTEMPT: claims[0].attempt}
     return adapter.change(session, spec, statement, keys, parameters, waits=held.waits)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, overload
 
 from sqlalchemy import Delete, and_, null
@@ -174,7 +175,8 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if settlement.how is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
-    adapter = open_(session, spec)
+    # what waits for nobody can do so in an isolation level that knows of such reads alone
+    adapter = open_(session, spec, claims=not waits)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for hold, _ in holds:
@@ -195,7 +197,7 @@ def _apply(
     session: Session, adapter: Adapter, held: Held, claims: Sequence[Claim], settlement: Settlement
 ) -> list[Claim]:
     lost: list[Claim] = []
-    for some in adapter.batches(claims):
+    for some in chain.from_iterable(adapter.batches(each) for each in _of_different_rows(claims)):
         kept = settlement.apply(adapter, session, held, some)
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
@@ -204,6 +206,14 @@ def _apply(
         done = claims if held.waits else [claim for claim in claims if claim not in lost]
         Slots(session, adapter, held.spec).free(done)
     return lost
+
+
+def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
+    """In parts of which none has two claims of one row: which of them holds it must be seen."""
+    while claims:
+        part = {claim.identity: claim for claim in claims}
+        yield list(part.values())
+        claims = [claim for claim in claims if part[claim.identity] is not claim] if len(part) < len(claims) else ()
 
 
 def _is_news(spec: QueueSpec, how: str | None) -> bool:
@@ -289,10 +299,12 @@ def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> Non
 def _extending(
     adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], *, lease: timedelta | None
 ) -> set[Identity]:
-    lease = lease or held.spec.options.lease
-    lost = [] if held.spec.options.slots is None else Slots(session, adapter, held.spec).extend(claims, lease)
-    mine = [claim for claim in claims if claim not in lost]
-    return updating(lambda held, _: extending(held, lease))(adapter, session, held, mine) if mine else set()
+    spec, lease = held.spec, lease or held.spec.options.lease
+    kept = updating(lambda held, _: extending(held, lease))(adapter, session, held, claims)
+    if not kept or spec.options.slots is None:
+        return kept
+    mine = [claim for claim in claims if claim.identity in kept]
+    return kept - {claim.identity for claim in Slots(session, adapter, spec).extend(mine, lease, waits=held.waits)}
 
 
 def _failing(

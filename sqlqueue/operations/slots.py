@@ -224,9 +224,12 @@ class Slots:
         self.free(ended)
         return len(ended)
 
-    def extend(self, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
-        """Let the leases of slots end ``lease`` from now; returned are claims that have lost theirs."""
-        kept = self._change(claims, [(self.slots["available_at"], utcnow(lease))])
+    def extend(self, claims: Sequence[Claim], lease: timedelta, *, waits: bool) -> list[Claim]:
+        """Let the leases of slots end ``lease`` from now; returned are claims that have lost theirs.
+
+        Unless it ``waits``, slots that others have locked are left as they are.
+        """
+        kept = self._change(claims, [(self.slots["available_at"], utcnow(lease))], waits=waits)
         rest = [claim for claim in claims if holder(claim) not in kept]
         limited = self._with_key(rest) if rest else ()
         return [claim for claim in rest if claim.identity in limited]
@@ -237,15 +240,15 @@ class Slots:
         read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None))
         return {tuple(row) for row in adapter.execute(self.session, spec, adapter.by_key(spec, read))}
 
-    def _change(self, claims: Sequence[Claim], values: Sequence[Assignment]) -> set[str]:
-        """Write to the slots that ``claims`` hold, by primary key; their holders."""
+    def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
+        """Write to the slots that ``claims`` hold, by primary key; their holders, the locked ones' too."""
         size = self.adapter.batch // 3  # a statement names each by a key of two columns and by its holder
         changed: set[str] = set()
         for start in range(0, len(claims), size):
-            changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values)
+            changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values, waits=waits)
         return changed
 
-    def _change_of(self, holders: Sequence[str], values: Sequence[Assignment]) -> set[str]:
+    def _change_of(self, holders: Sequence[str], values: Sequence[Assignment], *, waits: bool) -> set[str]:
         slots, adapter = self.slots, self.adapter
         theirs = and_(slots["claimed_by"].in_(holders), is_held(slots))
         read = select(*slots.primary_key, slots["claimed_by"]).where(theirs)
@@ -253,10 +256,10 @@ class Slots:
         if not held:
             return set()
         keys = list(held)
-        changed = adapter.change(
-            self.session, slots, write(slots, and_(adapter.key_in(slots, keys), theirs), values), keys
-        )
-        return {held[key] for key in changed}
+        named = and_(adapter.key_in(slots, keys), theirs)
+        statement = write(slots, named if waits else adapter.passing_over(slots, named), values)
+        changed = adapter.change(self.session, slots, statement, keys, waits=waits)
+        return {held[key] for key in changed} if waits else set(held.values())
 
 
 def holder(claim: Claim) -> str:

@@ -72,9 +72,9 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     adapter, held = open_(session, spec), Held(spec=spec)
     found: set[Identity] = set()
     for some in adapter.batches(claims):
-        mine = select(*spec.primary_key).where(held.fence(some, adapter.key_in))
+        mine = select(*spec.primary_key, spec["attempt"]).where(held.fence(some, adapter.key_in))
         found.update(tuple(row) for row in adapter.execute(session, spec, mine))
-    return {claim for claim in claims if claim.identity in found}
+    return {claim for claim in claims if (*claim.identity, claim.attempt) in found}
 
 
 def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
@@ -88,7 +88,7 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     spec = spec_of(claims[0].entity)
     if still and spec.options.slots is not None:
         slots = Slots(session, open_(session, spec), spec)
-        still.difference_update(slots.extend([claim for claim in rest if claim in still], lease))
+        still.difference_update(slots.extend([claim for claim in rest if claim in still], lease, waits=False))
     return [claim for claim in rest if claim not in still]
 
 

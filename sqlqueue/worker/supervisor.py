@@ -14,7 +14,7 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..exc import SQLQueueError
-from ..processes import CONTEXT, end_soon, no_interrupts
+from ..processes import CONTEXT, end_soon, no_interrupts, settle_in
 from .patience import pauses
 from .reports import logger
 from .worker import Worker
@@ -126,6 +126,7 @@ def _main(load: Callable[[int], Worker], number: int) -> None:
 
 def run_to_end(worker: Worker) -> None:
     """:meth:`.Worker.run` where it is all that the process is for: after a second signal, no thread keeps it."""
+    settle_in()
     worker.run()
     if worker.hurried:
         end_soon()

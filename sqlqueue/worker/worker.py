@@ -85,7 +85,7 @@ class Worker:
         concurrency: int = 10,
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
-        batch: int = 100,
+        batch: int = 200,
         mode: Mode = "lease",
     ) -> Register[T]:
         """Register a function, or a coroutine function, for the tasks of ``entity`` that satisfy ``where``.

@@ -11,11 +11,12 @@ import pytest
 from sqlalchemy import RowMapping, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import ArgumentError, Claim, Worker, claim_of
+from sqlqueue import ArgumentError, Claim, ClaimLostError, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import extend
+from sqlqueue.worker.outcomes import COMPLETED, write_what_is_free
 from tests.harness import Database
-from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Visit
+from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Task, Visit
 from tests.suite.scenes import clock, end_leases
 
 
@@ -179,3 +180,56 @@ def test_rows_of_an_inheriting_class_say_so(db: Database) -> None:
         actor.enqueue(Reminder, [{"id": 1}], on_conflict="ignore")
     with db.begin() as actor:
         assert actor.claim(Reminder) is not None
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_beat_waits_for_no_slot(db: Database) -> None:
+    """Whose task is settled already by a handler that works on in its transaction."""
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    end_leases(db, Visit)
+    with db.begin() as handler:
+        handler.complete(claims[0])
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(beat, db, claims).result(timeout=10) == []
+    assert row(db, claims[1])["available_at"] > clock(db)
+    assert row(db, claims[0])["status"] == "completed"
+
+
+def beat(db: Database, claims: list[Claim]) -> list[Claim]:
+    with db.begin() as actor:
+        return actor.run(extend, claims, timedelta(minutes=5))
+
+
+@pytest.mark.requires("locks_rows")
+@pytest.mark.parametrize("settle", [extend, write_what_is_free])
+def test_what_a_worker_writes_is_read_committed(sync_db: Database, settle: Any) -> None:
+    """Whatever the engine's level is, which might know of no lock that is passed over."""
+    sync_db.insert(Task, [{"id": 1}])
+    with sync_db.begin() as actor:
+        claim = claim_of(actor.claim(Task))
+    given = ([claim], timedelta(minutes=5)) if settle is extend else ([(claim, COMPLETED)],)
+    with sync_db.variant(isolation_level="SERIALIZABLE").begin() as actor:
+        actor.run(settle, *given)
+        connection = actor.sync_session.connection(bind_arguments=Task.__queue_spec__.bind_arguments)
+        assert connection.get_isolation_level() == "READ COMMITTED"
+
+
+def test_two_claims_of_one_row_are_told_apart(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    stale = take(db)
+    end_leases(db)
+    live = take(db)
+    with db.begin() as actor:
+        with pytest.raises(ClaimLostError) as lost:
+            actor.complete([stale, live])
+        assert lost.value.claims == (stale,)
+        actor.rollback()
+    with db.begin() as actor:
+        actor.complete([live])
+
+
+def take(db: Database) -> Claim:
+    with db.begin() as actor:
+        return claim_of(actor.claim(Task))

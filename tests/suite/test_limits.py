@@ -124,7 +124,11 @@ def test_a_pool_of_one_connection_is_enough_for_a_new_key(db: Database) -> None:
 # -- not held up ------------------------------------------------------------------------------------------------------
 
 
-def test_others_are_found_behind_many_of_full_keys(sync_db: Database) -> None:
+@pytest.mark.parametrize("batch", [100, 900])
+def test_others_are_found_behind_many_of_full_keys(
+    sync_db: Database, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(adapter_for(sync_db.engine.dialect), "batch", batch)
     full = [f"full {number}" for number in range(500)]
     visits(sync_db, *full * 10, *"ab", None)
     held = {"slot_number": 1, "status": "running", "available_at": TOMORROW}
@@ -134,7 +138,8 @@ def test_others_are_found_behind_many_of_full_keys(sync_db: Database) -> None:
         before = time.monotonic()
         assert ids(actor.claim_many(Visit, limit=5)) == {5_001, 5_002, 5_003}
         assert time.monotonic() - before < 1
-        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 100  # there are engines with a limit
+        # there are engines with a limit
+        assert max(len(parameters) for _, _, _, parameters, *_ in statements) < batch + 20
         actor.rollback()
 
 
