@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    CursorResult,
-    Delete,
     Engine,
     Insert,
     Select,
     Table,
-    Update,
     select,
 )
 from sqlalchemy.engine import Dialect
@@ -33,20 +30,19 @@ from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
-from .keys import ByKey, Keys
+from .keys import ByKey
 from .liveness import Liveness
 from .moments import Moments
 from .requests import Requests
+from .rows import Rows
 
-R = TypeVar("R")
-Parameters: TypeAlias = Mapping[str, Any]
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
 """From the values that an insert proposed, by column name, to what an existing row is given."""
 READ_COMMITTED = "READ COMMITTED"
 AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
+class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     """One engine.  Standard SQL as SQLAlchemy compiles it, and a claim in two steps: lock the rows, then write."""
 
     name: ClassVar[str]
@@ -73,8 +69,6 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     the key that it takes away: the two would deadlock."""
     sends_values_alone: ClassVar[bool] = False
     """Whether many rows are inserted by one request only if all that they are given are values."""
-    passes_over: ClassVar[bool] = False
-    """Whether a statement that writes passes over what others have locked, or meets no such thing."""
     returning: ClassVar[bool] = True
     """Whether UPDATE and DELETE can return what they changed."""
     one_writer: ClassVar[bool] = False
@@ -198,14 +192,6 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         return self.by_key(spec, write(spec, self.keys_named(spec, count), assignments))
 
-    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
-        return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True)
-
-    def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
-        return [tuple(row) for row in self.execute(session, pick.spec, locking)]
-
     def load(
         self,
         session: Session,
@@ -243,81 +229,6 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
         for keys in self.batches(identities):
             self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
 
-    # -- settling -----------------------------------------------------------------------------------------------------
-
-    def change(
-        self,
-        session: Session,
-        spec: QueueSpec,
-        statement: Update | Delete,
-        identities: Sequence[Identity],
-        parameters: Parameters | None = None,
-        *,
-        waits: bool = True,
-    ) -> set[Identity]:
-        """Execute ``statement``, which is about ``identities``; those whose rows it changed.
-
-        Unless it ``waits``, its condition has been through :meth:`passing_over`.  One with ``parameters`` comes again.
-        """
-        if not waits and not self.passes_over:
-            free = self._free(session, spec, statement, parameters)
-            if not free:
-                return set()
-            if len(free) < len(identities):
-                narrowed = statement.where(self.key_in(spec, free))
-                return self._changed(session, spec, self._returning(spec, narrowed), parameters)
-        returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
-        return self._changed(session, spec, returning, parameters)
-
-    def _changed(
-        self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
-    ) -> set[Identity]:
-        return {tuple(row) for row in self.execute(session, spec, returning, parameters)}
-
-    def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
-        return self.by_key(spec, statement).returning(*spec.primary_key)
-
-    def _free(
-        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
-    ) -> list[Identity]:
-        """The rows of ``statement`` that nobody else has locked; from here on we have."""
-        criterion: Any = statement.whereclause
-        make = partial(self.picking_named, spec, criterion, *spec.primary_key)
-        locking = again(spec, parameters, (self, statement, "free"), make)
-        return [tuple(row) for row in self.execute(session, spec, locking, parameters)]
-
-    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
-        """``named``, which names rows, for those alone that nobody else has locked, if one statement can say so."""
-        return named
-
-    def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
-        """:meth:`picking` of rows that are named."""
-        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=self.batch, index=None, exact=True)
-        return self.picking(pick, *columns)
-
-    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
-        """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""
-        if limit is None:
-            return self.count(session, spec, statement)
-        return self.sweep_by_key(session, spec, statement, limit)
-
-    def sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
-        matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
-        keys = [tuple(row) for row in self.execute(session, spec, matching)]
-        swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
-        return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
-
-    def count(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
-        """Execute ``statement``; how many rows it changed."""
-        return self.execute(session, spec, statement).rowcount
-
-    def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
-        return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
-
-    def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
-        result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
-        return cast("CursorResult[Any]", result)
-
     # -- enqueueing ---------------------------------------------------------------------------------------------------
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
@@ -343,12 +254,6 @@ class Adapter(Keys, Moments, Inspection, Health, Liveness, Requests):
 
     def index_options(self, predicate: Criterion) -> dict[str, Any]:
         return {} if self.partial_index is None else {self.partial_index: predicate}
-
-
-def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
-    """What ``make`` makes of a statement; kept if that has parameters, for then it comes again."""
-    made: R = make() if parameters is None else spec.made.get(key, make)
-    return made
 
 
 def _autocommits(connection: Connection) -> bool:

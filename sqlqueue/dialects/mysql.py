@@ -39,10 +39,11 @@ from ..clock import utc
 from ..findings import Finding, Severity
 from ..spec import Identity, QueueSpec
 from ..statements import Pick, UniqueBy
-from .base import Adapter, Parameters, Replacement, again
+from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
 from .keys import ByKey
 from .requests import milliseconds
+from .rows import Parameters, again
 
 _ALL = 2**62
 _QUOTE = mysql.dialect().identifier_preparer.quote

@@ -6,30 +6,35 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
-from sqlalchemy import Delete, and_, null
+from sqlalchemy import and_
 from sqlalchemy.orm import InstanceState, Session
-from sqlalchemy.orm.util import identity_key
 
-from ..backoff import policy_for
 from ..checks import duration
 from ..claims import Claim, Hold, holds_of, ledger_of
 from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..mixins import QueueMixin
-from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_ready, remove
-from ..states import Status
+from ..spec import QueueSpec, Where, spec_of
+from ..statements import is_ready
 from ..texts import error_text
-from ..transitions import Held, extending, failing, finishing, handing_back
+from ..transitions import Held
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
-from .applying import Apply, change, updating
-from .recurring import Renewals
 from .sets import cancel_where, discard_where
+from .settlements import (
+    CANCELLING,
+    RELEASING,
+    Settlement,
+    completing,
+    discarding,
+    extending_by,
+    failing_because,
+    snoozing,
+)
 from .slots import Slots
 
 Tasks: TypeAlias = QueueMixin | Claim | Iterable[QueueMixin] | Iterable[Claim]
@@ -122,38 +127,6 @@ def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None)
 
 _UNTOUCHED = ("priority", "created_at", "topic", "task", "arguments", "trace_context", "schedule", "drift", "limit_key")
 """Roles of columns that settling never writes."""
-
-
-class Settlement(NamedTuple):
-    """What is to become of claimed tasks."""
-
-    how: str | None
-    """In a word, that refuses a second one; ``None`` if the claims go on."""
-    apply: Apply
-
-
-def completing(result: object = None, stage: str | None = None) -> Settlement:
-    return Settlement("completed", partial(_completing, result=result, stage=stage))
-
-
-def failing_because(text: str, cause: type[BaseException] | None, retry_in: timedelta | None) -> Settlement:
-    return Settlement("failed", partial(_failing, text=text, cause=cause, retry_in=retry_in))
-
-
-def discarding(text: str) -> Settlement:
-    return Settlement("discarded", updating(lambda held, _: finishing(held, Status.DISCARDED, error=text)))
-
-
-def snoozing(delay: timedelta) -> Settlement:
-    return Settlement("snoozed", updating(lambda held, _: handing_back(held, delay)))
-
-
-def extending_by(lease: timedelta | None) -> Settlement:
-    return Settlement(None, partial(_extending, lease=lease))
-
-
-CANCELLING = Settlement("cancelled", updating(lambda held, _: finishing(held, Status.CANCELLED), "cancelled"))
-RELEASING = Settlement("released", updating(lambda held, _: handing_back(held, None), "released"))
 
 
 def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
@@ -251,94 +224,3 @@ def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]
     """What an instance may no longer show; what cannot have changed stays at hand, for asyncio's sake too."""
     roles = ["available_at"] if how is None else [role for role in spec.columns if role not in _UNTOUCHED]
     return [spec.attributes[role] for role in roles if role != "attempt" or locked]
-
-
-def _completing(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], *, result: object, stage: str | None
-) -> set[Identity]:
-    spec = held.spec
-    _check_completion(spec, result, stage)
-    kept: list[Assignment] = [] if result is None else [(spec["result"], result)]
-    like = ("completed", stage) if result is None else None
-
-    def end(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
-        gone = _deleting(adapter, session, held, claims, stage) if spec.options.on_complete == "delete" else set()
-        rest = [claim for claim in claims if claim.identity not in gone]
-        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)], like)
-        return gone | update(adapter, session, held, rest) if rest else gone
-
-    if spec.has("schedule"):
-        return Renewals(adapter, session, held).renew(claims, [(spec["error"], null()), *kept], end)
-    return end(adapter, session, held, claims)
-
-
-def _deleting(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], stage: str | None
-) -> set[Identity]:
-    lives = held.lives_on(Status.COMPLETED, stage)
-
-    def removing(mine: Criterion) -> Delete:
-        return remove(held.spec, mine if lives is None else mine & ~lives)
-
-    gone = change(adapter, session, held, claims, removing, like=("deleted", stage))
-    for identity in gone:
-        task = session.identity_map.get(identity_key(held.spec.entity, identity))
-        if task is not None:
-            session.expunge(task)
-    return gone
-
-
-def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> None:
-    if result is not None and not spec.has("result"):
-        raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
-    if stage is not None and stage not in spec.options.stages:
-        stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
-        raise ArgumentError(f"stage={stage!r}: the stages of {spec.entity.__name__} are {stages}")
-
-
-def _extending(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], *, lease: timedelta | None
-) -> set[Identity]:
-    spec, lease = held.spec, lease or held.spec.options.lease
-    kept = updating(lambda held, _: extending(held, lease))(adapter, session, held, claims)
-    if not kept or spec.options.slots is None:
-        return kept
-    mine = [claim for claim in claims if claim.identity in kept]
-    return kept - {claim.identity for claim in Slots(session, adapter, spec).extend(mine, lease, waits=held.waits)}
-
-
-def _failing(
-    adapter: Adapter,
-    session: Session,
-    held: Held,
-    claims: Sequence[Claim],
-    *,
-    text: str,
-    cause: type[BaseException] | None,
-    retry_in: timedelta | None,
-) -> set[Identity]:
-    spec, policy = held.spec, policy_for(held.spec.options.retry, cause)
-    error: Assignment = (spec["error"], text)
-    given_up = retry_in is None and policy is None
-
-    def values(held: Held, claims: Sequence[Claim]) -> list[Assignment]:
-        if given_up:
-            return finishing(held, Status.DISCARDED, error=text)
-        wait = policy if retry_in is None and policy is not None else lambda _: retry_in or timedelta(0)
-        delays = {n: duration("retry", wait(n), zero=True) for n in _tries(spec, claims)}
-        return [*failing(held, delays), error]
-
-    if not spec.has("schedule"):
-        return updating(values)(adapter, session, held, claims)
-    renewals = Renewals(adapter, session, held)
-    if given_up:
-        return renewals.renew(claims, [error], updating(values))
-    return renewals.renew_exhausted(claims, [error], updating(values))
-
-
-def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
-    """The numbers of attempts for which a delay is needed.  Those beyond the last have its."""
-    attempts = sorted({claim.attempt for claim in claims})
-    if not spec.has("attempts_before"):
-        return attempts
-    return range(1, min(attempts[-1], spec.options.max_attempts) + 1)

@@ -18,7 +18,8 @@ from ..statements import is_due, picks, state, write
 from ..states import Status
 from ..transitions import Held
 from ._connection import AnySession, open_, session_of
-from .settling import extending_by, settle_some
+from .settlements import extending_by
+from .settling import settle_some
 from .slots import Slots
 
 

@@ -11,16 +11,16 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy.orm import Session
 
 from ..claims import Claim
-from ..operations.settling import (
+from ..operations.settlements import (
     CANCELLING,
     RELEASING,
     Settlement,
     completing,
     discarding,
     failing_because,
-    settle_some,
     snoozing,
 )
+from ..operations.settling import settle_some
 from ..operations.upkeep import still_held
 from ..spec import spec_of
 from ..texts import error_text

@@ -1,0 +1,111 @@
+"""What an adapter does to rows: locks those that are free, and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+from sqlalchemy import ColumnElement, CursorResult, Delete, Select, Update, select
+from sqlalchemy.orm import Session
+
+from ..spec import Criterion, Identity, QueueSpec
+from ..statements import Pick
+from .keys import Keys
+
+R = TypeVar("R")
+Parameters: TypeAlias = Mapping[str, Any]
+
+
+class Rows(Keys):
+    """The part of an adapter that executes statements."""
+
+    passes_over: ClassVar[bool] = False
+    """Whether a statement that writes passes over what others have locked, or meets no such thing."""
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
+        return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True)
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
+        return [tuple(row) for row in self.execute(session, pick.spec, locking)]
+
+    def change(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None = None,
+        *,
+        waits: bool = True,
+    ) -> set[Identity]:
+        """Execute ``statement``, which is about ``identities``; those whose rows it changed.
+
+        Unless it ``waits``, its condition has been through :meth:`passing_over`.  One with ``parameters`` comes again.
+        """
+        if not waits and not self.passes_over:
+            free = self._free(session, spec, statement, parameters)
+            if not free:
+                return set()
+            if len(free) < len(identities):
+                narrowed = statement.where(self.key_in(spec, free))
+                return self._changed(session, spec, self._returning(spec, narrowed), parameters)
+        returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
+        return self._changed(session, spec, returning, parameters)
+
+    def _changed(
+        self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
+    ) -> set[Identity]:
+        return {tuple(row) for row in self.execute(session, spec, returning, parameters)}
+
+    def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
+        return self.by_key(spec, statement).returning(*spec.primary_key)
+
+    def _free(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
+    ) -> list[Identity]:
+        """The rows of ``statement`` that nobody else has locked; from here on we have."""
+        criterion: Any = statement.whereclause
+        make = partial(self.picking_named, spec, criterion, *spec.primary_key)
+        locking = again(spec, parameters, (self, statement, "free"), make)
+        return [tuple(row) for row in self.execute(session, spec, locking, parameters)]
+
+    def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
+        """``named``, which names rows, for those alone that nobody else has locked, if one statement can say so."""
+        return named
+
+    def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
+        """:meth:`picking` of rows that are named."""
+        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=self.batch, index=None, exact=True)
+        return self.picking(pick, *columns)
+
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
+        """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""
+        if limit is None:
+            return self.count(session, spec, statement)
+        return self.sweep_by_key(session, spec, statement, limit)
+
+    def sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
+        matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
+        keys = [tuple(row) for row in self.execute(session, spec, matching)]
+        swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
+        return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
+
+    def count(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        """Execute ``statement``; how many rows it changed."""
+        return self.execute(session, spec, statement).rowcount
+
+    def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
+        return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
+
+    def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
+        result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
+        return cast("CursorResult[Any]", result)
+
+
+def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
+    """What ``make`` makes of a statement; kept if that has parameters, for then it comes again."""
+    made: R = make() if parameters is None else spec.made.get(key, make)
+    return made
