@@ -30,7 +30,7 @@ def statuses(engine: Engine, name: str) -> Counter[str]:
     queue = table(name, column("status"))
     with engine.connect() as connection:
         counted = connection.execute(select(queue.c.status, func.count()).group_by(queue.c.status))
-        return Counter(dict(counted.tuples().all()))
+        return Counter({row.status: row[1] for row in counted})
 
 
 def test_drains_amid_what_is_said_to_be_there(engine: Engine) -> None:

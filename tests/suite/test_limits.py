@@ -135,9 +135,8 @@ def test_others_are_found_behind_many_of_full_keys(
     sync_db.insert(Slot, [{"slot_key": key, **held} for key in full])
     analyze(sync_db, Visit)
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as statements:
-        before = time.monotonic()
         assert ids(actor.claim_many(Visit, limit=5)) == {5_001, 5_002, 5_003}
-        assert time.monotonic() - before < 1
+        assert len(statements) < 100
         # there are engines with a limit
         assert max(len(parameters) for _, _, _, parameters, *_ in statements) < batch + 20
         actor.rollback()
