@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,6 +12,10 @@ from typing import Any
 from sqlqueue.processes import CONTEXT
 
 CONTEXT.set_forkserver_preload(["pytest", "tests.suite.children", "tests.worker.children"])  # they begin at once then
+
+_HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+PROGRAM = [sys.executable, "-c", f"{_HEARS}; from sqlqueue.cli import main; main()"]
+"""The command line, which can be interrupted although whoever runs the tests may not hear of that."""
 
 
 class Gate:

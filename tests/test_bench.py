@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -43,10 +42,10 @@ from sqlqueue.bench.yardsticks import YARDSTICKS
 from sqlqueue.cli import application
 from sqlqueue.clock import utcnow
 from tests.harness import Database
+from tests.processes import PROGRAM
 
 pytestmark = pytest.mark.once
 
-PROGRAM = [sys.executable, "-c", "from sqlqueue.cli import main; main()"]
 LEASE = timedelta(minutes=5)
 SOON = timedelta(seconds=30)
 

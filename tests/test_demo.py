@@ -30,11 +30,11 @@ from sqlqueue.demo.models import Base, File, Receipt
 from sqlqueue.demo.run import run
 from sqlqueue.demo.tally import Tally, count
 from tests.harness import Database
+from tests.processes import PROGRAM
 
 pytestmark = pytest.mark.once
 
 LEASE = File.__queue__.lease
-PROGRAM = [sys.executable, "-c", "from sqlqueue.cli import main; main()"]
 
 
 @pytest.fixture
