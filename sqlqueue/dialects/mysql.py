@@ -182,7 +182,7 @@ class MySQL(Adapter):
     ) -> set[Identity]:
         named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
         if waits and len(identities) == 1:
-            return set(identities) if self._matches(session, spec, named, parameters) else set()
+            return set(identities) if self.count(session, spec, named, parameters) else set()
         # no RETURNING: which rows are still ours has to be known, and kept so, before they change
         make = partial(self._ours, spec, statement, waits=waits)
         ours = again(spec, parameters, (self, statement, waits), make)
@@ -192,9 +192,6 @@ class MySQL(Adapter):
         if changed:
             self.execute(session, spec, named, parameters)
         return changed
-
-    def _matches(self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None) -> bool:
-        return self.execute(session, spec, statement, parameters).rowcount > 0
 
     def _ours(self, spec: QueueSpec, statement: Update | Delete, *, waits: bool) -> ByKey:
         matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]

@@ -93,9 +93,11 @@ class Rows(Keys):
         swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
         return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
 
-    def count(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+    def count(
+        self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None = None
+    ) -> int:
         """Execute ``statement``; how many rows it changed."""
-        return self.execute(session, spec, statement).rowcount
+        return self.execute(session, spec, statement, parameters).rowcount
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
         return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
