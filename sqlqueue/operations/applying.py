@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
-from sqlalchemy import Delete, Update
+from sqlalchemy import Delete, Update, and_
 from sqlalchemy.orm import Session
 
 from ..claims import Claim
@@ -18,13 +18,21 @@ Apply: TypeAlias = Callable[[Adapter, Session, Held, Sequence[Claim]], set[Ident
 """Writes to the rows of claims that are still theirs, and says which those are."""
 
 
-def updating(values: Callable[[Held, Sequence[Claim]], Sequence[Assignment]], like: Hashable | None = None) -> Apply:
-    """``like``: all that ``values`` go by besides how the rows are held, if the statement is worth keeping."""
+def updating(
+    values: Callable[[Held, Sequence[Claim]], Sequence[Assignment]],
+    like: Hashable | None = None,
+    only: Criterion | None = None,
+) -> Apply:
+    """``like``: all that the other two go by besides how the rows are held, if the statement is worth keeping.
+
+    ``only``: what must hold for a row besides.
+    """
 
     def apply(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
-        return change(
-            adapter, session, held, claims, lambda mine: write(held.spec, mine, values(held, claims)), like=like
-        )
+        def writing(mine: Criterion) -> Update:
+            return write(held.spec, mine if only is None else and_(mine, only), values(held, claims))
+
+        return change(adapter, session, held, claims, writing, like=like)
 
     return apply
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import RowMapping, event, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Worker, claim_of
@@ -16,7 +16,7 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import extend
 from sqlqueue.worker.outcomes import COMPLETED, write_what_is_free
 from tests.harness import Database
-from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Task, Visit
+from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Spool, Task, Visit
 from tests.suite.scenes import clock, end_leases
 
 
@@ -214,6 +214,30 @@ def test_what_a_worker_writes_is_read_committed(sync_db: Database, settle: Any) 
         actor.run(settle, *given)
         connection = actor.sync_session.connection(bind_arguments=Task.__queue_spec__.bind_arguments)
         assert connection.get_isolation_level() == "READ COMMITTED"
+
+
+@pytest.mark.requires("locks_rows")
+@pytest.mark.parametrize("model", [Spool, Leaflet])
+def test_what_was_locked_for_a_moment_is_deleted_or_still_running(sync_db: Database, model: Any) -> None:
+    sync_db.insert(model, [{"id": 1, "stage": "post"} if model is Leaflet else {"id": 1}])
+    with sync_db.begin() as actor:
+        claim = claim_of(actor.claim(model))
+    settler = sync_db.variant()
+    with sync_db.session() as other:
+        other.execute(select(model).with_for_update())
+
+        def let_go(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if model.__tablename__ in statement:
+                other.rollback()
+
+        event.listen(settler.session_engine, "after_cursor_execute", let_go)
+        with settler.begin() as actor:
+            assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), {claim})
+    assert row(sync_db, claim)["status"] == "running"
+    with sync_db.begin() as actor:
+        assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), set())
+    with sync_db.engine.connect() as connection:
+        assert connection.execute(select(model.__table__)).all() == []
 
 
 def test_two_claims_of_one_row_are_told_apart(db: Database) -> None:
