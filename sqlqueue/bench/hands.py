@@ -109,10 +109,10 @@ class Working:
     """A worker, on a thread: the process's own thread obeys."""
 
     def __init__(self, plan: Plan, tally: Tally, *, handler: Callable[..., None], mode: Mode) -> None:
-        worker = Worker(sessions(tally.watch(plan.engine())), poll=_POLL)
+        self._engine = plan.engine()
+        self._worker = worker = Worker(sessions(tally.watch(self._engine)), poll=_POLL)
         worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
         settle_in()
-        self._worker = worker
         self._thread = Thread(target=worker.run, daemon=True)
         self._thread.start()
 
@@ -129,6 +129,7 @@ class Working:
     def close(self) -> None:
         self._worker.stop()
         self._thread.join()
+        self._engine.dispose()
 
 
 def with_session(session: Any, job: Any) -> None:
