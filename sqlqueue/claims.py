@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction
@@ -34,8 +34,7 @@ class Claim:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """What an instance remembers of its claim."""
 
     claim: Claim
@@ -50,6 +49,8 @@ class _Entry:
     """That what instances remember changed within ``transaction``, and what it was before."""
 
     transaction: SessionTransaction | None
+    only_locks: bool
+    """Whether some of them are claims that have written nothing yet."""
     before: list[tuple[InstanceState[Any], Hold | None]]
 
     def holds(self) -> Iterator[tuple[InstanceState[Any], Hold]]:
@@ -74,10 +75,15 @@ class Ledger:
     entries: list[_Entry] = field(default_factory=list)
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
-        if holds:
-            self.entries.append(_Entry(innermost(session), [(state, state.info.get(_HOLD)) for state, _ in holds]))
+        before: list[tuple[InstanceState[Any], Hold | None]] = []
+        only_locks = False
         for state, hold in holds:
-            state.info[_HOLD] = hold
+            info = state.info
+            before.append((state, info.get(_HOLD)))
+            info[_HOLD] = hold
+            only_locks = only_locks or hold.locked_by is not None
+        if before:
+            self.entries.append(_Entry(innermost(session), only_locks, before))
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """The instances by the claims that they carry, of this transaction."""
@@ -90,7 +96,7 @@ class Ledger:
     @property
     def unsettled(self) -> list[Claim]:
         """Claims that only lock, and would vanish with a commit."""
-        holds = (hold for entry in self.entries for _, hold in entry.holds())
+        holds = (hold for entry in self.entries if entry.only_locks for _, hold in entry.holds())
         return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
 
     def committed(self, ended: SessionTransaction | None) -> None:
@@ -132,7 +138,7 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
 def settle(session: Session, task: object, how: str) -> None:
     """``task`` holds nothing any more; what it shows of its row is out of date."""
     hold = hold_of(task)
-    ledger_of(session).remember(session, [(instance_state(task), replace(hold, settled=how))])
+    ledger_of(session).remember(session, [(instance_state(task), hold._replace(settled=how))])
     session.expire(task)
 
 

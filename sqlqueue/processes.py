@@ -56,7 +56,14 @@ def end_soon() -> None:
     timer.start()
 
 
+YOUNG = 10_000
+"""So many new objects before the garbage collector looks for cycles: most of what belongs to a job is gone by then."""
+
+
 def settle_in() -> None:
     """What is loaded by now stays as long as the process: the garbage collector need not go through it ever again."""
     gc.collect()
     gc.freeze()
+    young, *older = gc.get_threshold()
+    if young:  # it is not switched off
+        gc.set_threshold(max(young, YOUNG), *older)

@@ -142,14 +142,14 @@ class MySQL(Adapter):
         # in a statement of its own: a view of the rows older than their locks is error 1020
         matching = pick.select(*pick.spec.primary_key).limit(number)
         hinted = force_index(matching, pick.spec, pick.index or "PRIMARY")
-        return [tuple(row) for row in self.execute(session, pick.spec, hinted)]
+        return self.keys(session, pick.spec, hinted)
 
     def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
         """Those of ``keys`` that are free, and still match."""
         spec = pick.spec
         matching = select(*spec.primary_key).where(self.key_in(spec, keys), *pick.state, *pick.where)
         locking = self.by_key(spec, matching.with_for_update(skip_locked=True))
-        locked = {tuple(row) for row in self.execute(session, spec, locking)}
+        locked = set(self.keys(session, spec, locking))
         return [key for key in keys if key in locked]
 
     def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
@@ -186,7 +186,7 @@ class MySQL(Adapter):
         # no RETURNING: which rows are still ours has to be known, and kept so, before they change
         make = partial(self._ours, spec, statement, waits=waits)
         ours = again(spec, parameters, (self, statement, waits), make)
-        changed = {tuple(row) for row in self.execute(session, spec, ours, parameters)}
+        changed = set(self.keys(session, spec, ours, parameters))
         if changed and len(changed) < len(identities) and not waits:
             named = named.where(self.key_in(spec, list(changed)))
         if changed:

@@ -157,7 +157,7 @@ class Oracle(Adapter):
             return super().lock(session, pick)
         # no limit goes with FOR UPDATE, so candidates are found first, and those locked that are still what is wanted
         wanted = pick.select(*pick.spec.primary_key).limit(pick.limit)
-        found = [tuple(row) for row in self.execute(session, pick.spec, wanted)]
+        found = self.keys(session, pick.spec, wanted)
         here = [
             replace(pick, where=(*pick.where, self.key_in(pick.spec, some)), index=None) for some in self.batches(found)
         ]

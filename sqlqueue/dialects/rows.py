@@ -29,7 +29,7 @@ class Rows(Keys):
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
-        return [tuple(row) for row in self.execute(session, pick.spec, locking)]
+        return self.keys(session, pick.spec, locking)
 
     def change(
         self,
@@ -58,7 +58,7 @@ class Rows(Keys):
     def _changed(
         self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
     ) -> set[Identity]:
-        return {tuple(row) for row in self.execute(session, spec, returning, parameters)}
+        return set(self.keys(session, spec, returning, parameters))
 
     def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
         return self.by_key(spec, statement).returning(*spec.primary_key)
@@ -70,7 +70,7 @@ class Rows(Keys):
         criterion: Any = statement.whereclause
         make = partial(self.picking_named, spec, criterion, *spec.primary_key)
         locking = again(spec, parameters, (self, statement, "free"), make)
-        return [tuple(row) for row in self.execute(session, spec, locking, parameters)]
+        return self.keys(session, spec, locking, parameters)
 
     def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
         """``named``, which names rows, for those alone that nobody else has locked, if one statement can say so."""
@@ -89,8 +89,8 @@ class Rows(Keys):
 
     def sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
         matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
-        keys = [tuple(row) for row in self.execute(session, spec, matching)]
-        swept = (statement.where(self.key_in(spec, some)) for some in self.batches(keys))
+        found = self.batches(self.keys(session, spec, matching))
+        swept = (statement.where(self.key_in(spec, some)) for some in found)
         return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
 
     def count(
@@ -101,6 +101,12 @@ class Rows(Keys):
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
         return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
+
+    def keys(
+        self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None
+    ) -> list[Identity]:
+        """Execute ``statement``, which returns primary keys."""
+        return [tuple(row) for row in self.execute(session, spec, statement, parameters).all()]
 
     def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)

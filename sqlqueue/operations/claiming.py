@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement
@@ -149,12 +148,11 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: str, lease: tim
     tasks = _take(session, wanted, limit, () if lease is None else _taking(spec, claimer, lease))
     if lease is None and tasks:
         guard(session, session.connection(spec.bind_arguments))
-    attempt = attrgetter(spec.attributes["attempt"])
+    attempt, more, locked_by = spec.attributes["attempt"], lease is None, claimer if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        state = instance_state(task)
-        held = Claim(type(task), spec.identity_of(task), attempt(task) + (lease is None))
-        holds.append((state, Hold(held, claimer if lease is None else None)))
+        held = Claim(type(task), spec.identity_of(task), getattr(task, attempt) + more)
+        holds.append((instance_state(task), Hold(held, locked_by)))
     ledger_of(session).remember(session, holds)
     return tasks
 

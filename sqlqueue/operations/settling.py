@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
@@ -211,7 +210,7 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
     """Instances forget what they knew of what was written, and that they hold the row."""
     present = [(hold, state) for hold, state in holds if state is not None]
     if how is not None:
-        settled = [(state, replace(hold, settled=how)) for hold, state in present]
+        settled = [(state, hold._replace(settled=how)) for hold, state in present]
         ledger_of(session).remember(session, settled)
     for hold, state in present:
         task = state.obj()

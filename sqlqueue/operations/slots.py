@@ -238,7 +238,7 @@ class Slots:
         spec, adapter = self.spec, self.adapter
         mine = adapter.key_in(spec, [claim.identity for claim in claims])
         read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None))
-        return {tuple(row) for row in adapter.execute(self.session, spec, adapter.by_key(spec, read))}
+        return set(adapter.keys(self.session, spec, adapter.by_key(spec, read)))
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; their holders, the locked ones' too."""

@@ -22,7 +22,6 @@ from ..operations.settlements import (
 )
 from ..operations.settling import settle_some
 from ..operations.upkeep import still_held
-from ..spec import spec_of
 from ..texts import error_text
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
@@ -46,6 +45,9 @@ class Outcome:
     cause: type[BaseException] | None = None
     """The class of the exception, by which a retry policy may go."""
     result: Result | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.kind)  # it is one of two objects for nearly all jobs
 
 
 COMPLETED = Outcome("completed")
@@ -92,7 +94,7 @@ def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], 
     """
     alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
     for claim, outcome in outcomes:
-        alike[spec_of(claim.entity).table, outcome].append(claim)
+        alike[claim.entity, outcome].append(claim)
     return [
         claim
         for (_, outcome), claims in alike.items()

@@ -39,15 +39,16 @@ class Reports:
 
     def claimed(self, job: Job) -> None:
         self.counts["claimed"] += 1
-        self._say(logging.DEBUG, "%s is claimed", job)
+        if _is_wordy():
+            self._say(logging.DEBUG, "%s is claimed", job)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> None:
         self.counts[outcome.kind] += 1
-        facts = {"outcome": outcome.kind, "seconds": job.seconds}
-        if error is None or is_signal(error):
-            self._say(logging.DEBUG, "%s is %s", job, outcome.kind, **facts)
-        else:
+        if error is not None and not is_signal(error):
+            facts = {"outcome": outcome.kind, "seconds": job.seconds}
             self._say(logging.ERROR, "%s has failed", job, exc_info=error, **facts)
+        elif _is_wordy():
+            self._say(logging.DEBUG, "%s is %s", job, outcome.kind, outcome=outcome.kind, seconds=job.seconds)
 
     def lost(self, job: Job) -> None:
         self.counts["lost"] += 1
@@ -82,6 +83,11 @@ class Reports:
         if logger.isEnabledFor(level):
             named = {"queue": job.claim.entity.__name__, "identity": job.claim.identity, "attempt": job.claim.attempt}
             logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
+
+
+def _is_wordy() -> bool:
+    """Whether to say what there is to say of every job; it is not even put together otherwise."""
+    return logger.isEnabledFor(logging.DEBUG)
 
 
 def make_reports() -> Reports:

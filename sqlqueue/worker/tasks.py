@@ -8,10 +8,9 @@ from typing import Any
 
 from ..exc import ArgumentError
 from ..functions import Functions
-from .config import Handler, handler_of
+from .config import BATCH, Handler, handler_of
 
 CONCURRENCY = 10
-BATCH = 100
 
 
 class Tasks:

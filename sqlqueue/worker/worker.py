@@ -18,7 +18,7 @@ from ..functions import RegisterTask, TaskFunction
 from ..functions.task import J
 from ..mixins import QueueMixin
 from ..spec import T, Where
-from .config import Handler, Mode, Settings, handler_of
+from .config import BATCH, Handler, Mode, Settings, handler_of
 from .database import Sessions, database_of
 from .health import Health
 from .loops import cancel_others
@@ -85,7 +85,7 @@ class Worker:
         concurrency: int = 10,
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
-        batch: int = 200,
+        batch: int = BATCH,
         mode: Mode = "lease",
     ) -> Register[T]:
         """Register a function, or a coroutine function, for the tasks of ``entity`` that satisfy ``where``.
