@@ -94,18 +94,24 @@ class Wanted:
         where: Sequence[Where] = (),
         order_by: OrderBy = (),
         options: Sequence[ExecutableOption] = (),
+        *,
+        in_turns: bool = False,
     ) -> None:
-        """:class:`.ArgumentError` for what makes no sense."""
+        """``in_turns``: ready rows, if there are any, are enough; who asks looks whether rows are due, and asks again.
+
+        :class:`.ArgumentError` for what makes no sense.
+        """
         if not isinstance(options, Sequence):
             raise ArgumentError(f"options={options!r}: give a sequence of loader options")
         self.spec = spec
         self.where = where
         self.order = _order(spec, order_by)
         self.options = options
+        self.in_turns = in_turns
         self.steps = picks(spec, where, self.order)
 
     def narrowed(self, where: Sequence[Where]) -> Wanted:
-        return Wanted(self.spec, where, self.order, self.options)
+        return Wanted(self.spec, where, self.order, self.options, in_turns=self.in_turns)
 
 
 def claim_wanted(
@@ -270,6 +276,8 @@ def _take(
                 pick = pick.without(adapter.key_in(wanted.spec, held))
             _check_order(adapter, pick, wanted.order)
             tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
+        if tasks and wanted.in_turns:
+            break
     return tasks
 
 

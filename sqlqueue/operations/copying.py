@@ -21,8 +21,11 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
     if spec.mapper.inherits is not None or len(spec.mapper.tables) > 1:
         raise ArgumentError("copy=True loads one table: not for an inheriting class")
     names = list(rows[0])
-    if any(row.keys() != rows[0].keys() for row in rows):
-        raise ArgumentError("copy=True needs the same keys in every row")
+    for number, row in enumerate(rows):
+        if list(row) != names:  # in another order, perhaps
+            if row.keys() != rows[0].keys():
+                raise ArgumentError("copy=True needs the same keys in every row")
+            rows[number] = {name: row[name] for name in names}
     dialect = session.get_bind(**spec.bind_arguments).dialect
     columns = [spec.mapper.columns[name] for name in names]
     made = [c for c in spec.table.columns if c not in columns and c.default and not c.default.is_clause_element]
@@ -30,15 +33,16 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
     processed = [(n, process) for n, process in processors if process is not None]
     connection = session.connection(spec.bind_arguments)
 
-    def values() -> Iterator[list[Any]]:
+    def complete() -> Iterator[list[Any]]:
         for row in rows:
-            given = [*map(row.__getitem__, names), *map(_default, made)]
+            given = [*row.values(), *map(_default, made)]
             for n, process in processed:
                 given[n] = process(given[n])
             yield given
 
     with translating(adapter, spec):
-        adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values())
+        values = complete() if made or processed else map(tuple, map(dict.values, rows))
+        adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
 
 
 def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:

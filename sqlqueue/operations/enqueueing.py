@@ -214,7 +214,7 @@ def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         raise ArgumentError(f"rows={rows!r}: give an iterable of dictionaries")
     found: list[Row] = []
     for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
+        if type(row) is not dict and not isinstance(row, Mapping):  # the former is told at once
             raise ArgumentError(f"row {number}: {row!r} is no dictionary")
         found.append(dict(row))
     return found
@@ -241,9 +241,9 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
         if how.delay is not None:
             _check_delay(spec, number, row)
         when = row.get(moment)
-        if isinstance(when, datetime):
-            aware(when)
         if when is not None:
+            if isinstance(when, datetime):
+                aware(when)
             row.setdefault(status, Status.SCHEDULED.value)
 
 

@@ -16,6 +16,8 @@ from .patience import pauses
 FIRST_LOOK = 0.1
 """Seconds after which a worker that has run out of work looks again; later looks are further apart."""
 NOW = timedelta(0)
+BREATH = timedelta(milliseconds=5)
+"""After a claim: handlers begin first, and who hears of more meanwhile need not look."""
 
 
 class Lookout:
@@ -54,6 +56,7 @@ class Lookout:
 
     async def wait(self) -> None:
         """Until a claim is worth trying."""
+        await self._heard(BREATH)
         while not self._news.is_set():
             due = await self._look()
             if due == NOW and not self._in_vain:

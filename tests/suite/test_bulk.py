@@ -75,6 +75,13 @@ def test_copy_loads_what_it_is_given(db: Database) -> None:
 
 
 @copies
+def test_copy_goes_by_names(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Task, [{"name": "one", "number": 1}, {"number": 2, "name": "two"}], copy=True)
+    assert [(task.name, task.number) for task in db.session().claim_many(Task, limit=2)] == [("one", 1), ("two", 2)]
+
+
+@copies
 def test_copy_schedules_and_makes_keys(db: Database) -> None:
     moment = datetime(2031, 5, 6, 7, 8, 9, 123_457, tzinfo=UTC)
     with db.begin() as actor:

@@ -17,6 +17,8 @@ import sqlqueue
 from sqlqueue import ArgumentError, Claim, ClaimLostError, IllegalTransitionError, claim_of
 from sqlqueue.clock import utcnow
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.claiming import Wanted, claim_wanted
+from sqlqueue.spec import spec_of
 from tests.harness import Actor, Database
 from tests.models import Account, Attachment, Base, Mail, Task
 
@@ -350,3 +352,12 @@ def test_two_steps_at_the_most(db: Database) -> None:
         finally:
             event.remove(db.session_engine, "before_cursor_execute", record)
     assert len(statements) == 2
+
+
+def test_who_asks_again_anyway_gets_ready_rows_alone(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
+    db.insert(Task, [{"id": 2}, {"id": 3}])
+    wanted = Wanted(spec_of(Task), in_turns=True)
+    with db.begin() as actor:
+        assert ids(actor.run(claim_wanted, wanted, 3)) == [2, 3]
+        assert ids(actor.run(claim_wanted, wanted, 3)) == [1]
