@@ -66,8 +66,8 @@ class SQLServer(Adapter):
     orders_freely = False
     # SQLSTATE: communication link failure, cannot connect, login timeout
     outages: ClassVar[Collection[str]] = ("08S01", "08001", "08003", "HYT00")
-    # 2,100 parameters at the most
-    batch = 900
+    # 2,100 parameters at the most, and a statement may name each key three times: all, by attempt, and those not locked
+    batch = 600
     tuples = False
     # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
     refused_levels = ("SNAPSHOT", "SERIALIZABLE")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement
@@ -94,24 +95,25 @@ class Wanted:
         where: Sequence[Where] = (),
         order_by: OrderBy = (),
         options: Sequence[ExecutableOption] = (),
-        *,
-        in_turns: bool = False,
     ) -> None:
-        """``in_turns``: ready rows, if there are any, are enough; who asks looks whether rows are due, and asks again.
-
-        :class:`.ArgumentError` for what makes no sense.
-        """
+        """:class:`.ArgumentError` for what makes no sense."""
         if not isinstance(options, Sequence):
             raise ArgumentError(f"options={options!r}: give a sequence of loader options")
         self.spec = spec
         self.where = where
         self.order = _order(spec, order_by)
         self.options = options
-        self.in_turns = in_turns
         self.steps = picks(spec, where, self.order)
 
     def narrowed(self, where: Sequence[Where]) -> Wanted:
-        return Wanted(self.spec, where, self.order, self.options, in_turns=self.in_turns)
+        return Wanted(self.spec, where, self.order, self.options)
+
+    @cached_property
+    def ready(self) -> Wanted:
+        """The same without rows that have come due: for who has just seen that there are none."""
+        ready = copy(self)
+        ready.steps = self.steps[:1]
+        return ready
 
 
 def claim_wanted(
@@ -276,8 +278,6 @@ def _take(
                 pick = pick.without(adapter.key_in(wanted.spec, held))
             _check_order(adapter, pick, wanted.order)
             tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
-        if tasks and wanted.in_turns:
-            break
     return tasks
 
 

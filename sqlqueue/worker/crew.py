@@ -42,9 +42,7 @@ class Crew:
             return None
         kept = self._wanted.get(handler)
         if kept is None or kept[0] is not more:
-            # a lane looks around after each claim that was not filled: rows that are due can wait for that
-            wanted = Wanted(handler.spec, (*handler.where, *more), in_turns=True)
-            kept = self._wanted[handler] = more, wanted
+            kept = self._wanted[handler] = more, Wanted(handler.spec, (*handler.where, *more))
         return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:

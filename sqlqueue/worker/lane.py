@@ -27,7 +27,7 @@ AHEAD = 0.1
 waits here while another worker has nothing to do."""
 
 UNSETTLED = 2_000
-"""Tasks that are done and not yet settled, at the most: all of them would be done again after a crash."""
+"""With so many tasks done and not yet settled nothing is claimed: all of them would be done again after a crash."""
 PAUSE = 0.1
 """Seconds until a lane with so many of them looks again."""
 
@@ -92,10 +92,10 @@ class Lane:
         wanted = await self._wanted()
         if self._draining:
             return
-        self._lookout.expect()
+        only_ready = self._lookout.expect()
         self._claiming = True
         try:
-            tasks = await self._claim(wanted)
+            tasks = await self._claim(wanted, only_ready=only_ready)
             for task in tasks:
                 self._start(task)
         finally:
@@ -139,10 +139,11 @@ class Lane:
         # two batches: one is worked on while the other is claimed
         return min(2 * self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
 
-    async def _claim(self, limit: int) -> Sequence[Any]:
+    async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
         wanted = self._crew.wanted(self.handler)
         if wanted is None:
             return ()
+        wanted = wanted.ready if only_ready else wanted
         return await self._crew.database.run(partial(self._take, wanted=wanted, limit=limit))
 
     def _take(self, session: Session, wanted: Wanted, limit: int) -> Sequence[Any]:

@@ -32,6 +32,7 @@ class Lookout:
         self._looks = self._pauses()
         self._in_vain = False
         """Whether a claim was tried since there seemed to be work, and has found none: others have it locked."""
+        self._saw_nothing = False
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
 
     def wake(self) -> None:
@@ -44,10 +45,15 @@ class Lookout:
         self._unsubscribe()
         self._news.set()
 
-    def expect(self) -> None:
-        """What is heard from here on is news: call it before each claim."""
+    def expect(self) -> bool:
+        """What is heard from here on is news: call it before each claim.
+
+        Whether the last thing seen before was that nothing is there to be claimed: what is now has just been enqueued.
+        """
         if not self._closed:
             self._news.clear()
+        saw_nothing, self._saw_nothing = self._saw_nothing, False
+        return saw_nothing
 
     def refresh(self) -> None:
         """There was work, so look sooner again."""
@@ -56,14 +62,18 @@ class Lookout:
 
     async def wait(self) -> None:
         """Until a claim is worth trying."""
-        await self._heard(BREATH)
+        if await self._heard(BREATH):
+            return
         while not self._news.is_set():
             due = await self._look()
             if due == NOW and not self._in_vain:
                 self._in_vain = True
                 return
             pause = next(self._looks)
-            if await self._heard(min(due or pause, pause)) or (due is not None and due <= pause):
+            if await self._heard(min(due or pause, pause)):
+                return
+            if due is not None and due <= pause:
+                self._saw_nothing = False  # by now it is due
                 return
 
     async def _look(self) -> timedelta | None:
@@ -71,6 +81,7 @@ class Lookout:
         if wanted is None:
             return None
         due = await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *wanted.where))
+        self._saw_nothing = due != NOW
         self._crew.reports.reached()
         return due
 

@@ -47,7 +47,9 @@ class Outcome:
     result: Result | None = None
 
     def __hash__(self) -> int:
-        return hash(self.kind)  # it is one of two objects for nearly all jobs
+        if self.error is None and self.result is None:  # it is one of two objects, nearly always
+            return hash(self.kind)
+        return hash((self.kind, self.error, self.delay, self.cause, self.result))
 
 
 COMPLETED = Outcome("completed")

@@ -354,10 +354,11 @@ def test_two_steps_at_the_most(db: Database) -> None:
     assert len(statements) == 2
 
 
-def test_who_asks_again_anyway_gets_ready_rows_alone(db: Database) -> None:
+def test_ready_rows_can_be_asked_for_alone(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
     db.insert(Task, [{"id": 2}, {"id": 3}])
-    wanted = Wanted(spec_of(Task), in_turns=True)
+    wanted = Wanted(spec_of(Task))
     with db.begin() as actor:
-        assert ids(actor.run(claim_wanted, wanted, 3)) == [2, 3]
+        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == [2, 3]
+        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == []
         assert ids(actor.run(claim_wanted, wanted, 3)) == [1]

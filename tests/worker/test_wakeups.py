@@ -203,3 +203,14 @@ def test_what_is_rolled_back_is_not_told(db: Database) -> None:
         driver = listening.connection.driver_connection
         assert [note.payload for note in driver.notifies(timeout=0.5)] == ["task"]
         listening.invalidate()
+
+
+def test_a_stream_of_new_tasks_holds_up_none_that_is_due(sync_db: Database, workers: Workers) -> None:
+    idle(sync_db, workers)
+    sync_db.insert(Task, rows(1, "retryable", name="due", available_at=clock(sync_db) + timedelta(seconds=1)))
+    deadline = time.monotonic() + 10
+    with sync_db.session() as actor:
+        while not count(sync_db, Task, Task.name == "due", Task.status == "completed"):
+            assert time.monotonic() < deadline
+            actor.enqueue(Task, [{"name": "new"}])
+            actor.commit()
