@@ -24,7 +24,8 @@ class PyMySQL(DriverClient):
         values = "%s" if shape.makes_keys else "%s, %s"
         self._add = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, {_NOW}, {_NOW})"
         self._insert = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, %s, %s)"
-        # InnoDB locks what it reads before it sorts, so the index is named
+        # InnoDB locks what it reads, before it sorts and whatever it then leaves out: so the indexes are named
+        self._update = f"UPDATE {shape.table} FORCE INDEX (PRIMARY)"
         self._pick = (
             f"SELECT {', '.join(shape.columns)} FROM {shape.table} FORCE INDEX ({shape.index})"
             " WHERE status = 'available' ORDER BY priority, available_at, id LIMIT %s FOR UPDATE SKIP LOCKED"
@@ -40,8 +41,10 @@ class PyMySQL(DriverClient):
         picked = self.execute(self._pick, (limit,)).fetchall()
         if picked:
             stamp = f"claimed_by = %s, claimed_at = {_NOW}, attempt = attempt + 1"
-            update = f"UPDATE {self.shape.table} SET {assignments}, {stamp} WHERE id IN ({_places(picked)})"
-            self.execute(update, (self.claimer, *(row[0] for row in picked)))
+            self.execute(
+                f"{self._update} SET {assignments}, {stamp} WHERE id IN ({_places(picked)})",
+                (self.claimer, *(row[0] for row in picked)),
+            )
         return [(key, attempt + 1, *rest) for key, attempt, *rest in picked]
 
     def complete(self, rows: Sequence[Row]) -> None:
@@ -50,7 +53,7 @@ class PyMySQL(DriverClient):
             by_attempt[row[1]].append(row[0])
         for attempt, keys in by_attempt.items():
             where = f"id IN ({_places(keys)}) AND attempt = %s AND status = 'running'"
-            self.execute(f"UPDATE {self.shape.table} SET {_COMPLETED} WHERE {where}", (*keys, attempt))
+            self.execute(f"{self._update} SET {_COMPLETED} WHERE {where}", (*keys, attempt))
             self.expect(len(keys))
 
     def add(self, payload: str) -> None:
