@@ -126,8 +126,7 @@ class Conflicts:
     def _find(self, session: Session, mine: Criterion, *, latest: bool = False) -> list[Identity]:
         """The key of the row; ``latest``: as it is now, whatever this transaction may see."""
         found = select(*self.spec.primary_key).where(mine)
-        rows = self.adapter.execute(session, self.spec, found.with_for_update() if latest else found)
-        return [tuple(row) for row in rows]
+        return self.adapter.keys(session, self.spec, found.with_for_update() if latest else found)
 
     def _update(
         self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement

@@ -66,16 +66,14 @@ def _completing(
     like = ("completed", stage) if result is None else None
 
     def end(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
-        def update(claims: Sequence[Claim], only: Criterion | None) -> set[Identity]:
-            written = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)], like, only)
-            return written(adapter, session, held, claims)
-
-        if spec.options.on_complete == "keep":
-            return update(claims, None)
-        gone, lives = _deleting(adapter, session, held, claims, stage), held.lives_on(Status.COMPLETED, stage)
-        rest = [claim for claim in claims if claim.identity not in gone]
-        # what was passed over may be free by now, and is not to be kept for that
-        return gone if lives is None or not rest else gone | update(rest, lives)
+        gone, only = set[Identity](), None
+        if spec.options.on_complete == "delete":
+            gone, only = _deleting(adapter, session, held, claims, stage), held.lives_on(Status.COMPLETED, stage)
+            claims = [claim for claim in claims if claim.identity not in gone]
+            if only is None or not claims:  # what was passed over may be free by now, and is not to be kept for that
+                return gone
+        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)], like, only)
+        return gone | update(adapter, session, held, claims)
 
     if spec.has("schedule"):
         return Renewals(adapter, session, held).renew(claims, [(spec["error"], null()), *kept], end)

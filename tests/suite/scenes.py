@@ -108,6 +108,10 @@ def row(db: Database, task: Any) -> RowMapping:
         return connection.execute(select(table).where(table.c.id == key)).mappings().one()
 
 
+TICK = timedelta(milliseconds=10)
+"""No engine rounds a moment by more."""
+
+
 def clock(db: Database) -> datetime:
     """The database's own."""
     with db.engine.connect() as connection:
