@@ -157,13 +157,22 @@ class QueueSpec:
     @cached_property
     def is_plain(self) -> bool:
         """Whether one row of the table, as RETURNING gives it, is all that makes an instance."""
+        return self._has_one_table and all(relationship.lazy in _LAZY for relationship in self.mapper.relationships)
+
+    @property
+    def _has_one_table(self) -> bool:
+        """Whether all attributes are columns of the table, and all of its rows are of this class."""
         mapper = self.mapper
         return (
             mapper.inherits is None
             and mapper.polymorphic_on is None
             and all(prop.columns[0].table is self.table for prop in mapper.column_attrs)
-            and all(relationship.lazy in _LAZY for relationship in mapper.relationships)
         )
+
+    @cached_property
+    def takes_rows(self) -> bool:
+        """Whether the ORM would insert the values of a new row and nothing else, and all into this table."""
+        return self._has_one_table and self.mapper.version_id_col is None
 
     def index_name(self, kind: str, partition: Sequence[Column[Any]] = ()) -> str:
         """``ix_<table>[_<partition>]_claim`` or ``..._due``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import groupby
+from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 from sqlalchemy import Column, insert, select
@@ -182,16 +183,38 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         elif how.on_conflict == "raise":
             if adapter.sends_values_alone and len(rows) > 1:
                 _give_the_time(session, adapter, spec, rows)
-            statement = insert(spec.entity)
-            session.execute(statement.values(fixed) if fixed else statement, rows)
+            _insert(session, spec, rows, fixed)
         else:
             Conflicts(adapter, spec, how.on_conflict, how.version_in(spec)).enqueue(session, rows, fixed)
     announce(session, spec)
 
 
+def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:
+    """In bulk.  What the ORM would only hand through goes to the table at once, which is a third faster."""
+    if not fixed and spec.takes_rows and _are_alike(rows):
+        names = {key: spec.mapper.columns[key].key for key in rows[0]}
+        if any(key != name for key, name in names.items()):
+            rows = [{names[key]: value for key, value in row.items()} for row in rows]
+        session.execute(insert(spec.table), rows, bind_arguments=spec.bind_arguments)
+    else:
+        statement = insert(spec.entity)
+        session.execute(statement.values(fixed) if fixed else statement, rows)
+
+
+def _are_alike(rows: list[Row]) -> bool:
+    """Whether all rows give the same attributes, and none gives None, which asks for a default."""
+    keys, kinds = rows[0].keys(), set[type[Any]]()
+    for row in rows:
+        if row.keys() != keys:
+            return False
+        kinds.update(map(type, row.values()))  # a value may have an idea of its own of what it equals
+    return NoneType not in kinds
+
+
 def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
     """What the database's clock would fill in, asked for once."""
-    defaults = ((prop.key, prop.columns[0].default) for prop in spec.mapper.column_attrs)
+    # what is computed is no column, and has none
+    defaults = ((prop.key, getattr(prop.columns[0], "default", None)) for prop in spec.mapper.column_attrs)
     timed = [key for key, default in defaults if isinstance(getattr(default, "arg", None), utcnow)]
     now = adapter.execute(session, spec, select(utcnow())).scalar_one()
     for row in rows:

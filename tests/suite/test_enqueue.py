@@ -97,6 +97,15 @@ def test_rows_of_different_shapes(db: Database) -> None:
     ]
 
 
+def test_none_asks_for_the_default(db: Database) -> None:
+    with db.begin() as session:
+        session.enqueue(Task, [{"id": 1, "priority": None}, {"id": 2, "priority": 5}])
+        session.enqueue(Task, [{"id": 3, "priority": 6}, {"id": 4, "priority": None}])
+        session.enqueue(Parcel, [{"id": uuid.uuid4(), "name": None}, {"id": uuid.uuid4(), "name": None}])
+    assert [task.priority for task in rows(db, Task)] == [0, 5, 6, 0]
+    assert {parcel.name for parcel in rows(db, Parcel)} == {""}
+
+
 def test_rows_of_every_sort_of_key(db: Database) -> None:
     key = uuid.uuid4()
     with db.begin() as session:

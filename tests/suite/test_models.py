@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, inspect, text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -95,6 +95,14 @@ class Computed(QueueMixin, Base):
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
+class Versioned(QueueMixin, Base):
+    __tablename__ = "versioned"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
 class Queued(QueueMixin, Base):
     __abstract__ = True
     __queue__ = QueueOptions(max_attempts=2, lease=timedelta(seconds=7))
@@ -162,6 +170,7 @@ MODELS: list[tuple[type[Any], Callable[[int], dict[str, Any]]]] = [
     (Scan, lambda n: {"id": n, "folder": Folder(name="a"), "pages": [Page(), Page()]}),
     (Quoted, lambda n: {"key": n, "group": "g"}),
     (Computed, lambda n: {"id": n}),
+    (Versioned, lambda n: {"id": n}),
     (Export, lambda n: {"id": n}),
     (Import, lambda n: {"id": n}),
     (Parcelled, lambda n: {"id": n}),
@@ -207,6 +216,24 @@ def test_by_lock_alone(sync_db: Database, model: type[Any], values: Callable[[in
         tasks = session.claim_many(model, limit=2, lease=None)
         session.complete(tasks)
         assert [status_of(task) for task in tasks] == ["completed", "completed"]
+
+
+@models
+def test_rows(sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]) -> None:
+    columns = {prop.key for prop in inspect(model).column_attrs}
+    given = [{name: value for name, value in values(n).items() if name in columns} for n in (1, 2)]
+    with sync_db.begin() as session:
+        session.enqueue(model, given)
+    with sync_db.begin() as session:
+        tasks = session.claim_many(model, limit=3)
+        assert [{name: getattr(task, name) for name in row} for task, row in zip(tasks, given, strict=True)] == given
+        session.complete(tasks)
+
+
+def test_rows_of_a_versioned_model_have_a_version(sync_db: Database) -> None:
+    with sync_db.begin() as session:
+        session.enqueue(Versioned, [{"id": 1}, {"id": 2}])
+        assert list(session.scalars(select(Versioned.version))) == [1, 1]
 
 
 # -- inheritance -------------------------------------------------------------------------------------------------------
