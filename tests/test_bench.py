@@ -118,14 +118,35 @@ def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: py
     assert "by hand " not in result.stdout
 
 
-def test_growth_is_measured_when_it_is_asked_for(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/bench.db"
-    options = ("--only", "growth", "--sizes", "0,50", "--rounds", 1, "--jobs", 1_000, "--json")
-    result = bench("--url", url, *options)
+GROWTH = ("--only", "growth", "--sizes", "0,50", "--rounds", 1, "--jobs", 1_000)
+TELLING = ("postgresql", "mariadb")
+"""Whose server tells any account how long it took.  MySQL's tells some."""
+
+
+def test_growth_is_measured_when_it_is_asked_for(sync_db: Database) -> None:
+    result = bench("--url", url_of(sync_db), *GROWTH, "--json")
     assert result.exit_code == 0, result.stderr
     growth = json.loads(result.stdout)["growth"]
     assert [each["rows"] for each in growth["amid"]] == [0, 50]
-    assert len(growth["under_snapshot"]["rates"]) == 10
+    held = growth["under_snapshot"]
+    assert len(held["rates"]) == 10
+    if sync_db.case.name != "mysql":
+        assert (held["server"] is not None) == (sync_db.case.name in TELLING)
+    if held["server"] is not None:
+        first, *_, last = each = held["server"]["microseconds"]
+        assert len(each) == 10
+        assert 0 < min(each) < 1e6 / min(held["rates"])
+        assert held["server"]["ratio"] == pytest.approx(last / first, rel=0.01)
+        assert held["server"]["ratio_to_least"] == pytest.approx(last / min(each), rel=0.01)
+
+
+def test_growth_is_told_in_words(sync_db: Database) -> None:
+    result = bench("--url", url_of(sync_db), *GROWTH)
+    assert result.exit_code == 0, result.stderr
+    told, untold = ("The server itself took" in result.stdout, "the server itself took is not told" in result.stdout)
+    assert told != untold
+    if sync_db.case.name != "mysql":
+        assert told == (sync_db.case.name in TELLING)
 
 
 def no_hand(*_: object) -> Hand:

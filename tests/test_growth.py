@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from statistics import median
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, column, func, inspect, select, table
+from sqlalchemy import Connection, Engine, column, event, func, inspect, select, table
 
-from sqlqueue.bench.growth import measure_growth, measure_held_snapshot
+from sqlqueue.bench.growth import HeldSnapshot, measure_growth, measure_held_snapshot
+from sqlqueue.bench.servertime import ServerTime, read_server_time
 from sqlqueue.demo.database import connect, sessions
+from tests.engines import ACCOUNT
 from tests.harness import Database
 
 pytestmark = pytest.mark.once
 
 SIZE = 300
+NAP = 0.02
+NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})", "mariadb": f"SELECT sleep({NAP})"}
+"""What has the server take longer, where it tells how long it took: to an administrator at least."""
 
 
 @pytest.fixture
@@ -60,3 +68,62 @@ def test_a_snapshot_is_held_while_it_drains(engine: Engine) -> None:
     assert len(found.rates) == 10
     assert found.ratio == pytest.approx(found.rates[-1] / found.rates[0], abs=0.01)
     assert not inspect(engine).has_table("sqlqueue_bench_snapshot")
+    assert (found.server is None) == (read_server_time(engine) is None)
+
+
+@pytest.fixture
+def telling(sync_db: Database) -> Iterator[Engine]:
+    """Whose server tells how long it took, and whose pool has connections that others left there."""
+    if sync_db.case.name not in NAPS:
+        pytest.skip(f"there is nothing to ask on {sync_db.case.name}")
+    administrator = sync_db.case.administrator
+    engine = connect(sync_db.url if administrator == ACCOUNT else sync_db.url.set(username=administrator))
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(engine.connect())
+    yield engine
+    engine.dispose()
+
+
+def drained(engine: Engine, *, napping: bool) -> HeldSnapshot:
+    """Of 20 tasks in each tenth, by two statements or more: before each it is the server that naps, or the client."""
+
+    def nap(connection: Connection, _: object, statement: str, *__: object) -> None:
+        if "sqlqueue_bench_snapshot" not in statement:
+            return
+        if napping:
+            cursor = connection.connection.cursor()
+            cursor.execute(NAPS[engine.dialect.name])
+            cursor.close()
+        else:
+            time.sleep(NAP)
+
+    def say(text: str) -> None:
+        if text.startswith("draining"):
+            event.listen(engine, "before_cursor_execute", nap)
+
+    return measure_held_snapshot(engine, sessions(engine), tasks=200, say=say)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("napping", [True, False])
+def test_the_servers_time_is_told_and_not_the_clients(telling: Engine, napping: bool) -> None:
+    found = drained(telling, napping=napping)
+    naps = 2 * NAP * 1e6 / 20
+    assert found.server is not None
+    assert len(found.server.microseconds) == len(found.rates) == 10
+    assert max(found.rates) <= 1e6 / naps
+    if napping:
+        assert min(found.server.microseconds) >= naps
+    else:
+        assert 0 < median(found.server.microseconds) < naps
+
+
+def test_the_ratios_are_of_the_last_tenth() -> None:
+    found = ServerTime.of([1000, 1400, 1600, 2200], tasks=2)
+    assert found == ServerTime(microseconds=(200, 100, 300), ratio=1.5, ratio_to_least=3)
+
+
+@pytest.mark.parametrize("readings", [[None, None, None], [1, None, 3], [0, 0, 0], [5, 7, 6]])
+def test_what_is_not_counted_is_not_told(readings: list[float | None]) -> None:
+    assert ServerTime.of(readings, tasks=1) is None

@@ -17,6 +17,7 @@ from sqlqueue import QueueMixin, QueueSession, Status
 
 from ..clock import utcnow
 from .figures import Spread
+from .servertime import ServerTime, read_server_time
 
 Progress: TypeAlias = Callable[[str], None]
 Model: TypeAlias = type[Any]
@@ -46,6 +47,8 @@ class HeldSnapshot:
     """Tasks a second, of each tenth."""
     ratio: float
     """Of the last tenth to the first."""
+    server: ServerTime | None
+    """Of each tenth; None where the server does not tell."""
 
 
 def measure_growth(
@@ -69,7 +72,7 @@ def measure_growth(
             for size, model in random.sample(by_size, len(by_size)):
                 say(f"draining amid {size:,} finished tasks, round {number + 1} of {rounds}")
                 _enqueue(sessions, model, tasks)
-                (rate,) = _drain(sessions, model, tasks, parts=1)
+                rate = _drain(sessions, model, tasks)
                 rates[size] += [rate] if number >= 0 else []
     empty = rates[sizes[0]]
     return [
@@ -89,14 +92,23 @@ def measure_held_snapshot(
 
     Tables are made, and dropped: names that are taken are an error.
     """
-    with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other):
+    engine.dispose()  # what others left in the pool would be used in turns: all work is to be one session's
+    tenth, rates = tasks // _TENTHS, list[float]()
+    with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other), engine.connect() as reader:
         _enqueue(sessions, model, _BATCH * _TENTHS)
-        _drain(sessions, model, _BATCH * _TENTHS, parts=1)
+        _drain(sessions, model, _BATCH * _TENTHS)
         _enqueue(sessions, model, tasks)
-        with _snapshot(engine, other):
+        with _snapshot(reader, other):
             say(f"draining {tasks:,} tasks under an old snapshot")
-            rates = _drain(sessions, model, tasks, parts=_TENTHS)
-    return HeldSnapshot(rates=tuple(round(rate, 1) for rate in rates), ratio=round(rates[-1] / rates[0], 3))
+            readings = [read_server_time(engine)]
+            for _ in range(_TENTHS):
+                rates.append(_drain(sessions, model, tenth))
+                readings.append(read_server_time(engine))
+    return HeldSnapshot(
+        rates=tuple(round(rate, 1) for rate in rates),
+        ratio=round(rates[-1] / rates[0], 3),
+        server=ServerTime.of(readings, tenth),
+    )
 
 
 @contextmanager
@@ -162,27 +174,23 @@ def _enqueue(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> 
         session.enqueue(model, [{"id": start + n} for n in range(1, tasks + 1)])
 
 
-def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int, *, parts: int) -> list[float]:
-    """Tasks a second, of each part."""
-    rates: list[float] = []
-    for _ in range(parts):
-        done, begun = 0, time.perf_counter()
-        while done < tasks // parts:
-            with sessions.begin() as session:
-                claimed = session.claim_many(model, limit=min(_BATCH, tasks // parts - done))
-                session.complete(claimed)
-            done += len(claimed)
-        rates.append(done / (time.perf_counter() - begun))
-    return rates
+def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> float:
+    """Tasks a second."""
+    done, begun = 0, time.perf_counter()
+    while done < tasks:
+        with sessions.begin() as session:
+            claimed = session.claim_many(model, limit=min(_BATCH, tasks - done))
+            session.complete(claimed)
+        done += len(claimed)
+    return done / (time.perf_counter() - begun)
 
 
 @contextmanager
-def _snapshot(engine: Engine, other: Model) -> Iterator[None]:
+def _snapshot(connection: Connection, other: Model) -> Iterator[None]:
     """A transaction that has begun to read, and still does; not what is drained: nobody is to wait for its locks."""
-    with engine.connect() as connection:
-        levels = engine.dialect.get_isolation_level_values(connection.connection.dbapi_connection)  # type: ignore[arg-type]
-        level = {"isolation_level": _SNAPSHOT} if _SNAPSHOT in levels else {}
-        reading = connection.execution_options(stream_results=True, **level).execute(select(other.id))
-        reading.fetchone()
-        yield
-        reading.close()
+    levels = connection.dialect.get_isolation_level_values(connection.connection.dbapi_connection)  # type: ignore[arg-type]
+    level = {"isolation_level": _SNAPSHOT} if _SNAPSHOT in levels else {}
+    reading = connection.execution_options(stream_results=True, **level).execute(select(other.id))
+    reading.fetchone()
+    yield
+    reading.close()

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import YARDS, Figure, Spread
+from .growth import HeldSnapshot
 from .pickup import Delays, Pickup
 from .run import Grown, Report
 
@@ -97,7 +98,19 @@ def _show_growth(console: Console, grown: Grown) -> None:
             f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
         )
     console.print(table)
+    _show_snapshot(console, grown.under_snapshot)
+
+
+def _show_snapshot(console: Console, held: HeldSnapshot) -> None:
     console.print(
-        f"While another transaction holds its snapshot, the last tenth of a drain goes at"
-        f" {grown.under_snapshot.ratio:.2f} times the speed of the first."
+        "While another transaction holds its snapshot, the last tenth of a drain goes at"
+        f" {held.ratio:.2f} times the speed of the first."
+    )
+    if held.server is None:
+        console.print("How long the server itself took is not told here.")
+        return
+    first, *_, last = held.server.microseconds
+    console.print(
+        f"The server itself took {first:,.1f} microseconds for a task of the first tenth, {last:,.1f} for one of the"
+        f" last: {held.server.ratio:.2f} times as long, and {held.server.ratio_to_least:.2f} times the least of all."
     )
