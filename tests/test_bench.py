@@ -140,6 +140,13 @@ def test_growth_is_measured_when_it_is_asked_for(sync_db: Database) -> None:
         assert held["server"]["ratio_to_least"] == pytest.approx(last / min(each), rel=0.01)
 
 
+def test_growth_of_a_single_job(tmp_path: Path) -> None:
+    options = ("--only", "growth", "--sizes", 0, "--rounds", 1, "--jobs", 1, "--json")
+    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", *options)
+    assert result.exit_code == 0, result.stderr
+    assert min(json.loads(result.stdout)["growth"]["under_snapshot"]["rates"]) > 0
+
+
 def test_growth_is_told_in_words(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), *GROWTH)
     assert result.exit_code == 0, result.stderr

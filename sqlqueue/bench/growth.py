@@ -88,18 +88,18 @@ def measure_growth(
 def measure_held_snapshot(
     engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, say: Progress
 ) -> HeldSnapshot:
-    """Drain ``tasks`` tasks while a transaction that began before holds its snapshot.
+    """Drain ``tasks`` tasks, or ten at least, while a transaction that began before holds its snapshot.
 
     Tables are made, and dropped: names that are taken are an error.
     """
     engine.dispose()  # what others left in the pool would be used in turns: all work is to be one session's
-    tenth, rates = tasks // _TENTHS, list[float]()
+    tenth, rates = max(tasks // _TENTHS, 1), list[float]()
     with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other), engine.connect() as reader:
         _enqueue(sessions, model, _BATCH * _TENTHS)
         _drain(sessions, model, _BATCH * _TENTHS)
-        _enqueue(sessions, model, tasks)
+        _enqueue(sessions, model, tenth * _TENTHS)
         with _snapshot(reader, other):
-            say(f"draining {tasks:,} tasks under an old snapshot")
+            say(f"draining {tenth * _TENTHS:,} tasks under an old snapshot")
             readings = [read_server_time(engine)]
             for _ in range(_TENTHS):
                 rates.append(_drain(sessions, model, tenth))
