@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -77,31 +78,35 @@ class ExclusiveLane:
 
     async def _slot(self) -> None:
         patience = pauses()
+
+        def found() -> None:
+            nonlocal patience
+            patience = pauses()
+            self._lookout.refresh()
+
         while not self._draining:
             await self._work.wait()
             self._lookout.expect()
             try:
-                if await self._once():
-                    self._lookout.refresh()
-                else:
-                    self._work.clear()
-                    self._none.set()
-                patience = pauses()
+                await self._turn(found)
+                self._work.clear()
+                self._none.set()
             except Exception as error:
                 await bear(error, next(patience), self._crew.reports)
 
-    async def _once(self) -> bool:
+    async def _turn(self, found: Callable[[], None]) -> None:
+        """Until nothing is left to be claimed."""
         if self._draining:
-            return False
+            return
         self._busy += 1
         try:
             if self._handler.is_coroutine:
                 from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
-                found: bool = await greenlet_spawn(self._performer.claim_and_perform, self._crew.name)
-                return found
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._performer.claim_and_perform, self._crew.name)
+                await greenlet_spawn(self._performer.work, self._crew.name, found)
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._threads, self._performer.work, self._crew.name, found)
         finally:
             self._busy -= 1
 
@@ -113,7 +118,12 @@ class _LockingPerformer(Performer):
         self._holdings = crew.holdings
         self.ending = False
 
-    def claim_and_perform(self, claimed_by: str) -> bool:
+    def work(self, claimed_by: str, found: Callable[[], None]) -> None:
+        """One task after the other, as long as there are some; tell of each, once it is done."""
+        while self._claim_and_perform(claimed_by):
+            found()
+
+    def _claim_and_perform(self, claimed_by: str) -> bool:
         """One task, if there is one; whether there was."""
         wanted = self._crew.wanted(self.handler)
         if wanted is None:
