@@ -243,15 +243,17 @@ def test_topic(db: Database) -> None:
         assert session.claim(Mail).topic == "default"
 
 
+@pytest.mark.parametrize(("lease", "status"), [("default", "running"), (None, "available")])
 @pytest.mark.parametrize("load", [selectinload, joinedload])
-def test_loader_options(db: Database, load: Any) -> None:
+def test_loader_options(db: Database, load: Any, lease: Any, status: str) -> None:
     _mails(db)
     with db.begin() as session:
         options = [load(Mail.attachments), load(Mail.account)]
-        mails = session.claim_many(Mail, limit=2, options=options)
+        mails = session.claim_many(Mail, limit=2, options=options, lease=lease)
         assert [len(mail.__dict__["attachments"]) for mail in mails] == [2, 2]
         assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
-        assert [mail.__dict__["status"] for mail in mails] == ["running"] * 2
+        assert [mail.__dict__["status"] for mail in mails] == [status] * 2
+        session.complete(mails)
 
 
 # -- what the instance remembers ---------------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
 
 
-def assert_both_are_served(db: Database, *where: Any, model: Any = Task, limit: int = 5) -> None:
+def assert_both_are_served(
+    db: Database, *where: Any, model: Any = Task, limit: int = 5, lease: Any = "default"
+) -> None:
     """A claims and stays open; B gets as many others at once."""
     a, b = contenders(db)
-    mine = ids(a.claim_many(model, *where, limit=limit))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(model, *where, limit=limit)))
+    mine = ids(a.claim_many(model, *where, limit=limit, lease=lease))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(model, *where, limit=limit, lease=lease)))
     assert len(mine) == len(theirs) == limit
     assert not mine & theirs
 
@@ -37,10 +39,10 @@ def test_two_claimers_get_different_rows_at_once(db: Database) -> None:
 # on a small table, and for a large share of one, a planner prefers a scan and a sort, which locks all it reads
 @locks_rows
 @pytest.mark.parametrize(("size", "limit"), [(3, 1), (12, 5), (16, 8), (20, 10), (30, 15), (2_000, 500)])
-@pytest.mark.parametrize("condition", ["ready", "retryable"])
-def test_whatever_the_plan(sync_db: Database, size: int, limit: int, condition: str) -> None:
+@pytest.mark.parametrize(("condition", "lease"), [("ready", "default"), ("retryable", "default"), ("ready", None)])
+def test_whatever_the_plan(sync_db: Database, size: int, limit: int, condition: str, lease: Any) -> None:
     sync_db.insert(Task, rows(size, condition))
-    assert_both_are_served(sync_db, limit=limit)
+    assert_both_are_served(sync_db, limit=limit, lease=lease)
 
 
 @locks_rows
@@ -103,11 +105,12 @@ def test_no_other_row_is_locked(sync_db: Database, lease: Any, conditions: tuple
 
 
 @locks_rows
+@pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
-def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database, condition: str) -> None:
+def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database, condition: str, lease: Any) -> None:
     sync_db.insert(Task, [{**row, "number": n // 2 % 2} for n, row in enumerate(rows(2_000, condition))])
     a, b = contenders(sync_db)
-    mine = ids(a.claim_many(Task, Task.number == 1, limit=10))
+    mine = ids(a.claim_many(Task, Task.number == 1, limit=10, lease=lease))
     theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000), within=10))
     assert (len(mine), len(theirs)) == (10, 1_990)
 

@@ -284,11 +284,12 @@ def _scans(db: Database) -> None:
         session.add(Scan(id=2, parent_id=1, pages=[Page()]))
 
 
+@pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("options", [[], [selectinload(Scan.parent), joinedload(Scan.pages)]], ids=["own", "options"])
-def test_relationships_that_load_with_the_row(db: Database, options: list[Any]) -> None:
+def test_relationships_that_load_with_the_row(db: Database, options: list[Any], lease: Any) -> None:
     _scans(db)
     with db.begin() as session:
-        first, second = session.claim_many(Scan, limit=2, options=options)
+        first, second = session.claim_many(Scan, limit=2, options=options, lease=lease)
         assert first.__dict__["folder"].name == "inbox"
         assert [len(scan.__dict__["pages"]) for scan in (first, second)] == [2, 1]
         assert second.__dict__["parent"] is first
