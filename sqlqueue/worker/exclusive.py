@@ -120,7 +120,7 @@ class _LockingPerformer(Performer):
 
     def work(self, claimed_by: str, found: Callable[[], None]) -> None:
         """One task after the other, as long as there are some; tell of each, once it is done."""
-        while self._claim_and_perform(claimed_by):
+        while not self.ending and self._claim_and_perform(claimed_by):
             found()
 
     def _claim_and_perform(self, claimed_by: str) -> bool:
