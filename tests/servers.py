@@ -110,13 +110,19 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
     _fetch(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
     running = _run(image, container)
     stack.callback(running.stop)
-    host, port = running.get_container_host_ip(), int(running.get_exposed_port(container.port))
-    url = container.url(case.sync_driver, host, port)
+    url = container.url(case.sync_driver, *_address(running, container))
     if container.prepare:
         entrance = url._replace(database=None)
         answering(entrance, image, running, container.patience.total_seconds())
         _execute(entrance, container.prepare)
     return answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
+
+
+def _address(running: Any, container: Container) -> tuple[str, int]:
+    """One that has to last is a port of the host: a container may get another address when it starts again."""
+    if container.host_port is not None:
+        return running.get_docker_client().host(), container.host_port
+    return running.get_container_host_ip(), int(running.get_exposed_port(container.port))
 
 
 def _check_odbc_driver(container: Container) -> None:
