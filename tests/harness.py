@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import URL, Engine, create_engine, event, insert
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
@@ -154,8 +154,10 @@ class Database:
 
     def insert(self, model: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]]) -> None:
         with self.engine.begin() as connection:
-            for start in range(0, len(rows), ROWS_A_STATEMENT):
-                connection.execute(insert(model), rows[start : start + ROWS_A_STATEMENT])
+            moments = _moments(connection, model, rows[0]) if len(rows) > 1 else {}
+            given = [{**moments, **row} for row in rows]
+            for start in range(0, len(given), ROWS_A_STATEMENT):
+                connection.execute(insert(model), given[start : start + ROWS_A_STATEMENT])
 
     def end_test(self) -> None:
         while self._actors:
@@ -175,6 +177,13 @@ def _bind(case: EngineCase, url: URL, is_async: bool, options: Mapping[str, Any]
     if is_async:
         return create_async_engine(url.set(drivername=case.async_driver), **options)
     return create_engine(url, **options)
+
+
+def _moments(connection: Connection, model: type[DeclarativeBase], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the database is asked for as rows are inserted: PyMySQL sends rows singly that have something to call."""
+    absent = [column for column in model.__table__.columns if column.key not in row and column.default is not None]
+    called = {column.key: column.default.arg for column in absent if column.default.is_clause_element}
+    return dict(zip(called, connection.execute(select(*called.values())).one(), strict=True)) if called else {}
 
 
 def _execute_on_connect(statement: str, connection: Any, _record: object) -> None:

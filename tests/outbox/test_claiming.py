@@ -81,7 +81,8 @@ def test_one_that_is_to_be_retried_holds_back_its_key_alone(db: Database) -> Non
 
 
 def test_those_held_back_do_not_hide_others(db: Database) -> None:
-    first, *_ = fill(db, "a", *["a"] * (NEAR + 1))
+    (first,) = fill(db, "a")
+    db.insert(Outgoing, [{"message_key": "a", "payload": 0}] * (NEAR + 1))
     (b1,) = fill(db, "b")
     later(db, first)
     with db.begin() as actor:
