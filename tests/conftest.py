@@ -59,9 +59,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     servers.start(cases)
     rooms = item.config.stash.get(ROOMS, None)
     absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
-    timed = item.get_closest_marker("timed")
-    alone = timed is not None and timed.kwargs.get("alone", False)
-    with rooms.entered(timed=timed is not None, alone=alone) if rooms and not absent else nullcontext():
+    timed, alone = _room(item)
+    with rooms.entered(timed=timed, alone=alone) if rooms and not absent else nullcontext():
         return (yield)
 
 
@@ -73,8 +72,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those about time last: few others are left then to wait for."""
-    items.sort(key=lambda item: item.get_closest_marker("timed") is not None)
+    """Those about time last: few others are left then to wait for.  At the very end those that wait for all others."""
+    items.sort(key=_room)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,6 +88,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
     if DIRECTORY in config.stash:
         shutil.rmtree(config.stash[DIRECTORY])
+
+
+def _room(item: pytest.Item) -> tuple[bool, bool]:
+    """Whether it is about time, and whether it has to be alone."""
+    timed = item.get_closest_marker("timed")
+    return timed is not None, timed is not None and timed.kwargs.get("alone", False)
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:
