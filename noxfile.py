@@ -28,8 +28,9 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# The tests of an engine in one process, some engines at a time; on fewer cores too, since tests wait a lot.
-SIDE_BY_SIDE = ("-n", "4")
+# The tests of an engine in one process, some engines at a time and another process for what has none, or its own
+# servers; on fewer cores too, since tests wait a lot.
+SIDE_BY_SIDE = ("-n", "5")
 
 
 def group(name: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.engines import ENGINES
@@ -11,6 +14,11 @@ NAMES = frozenset(case.name for case in ENGINES)
 
 class ByEngine(LoadScopeScheduling):
     """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        # As collected, not the largest first: engines come early, and the outages, which are all about time, last.
+        config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
