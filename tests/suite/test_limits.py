@@ -97,6 +97,7 @@ def test_what_is_not_committed_yet_counts(db: Database, lease: Any) -> None:
     b.rollback()
 
 
+@pytest.mark.once
 @locks_rows
 def test_many_who_meet_new_keys_at_once(sync_db: Database) -> None:
     visits(sync_db, *(str(n % 4) for n in range(100)))
@@ -329,6 +330,7 @@ def meeting() -> Iterator[Meeting]:
     place.let_go()
 
 
+@pytest.mark.once
 def test_a_worker_with_more_room_than_the_limit(
     db: Database,
     workers: Workers,  # noqa: F811
@@ -347,6 +349,7 @@ def test_a_worker_with_more_room_than_the_limit(
     assert meeting.most == 3
 
 
+@pytest.mark.once
 def test_a_worker_hears_of_what_is_cancelled_elsewhere(
     sync_db: Database,
     workers: Workers,  # noqa: F811
@@ -364,6 +367,7 @@ def test_a_worker_hears_of_what_is_cancelled_elsewhere(
     eventually(lambda: count(sync_db, Visit, Visit.status == "completed"), 2)
 
 
+@pytest.mark.once
 def test_a_worker_that_holds_its_tasks_by_their_locks(
     db: Database,
     workers: Workers,  # noqa: F811
@@ -383,6 +387,7 @@ def test_a_worker_that_holds_its_tasks_by_their_locks(
     assert count(db, Slot, Slot.status == "running") == 0
 
 
+@pytest.mark.once
 @pytest.mark.requires("locks_rows" if SOAK else "notifies")
 @pytest.mark.timeout(60 + 3 * SOAK)
 def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_path: Path) -> None:
