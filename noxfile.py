@@ -28,8 +28,8 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# The tests of an engine in one process, some engines at a time and another process for what has none, or its own
-# servers; on fewer cores too, since tests wait a lot.
+# The tests of an engine in one process, some engines at a time and one process for all else; on fewer cores too, since
+# tests wait a lot.
 SIDE_BY_SIDE = ("-n", "5")
 
 

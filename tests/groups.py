@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.engines import ENGINES
+from tests.engines import SELECTED
 
-NAMES = frozenset(case.name for case in ENGINES)
+NAMES = frozenset(case.name for case in SELECTED)
 
 
 class ByEngine(LoadScopeScheduling):
-    """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see."""
+    """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see.
 
-    def __init__(self, config: pytest.Config, log: Any = None) -> None:
-        super().__init__(config, log)
-        # As collected, not the largest first: engines come early, and the outages, which are all about time, last.
-        config.option.loadscopereorder = False
+    All that is not about one engine is in one process, which comes to its tests about time, too, with all others: the
+    outages, whose own servers start together, take as long as those of an engine.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
-        if path.startswith("tests/outages/"):
-            return "outages"  # their own servers start together, all of them
         engines = NAMES.intersection(test.partition("[")[2].rstrip("]").split("-"))
-        if len(engines) > 1:
-            return "several engines"
-        return next(iter(engines), path)
+        return "others" if len(engines) != 1 or path.startswith("tests/outages/") else next(iter(engines))
