@@ -52,15 +52,20 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, bool, bool]:
+    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for.
+
+    A process stays in its room for its next test: had it to wait for the others now, it would do so to their end.
+    """
     servers = item.config.stash[SERVERS]
     cases = _cases(item)
     servers.start(cases)
     rooms = item.config.stash.get(ROOMS, None)
     absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
     timed, alone = _room(item)
-    with rooms.entered(timed=timed, alone=alone) if rooms and not absent else nullcontext():
+    stays = nextitem is not None and _room(nextitem) == (timed, alone)
+    enters = rooms is not None and (rooms.is_inside or not absent)
+    with rooms.entered(timed=timed, alone=alone, stays=stays) if enters else nullcontext():
         return (yield)
 
 
