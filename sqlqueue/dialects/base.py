@@ -13,7 +13,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    Executable,
     Insert,
     Select,
     Table,
@@ -35,7 +34,7 @@ from .keys import ByKey
 from .liveness import Liveness
 from .moments import Moments
 from .requests import Requests
-from .rows import Parameters, Rows
+from .rows import Rows
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
 """From the values that an insert proposed, by column name, to what an existing row is given."""
@@ -180,27 +179,15 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     ) -> list[Any]:
         """Lock the rows of ``pick``, write ``assignments`` to them or ``delete`` them; the instances, in order."""
         spec = pick.spec
-        if not assignments and not options and spec.is_plain and self.locks_whole(pick):
-            locking = pick.made.get((self, "lock whole"), partial(self._locking_whole, pick))
-            tasks = list(self._instances(session, spec, locking))
-            identities = [spec.identity_of(task) for task in tasks]
-        else:
-            identities = self.lock(session, pick)
-            for keys in self.batches(identities if assignments else ()):
-                count = self.named_for(spec, len(keys))
-                writing = pick.made.get((self, assignments, count), partial(self._writing, spec, count, assignments))
-                self.execute(session, spec, writing, self.key_names(spec, keys))
-            tasks = self.load(session, spec, identities, options, latest=not assignments)
+        identities = self.lock(session, pick)
+        for keys in self.batches(identities if assignments else ()):
+            count = self.named_for(spec, len(keys))
+            writing = pick.made.get((self, assignments, count), partial(self._writing, spec, count, assignments))
+            self.execute(session, spec, writing, self.key_names(spec, keys))
+        tasks = self.load(session, spec, identities, options, latest=not assignments)
         if delete:
             self.delete(session, spec, identities)
         return tasks
-
-    def locks_whole(self, pick: Pick) -> bool:
-        """Whether the statement that locks may return all of each row: no plan for it is worse, or locks more."""
-        return True
-
-    def _locking_whole(self, pick: Pick) -> Executable:
-        return select(pick.spec.entity).from_statement(self.picking(pick, *pick.spec.table.columns))
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         return self.by_key(spec, write(spec, self.keys_named(spec, count), assignments))
@@ -219,9 +206,13 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         for keys in self.batches(identities):
             count, last = self.named_for(spec, len(keys)), latest and not options
             statement = spec.made.get((self, "load", count, last), partial(self.loading, spec, count, latest=last))
-            loading = statement.options(*options) if options else statement
-            tasks = self._instances(session, spec, loading, self.key_names(spec, keys))
-            found.update((spec.identity_of(task), task) for task in tasks)
+            rows = session.scalars(
+                statement.options(*options) if options else statement,
+                self.key_names(spec, keys),
+                execution_options={"populate_existing": True},
+                bind_arguments=spec.bind_arguments,
+            )
+            found.update((spec.identity_of(task), task) for task in rows.unique())
         hidden = [identity for identity in identities if identity not in found]
         if hidden:
             raise ArgumentError(
@@ -229,17 +220,6 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
                 " session hide it, or it is newer than what this transaction may see. Roll back."
             )
         return [found[identity] for identity in identities]
-
-    def _instances(
-        self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None
-    ) -> Iterable[Any]:
-        rows = session.scalars(
-            statement,
-            parameters,
-            execution_options={"populate_existing": True},
-            bind_arguments=spec.bind_arguments,
-        )
-        return rows.unique()
 
     def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         """Of so many rows, which its parameters name."""

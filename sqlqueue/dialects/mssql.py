@@ -108,9 +108,6 @@ class SQLServer(Adapter):
             rows = sorted(rows, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
         return self.load(session, spec, [tuple(row[count:]) for row in rows], options)
 
-    def locks_whole(self, pick: Pick) -> bool:
-        return False  # a plan that looks all of a row up before it has sorted locks that too
-
     def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
         """The one statement.  It returns the order by which each row was found, then its primary key."""
         spec = pick.spec

@@ -123,9 +123,6 @@ class MySQL(Adapter):
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")
         return hinted
 
-    def locks_whole(self, pick: Pick) -> bool:
-        return pick.exact
-
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         if pick.exact:
             return super().lock(session, pick)

@@ -191,7 +191,8 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:
     """In bulk.  What the ORM would only hand through goes to the table at once, which is a third faster."""
-    if not fixed and spec.takes_rows and _are_alike(rows):
+    seen = session.dispatch.do_orm_execute  # by the application, which may be about to change it
+    if not (fixed or seen) and spec.takes_rows and _are_alike(rows):
         names = {key: spec.mapper.columns[key].key for key in rows[0]}
         if any(key != name for key, name in names.items()):
             rows = [{names[key]: value for key, value in row.items()} for row in rows]

@@ -89,6 +89,7 @@ class ExclusiveLane:
             self._lookout.expect()
             try:
                 await self._turn(found)
+                patience = pauses()
                 self._work.clear()
                 self._none.set()
             except Exception as error:

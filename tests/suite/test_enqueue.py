@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import inspect, select
+from sqlalchemy import event, inspect, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -104,6 +104,14 @@ def test_none_asks_for_the_default(db: Database) -> None:
         session.enqueue(Parcel, [{"id": uuid.uuid4(), "name": None}, {"id": uuid.uuid4(), "name": None}])
     assert [task.priority for task in rows(db, Task)] == [0, 5, 6, 0]
     assert {parcel.name for parcel in rows(db, Parcel)} == {""}
+
+
+def test_who_listens_for_statements_sees_those_of_the_orm(db: Database) -> None:
+    seen: list[Any] = []
+    with db.begin() as session:
+        event.listen(session.sync_session, "do_orm_execute", lambda state: seen.append(list(state.all_mappers)))
+        session.enqueue(Task, [{"id": 1}, {"id": 2}])
+    assert [inspect(Task)] in seen
 
 
 def test_rows_of_every_sort_of_key(db: Database) -> None:
