@@ -28,9 +28,8 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# The tests of an engine in one process, some engines at a time and one process for all else; on fewer cores too, since
-# tests wait a lot.
-SIDE_BY_SIDE = ("-n", "5")
+# The tests of an engine in one process, some engines at a time; on fewer cores too, since tests wait a lot.
+SIDE_BY_SIDE = ("-n", "4")
 
 
 def group(name: str) -> list[str]:

@@ -52,20 +52,16 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, bool, bool]:
-    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for.
-
-    A process stays in its room for its next test: had it to wait for the others now, it would do so to their end.
-    """
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for."""
     servers = item.config.stash[SERVERS]
     cases = _cases(item)
     servers.start(cases)
     rooms = item.config.stash.get(ROOMS, None)
     absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
-    timed, alone = _room(item)
-    stays = nextitem is not None and _room(nextitem) == (timed, alone)
-    enters = rooms is not None and (rooms.is_inside or not absent)
-    with rooms.entered(timed=timed, alone=alone, stays=stays) if enters else nullcontext():
+    timed = item.get_closest_marker("timed")
+    alone = timed is not None and timed.kwargs.get("alone", False)
+    with rooms.entered(timed=timed is not None, alone=alone) if rooms and not absent else nullcontext():
         return (yield)
 
 
@@ -77,8 +73,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those about time last: few others are left then to wait for.  At the very end those that wait for all others."""
-    items.sort(key=_room)
+    """Those about time last: few others are left then to wait for."""
+    items.sort(key=lambda item: item.get_closest_marker("timed") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,12 +89,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
     if DIRECTORY in config.stash:
         shutil.rmtree(config.stash[DIRECTORY])
-
-
-def _room(item: pytest.Item) -> tuple[bool, bool]:
-    """Whether it is about time, and whether it has to be alone."""
-    timed = item.get_closest_marker("timed")
-    return timed is not None, timed is not None and timed.kwargs.get("alone", False)
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.engines import SELECTED
+from tests.engines import ENGINES
 
-NAMES = frozenset(case.name for case in SELECTED)
+NAMES = frozenset(case.name for case in ENGINES)
 
 
 class ByEngine(LoadScopeScheduling):
-    """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see.
-
-    All that is not about one engine is in one process, which comes to its tests about time, too, with all others: the
-    outages, whose own servers start together, take as long as those of an engine.
-    """
+    """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
+        if path.startswith("tests/outages/"):
+            return "outages"  # their own servers start together, all of them
         engines = NAMES.intersection(test.partition("[")[2].rstrip("]").split("-"))
-        return "others" if len(engines) != 1 or path.startswith("tests/outages/") else next(iter(engines))
+        if len(engines) > 1:
+            return "several engines"
+        return next(iter(engines), path)

@@ -19,21 +19,17 @@ class Rooms:
         self._door = (directory / "door").open("w")
         self._timed = (directory / "timed").open("w")
         self._others = (directory / "others").open("w")
-        self.is_inside = False
 
     @contextmanager
-    def entered(self, *, timed: bool, alone: bool = False, stays: bool = False) -> Iterator[None]:
-        """``alone``: nobody else is in the room either. ``stays``: until it is entered again, in the same way."""
+    def entered(self, *, timed: bool, alone: bool = False) -> Iterator[None]:
+        """``alone``: nobody else is in the room either."""
         room, opposite = (self._timed, self._others) if timed else (self._others, self._timed)
-        while not self.is_inside and not self._enter(room, opposite, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        while not self._enter(room, opposite, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
             time.sleep(PAUSE)
-        self.is_inside = True
         try:
             yield
         finally:
-            if not stays:
-                fcntl.flock(room, fcntl.LOCK_UN)
-                self.is_inside = False
+            fcntl.flock(room, fcntl.LOCK_UN)
 
     def close(self) -> None:
         for file in (self._door, self._timed, self._others):

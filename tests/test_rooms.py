@@ -53,23 +53,3 @@ def test_alone(processes: list[Rooms]) -> None:
         assert not inside.wait(0.1)
     assert inside.wait(10)
     thread.join()
-
-
-def test_who_stays_keeps_the_others_out(processes: list[Rooms]) -> None:
-    first, like, unlike = processes
-    inside = Event()
-
-    def enter() -> None:
-        with unlike.entered(timed=True):
-            inside.set()
-
-    with first.entered(timed=False, stays=True):
-        pass
-    thread = Thread(target=enter)
-    thread.start()
-    with like.entered(timed=False):
-        assert not inside.wait(0.1)
-    with first.entered(timed=False):
-        assert not inside.wait(0.1)
-    assert inside.wait(10)
-    thread.join()
