@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Table, UnaryExpression, and_, update
+from sqlalchemy import Column, ColumnElement, Select, Table, UnaryExpression, and_, select, update
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql import operators
@@ -86,6 +86,11 @@ class QueueSpec:
     def bind_arguments(self) -> dict[str, Any]:
         """By these a session finds its engine.  All goes where writes go, also what only reads, or locks."""
         return {"mapper": self.mapper, "clause": update(self.table)}
+
+    @cached_property
+    def selecting(self) -> Select[Any]:
+        """What the ORM executes to load instances, as far as a session looks at it."""
+        return select(self.entity)
 
     @cached_property
     def partitions(self) -> tuple[Column[Any], ...]:

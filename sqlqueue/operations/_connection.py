@@ -32,6 +32,8 @@ def session_of(session: AnySession) -> Session:
 
 def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: bool = False) -> Adapter:
     """Begin on the engine of ``spec``, flush what the session has pending, and say who speaks to that engine."""
+    if claims:
+        check_engine(session, spec, spec.selecting)
     bind = session.get_bind(**spec.bind_arguments)
     # an application's own Connection is not ours to set up
     fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
@@ -41,6 +43,18 @@ def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: boo
     adapter.verify(connection)
     session.flush()
     return adapter
+
+
+def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
+    """:class:`.ArgumentError` if ``statement`` would not go where writes go.
+
+    The ORM hands its own statements to ``get_bind``, whatever clause was given with them.
+    """
+    if session.get_bind(mapper=spec.mapper, clause=statement) is not session.get_bind(**spec.bind_arguments):
+        raise ArgumentError(
+            f"this session has another engine for the {statement.__visit_name__.upper()} of {spec.entity.__name__}"
+            " than for its UPDATE, see its get_bind: give one that has one engine for both"
+        )
 
 
 def default_claimer() -> str:

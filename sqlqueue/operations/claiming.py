@@ -79,8 +79,9 @@ def claim_many(
     ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to be stored,
     ``host:pid`` if not given.
 
-    Raises :class:`.ArgumentError` for arguments that make no sense, :class:`.UnsupportedIsolationError` and
-    :class:`.UnsupportedDialectError` where a claim could not be right; all before anything is sent.
+    Raises :class:`.ArgumentError` for arguments that make no sense and for a session that reads from another engine
+    than it writes to, :class:`.UnsupportedIsolationError` and :class:`.UnsupportedDialectError` where a claim could
+    not be right; all before anything is sent.
     """
     wanted = Wanted(spec_of(entity), where, order_by, options)
     return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)

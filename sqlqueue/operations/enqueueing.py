@@ -21,7 +21,7 @@ from ..schedules import parse
 from ..spec import QueueSpec, spec_of
 from ..states import Status
 from ..wakeups import announce
-from ._connection import AnySession, open_, session_of
+from ._connection import AnySession, check_engine, open_, session_of
 from ._duplicates import translating
 from .conflicts import Conflicts
 from .copying import copy_rows
@@ -199,6 +199,7 @@ def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> N
         session.execute(insert(spec.table), rows, bind_arguments=spec.bind_arguments)
     else:
         statement = insert(spec.entity)
+        check_engine(session, spec, statement)
         session.execute(statement.values(fixed) if fixed else statement, rows)
 
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, update
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from ..dialects import adapter_for
 from ..exc import ArgumentError, ConfigurationError
+from ..operations._connection import check_engine
 from ..spec import QueueSpec
 from .loops import Underway
 from .threads import DaemonThreads
@@ -153,7 +154,8 @@ def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
 
 
 def engine_of(session: Session, spec: QueueSpec) -> Engine:
-    bind = session.get_bind(mapper=spec.mapper, clause=update(spec.table))
+    check_engine(session, spec, spec.selecting)
+    bind = session.get_bind(**spec.bind_arguments)
     if isinstance(bind, Connection):
         raise ConfigurationError("a worker needs sessions bound to an engine, not to a connection", model=spec.entity)
     if isinstance(bind.pool, (SingletonThreadPool, StaticPool)):
