@@ -186,7 +186,7 @@ def _grouped(spec: QueueSpec, criterion: Criterion) -> Executable:
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
     """Update all rows that satisfy ``criterion``; instances of this session show it when they are next looked at."""
-    adapter = open_(session, spec)
+    adapter = open_(session, spec, meets=True)  # of an older snapshot, MariaDB and PostgreSQL would change no row
     with translating(adapter, spec):
         count = adapter.sweep(session, spec, write(spec, criterion, assignments))
     for task in session:

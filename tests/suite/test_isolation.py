@@ -155,6 +155,20 @@ def test_a_claim_sees_what_was_committed_meanwhile(db: Database, level: str) -> 
 
 @locks_rows
 @above
+def test_so_does_what_changes_all_that_are_such(db: Database, level: str) -> None:
+    db.insert(Task, rows(2))
+    actor, other = contenders(db.variant(isolation_level=level))
+    claimed = other.claim(Task)
+    other.commit()
+    assert actor.cancel(Task, Task.id != claimed.id) == 1
+    assert level_of(actor) == "READ COMMITTED"
+    other.heartbeat(claimed)
+    other.commit()
+    assert actor.cancel(Task, Task.id == claimed.id) == 1
+
+
+@locks_rows
+@above
 def test_a_claim_later_in_a_transaction_works_and_warns_once(db: Database, level: str) -> None:
     db.insert(Task, rows(5))
     actor = db.variant(isolation_level=level).session()
