@@ -43,12 +43,18 @@ class Underway:
     async def until(self, future: asyncio.Future[R]) -> R:
         """Its result; who is cancelled meanwhile leaves it to go on."""
         self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
-        return await asyncio.shield(future)
+        future.add_done_callback(self._ended)
+        await asyncio.wait([future])
+        return future.result()
 
     async def end(self, patience: float) -> None:
         """Wait for all of them, so many seconds; then they are cancelled."""
         await _end(lambda: set(self._futures), patience)
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        self._futures.discard(future)
+        if not future.cancelled():
+            future.exception()  # nobody may be left to see it, and asyncio is to make no noise of that
 
 
 async def _end(pending: Callable[[], Collection[asyncio.Future[Any]]], patience: float) -> None:

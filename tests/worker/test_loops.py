@@ -1,0 +1,49 @@
+"""What has begun comes to its end, whether or not anybody still waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from sqlqueue.worker.loops import Underway
+
+pytestmark = pytest.mark.once
+
+
+def test_who_is_cancelled_leaves_it_to_go_on() -> None:
+    async def main() -> str:
+        underway = Underway()
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiter = asyncio.create_task(underway.until(future))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        assert not future.cancelled()
+        future.set_result("done")
+        return await underway.until(future)
+
+    assert asyncio.run(main()) == "done"
+
+
+def test_an_error_that_nobody_waits_for_any_more_makes_no_noise() -> None:
+    noise: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: noise.append(context))
+        future: asyncio.Future[None] = loop.create_future()
+        waiter = asyncio.create_task(Underway().until(future))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+        future.set_exception(OSError())
+        await asyncio.sleep(0)
+        del future, waiter
+        gc.collect()
+
+    asyncio.run(main())
+    assert noise == []
