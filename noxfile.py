@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -57,7 +58,7 @@ def typing(session: nox.Session) -> None:
 @nox.parametrize("sqlalchemy", list(SQLALCHEMY))
 def tests(session: nox.Session, sqlalchemy: str) -> None:
     """The suite on this Python, on every engine that can be had here."""
-    run_tests(session, SQLALCHEMY[sqlalchemy], marked="" if sqlalchemy == NEWEST else "not once")
+    run_tests(session, SQLALCHEMY[sqlalchemy], options=() if sqlalchemy == NEWEST else ("-m", "not once", "--in-turn"))
 
 
 @nox.session(python=PYTHONS)
@@ -74,11 +75,11 @@ def lowest(session: nox.Session) -> None:
     run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
 
 
-def run_tests(session: nox.Session, *versions: str, marked: str = "") -> None:
+def run_tests(session: nox.Session, *versions: str, options: Sequence[str] = ()) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
     # without parsers, of which the session `grammar` has its own, nothing can be told of statements
-    session.run("pytest", *SIDE_BY_SIDE, "--ignore=tests/grammar", "-m", marked, *session.posargs, env=COMPILING)
+    session.run("pytest", *SIDE_BY_SIDE, "--ignore=tests/grammar", *options, *session.posargs, env=COMPILING)
 
 
 @nox.session

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -72,9 +73,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByEngine(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run each test on each engine with one kind of session, sync on the one and asyncio on the next"
+    parser.addoption("--in-turn", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those about time last: few others are left then to wait for."""
+    if config.option.in_turn:
+        config.hook.pytest_deselected(items=[item for item in items if not _is_its_turn(item)])
+        items[:] = filter(_is_its_turn, items)
     items.sort(key=lambda item: item.get_closest_marker("timed") is not None)
+
+
+def _is_its_turn(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or "db" not in parameters.params:
+        return True
+    case, mode = parameters.params["db"]
+    first = Random(item.nodeid.replace(f"{case.name}-{mode}", "")).randrange(len(MODES))
+    return MODES[(first + SELECTED.index(case)) % len(MODES)] == mode
 
 
 @pytest.hookimpl(wrapper=True)
