@@ -208,7 +208,6 @@ def _mysql_container(image: str, prefix: str, server: str, plain: str) -> Contai
         },
         # Metadata locks are waited for a year by default: a test that leaks one would never end.
         command=f"{server} --skip-log-bin --max-connections=200 --lock-wait-timeout=30",
-        # For TLS, PyMySQL reads all certificates of the host with each connection: 50 ms instead of 1.
         fast=f"--innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=OFF {plain}",
         in_memory="/var/lib/mysql",
     )
