@@ -37,21 +37,25 @@ def served(db: Database) -> Iterator[str]:
         thread = threading.Thread(target=server.run)
         thread.start()
         eventually(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
         return
     app, worker = with_threads.application(engine)
     plain = make_server("127.0.0.1", 0, app, threaded=True)
     threads = [threading.Thread(target=plain.serve_forever), threading.Thread(target=worker.run)]
     for thread in threads:
         thread.start()
-    yield f"http://127.0.0.1:{plain.server_port}"
-    plain.shutdown()
-    plain.server_close()
-    worker.stop()
-    for thread in threads:
-        thread.join()
+    try:
+        yield f"http://127.0.0.1:{plain.server_port}"
+    finally:
+        plain.shutdown()
+        plain.server_close()
+        worker.stop()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.usefixtures("tables")

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlqueue import Worker
 from tests.harness import Database
 from tests.models import Ledger, Task
-from tests.processes import Processes
+from tests.processes import Child, Processes
 from tests.suite.scenes import count, rows
 from tests.worker import children
 from tests.worker.crew import (
@@ -161,6 +161,12 @@ def test_a_coroutine_that_is_stopped_may_clean_up(sync_db: Database) -> None:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
+def signal_twice(child: Child) -> None:
+    child.signal(signal.SIGTERM)
+    time.sleep(1.5)  # sooner, by the clock of a busy child, it would be the same signal
+    child.signal(signal.SIGTERM)
+
+
 def test_sigterm_lets_a_process_finish_what_it_has_begun(sync_db: Database, processes: Processes) -> None:
     sync_db.insert(Task, rows(4))
     child = processes.spawn(children.work, sync_db.url)
@@ -178,9 +184,7 @@ def test_a_second_sigterm_does_not_wait(sync_db: Database, processes: Processes)
     child = processes.spawn(children.work, sync_db.url)
     child.wait_until_arrived()
     begun = time.monotonic()
-    child.signal(signal.SIGTERM)
-    time.sleep(1.5)  # sooner, by the clock of a busy child, it would be the same signal
-    child.signal(signal.SIGTERM)
+    signal_twice(child)
     assert child.result() == "ended"
     assert time.monotonic() - begun < 5
     with sync_db.begin() as other:
@@ -193,9 +197,7 @@ def test_a_thread_of_a_coroutine_keeps_no_process(sync_db: Database, processes: 
     sync_db.insert(Task, rows(1))
     child = processes.spawn(children.never_return, sync_db.url, own_pool)
     child.wait_until_arrived()
-    child.signal(signal.SIGTERM)
-    time.sleep(0.7)
-    child.signal(signal.SIGTERM)
+    signal_twice(child)
     assert child.result(PATIENCE) == "ended"
     assert child.status == 0
     assert all_are(sync_db, "available")()
