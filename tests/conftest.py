@@ -18,12 +18,12 @@ from tests.databases import Databases
 from tests.engines import REQUIRED, SELECTED, EngineCase
 from tests.harness import Database
 from tests.processes import Processes
-from tests.rooms import Rooms
+from tests.room import Room
 from tests.servers import Servers, Unavailable
 from tests.summary import pytest_terminal_summary  # noqa: F401  (a hook)
 
 SERVERS = pytest.StashKey[Servers]()
-ROOMS = pytest.StashKey[Rooms]()
+ROOM = pytest.StashKey[Room]()
 DIRECTORY = pytest.StashKey[str]()
 MODES = ("sync", "async")
 
@@ -31,7 +31,7 @@ MODES = ("sync", "async")
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()
     if given := getattr(config, "workerinput", None):
-        config.stash[ROOMS] = Rooms(Path(given["rooms"]))
+        config.stash[ROOM] = Room(Path(given["room"]))
     # PyMySQL reads all certificates of the host with each connection, which takes 30 ms: one takes 1
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
     os.environ["TZ"] = "Asia/Kolkata"  # what depends on the host's time zone is to fail on every machine
@@ -42,14 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """What the processes of xdist have in common is made by the one that starts them."""
     if DIRECTORY not in node.config.stash:
-        node.config.stash[DIRECTORY] = tempfile.mkdtemp(prefix="sqlqueue-rooms-")
-    node.workerinput["rooms"] = node.config.stash[DIRECTORY]
+        node.config.stash[DIRECTORY] = tempfile.mkdtemp(prefix="sqlqueue-room-")
+    node.workerinput["room"] = node.config.stash[DIRECTORY]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Servers start before the first test.  Side by side, each process starts what it is given tests for."""
-    side_by_side = ROOMS in session.config.stash or DIRECTORY in session.config.stash
+    side_by_side = ROOM in session.config.stash or DIRECTORY in session.config.stash
     if not session.config.option.collectonly and not side_by_side:
         session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
 
@@ -60,11 +60,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     servers = item.config.stash[SERVERS]
     cases = _cases(item)
     servers.start(cases)
-    rooms = item.config.stash.get(ROOMS, None)
+    room = item.config.stash.get(ROOM, None)
     absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
-    timed = item.get_closest_marker("timed")
-    alone = timed is not None and timed.kwargs.get("alone", False)
-    with rooms.entered(timed=timed is not None, alone=alone) if rooms and not absent else nullcontext():
+    alone = item.get_closest_marker("alone") is not None
+    with room.entered(alone=alone) if room and not absent else nullcontext():
         return (yield)
 
 
@@ -81,11 +80,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those about time last: few others are left then to wait for."""
     if config.option.in_turn:
         config.hook.pytest_deselected(items=[item for item in items if not _is_its_turn(item)])
         items[:] = filter(_is_its_turn, items)
-    items.sort(key=lambda item: item.get_closest_marker("timed") is not None)
 
 
 def _is_its_turn(item: pytest.Item) -> bool:

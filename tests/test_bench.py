@@ -371,7 +371,6 @@ def are_done(engine: Engine) -> bool:
             return False
 
 
-@pytest.mark.timed
 @pytest.mark.skipif(os.name != "posix", reason="signals a group of processes")
 def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/bench.db")

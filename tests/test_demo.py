@@ -130,7 +130,6 @@ def test_a_file_that_vanishes_is_tried_again_and_then_given_up(engine: Engine, f
     assert (vanished.status, vanished.attempt) == (Status.DISCARDED, vanished.max_attempts)
 
 
-@pytest.mark.timed
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: Path) -> None:
     for n in range(12_000):

@@ -105,7 +105,6 @@ def drained(engine: Engine, *, napping: bool) -> HeldSnapshot:
     return measure_held_snapshot(engine, sessions(engine), tasks=200, say=say)
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("napping", [True, False])
 def test_the_servers_time_is_told_and_not_the_clients(telling: Engine, napping: bool) -> None:
     found = drained(telling, napping=napping)

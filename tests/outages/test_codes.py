@@ -17,7 +17,7 @@ from sqlqueue.worker.patience import passes
 from tests.harness import Database
 from tests.models import Account
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.outages.probe import only_outages
 from tests.outages.scene import BRIEF, SLOTS, WITHOUT_SESSION, Scene
 from tests.worker.crew import eventually
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 MANY = 60
 

@@ -18,7 +18,7 @@ from tests.suite.scenes import rows
 from tests.worker.crew import Running, all_are, eventually
 
 Part = Callable[[Any, Any], None]
-pytestmark = [pytest.mark.requires("locks_rows"), pytest.mark.once, pytest.mark.timed]
+pytestmark = [pytest.mark.requires("locks_rows"), pytest.mark.once]
 
 
 def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:

@@ -22,7 +22,7 @@ from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.suite.scenes import count, end_leases
 from tests.worker.crew import LONG, Workers, eventually
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 

@@ -14,7 +14,7 @@ from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import clock, count, end_leases, row, rows
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:

@@ -15,7 +15,7 @@ from tests.models import Attachment, Mail, Task
 from tests.suite.scenes import PAST, TOMORROW, count, rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 OFTEN = timedelta(seconds=0.05)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}

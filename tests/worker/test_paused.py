@@ -31,7 +31,7 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 OFTEN = timedelta(seconds=0.1)
 

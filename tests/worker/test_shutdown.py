@@ -31,7 +31,7 @@ from tests.worker.crew import (
     write_ledger,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 
 def test_what_runs_is_finished_and_nothing_more_is_begun(db: Database, workers: Workers, meeting: Meeting) -> None:

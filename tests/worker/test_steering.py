@@ -28,7 +28,7 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 HOUR = timedelta(hours=1)
 

@@ -21,7 +21,6 @@ from tests.worker.crew import eventually
 pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),
     pytest.mark.once,
-    pytest.mark.timed,
 ]
 PROGRAM = """
 import sys

@@ -27,7 +27,7 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 
 @pytest.mark.requires("locks_rows")

@@ -18,7 +18,7 @@ from tests.models import Spool, Task
 from tests.suite.scenes import clock, count, rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, seen, without_session
 
-pytestmark = [pytest.mark.once, pytest.mark.timed]
+pytestmark = pytest.mark.once
 
 AT_ONCE = 1.0
 """Seconds, on a machine that is busy; a look comes after 30 at the earliest."""
