@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.databases import Databases
-from tests.engines import REQUIRED, SELECTED, EngineCase
+from tests.engines import ENGINES, REQUIRED, SELECTED, EngineCase
 from tests.harness import Database
 from tests.processes import Processes
 from tests.room import Room
@@ -75,23 +75,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run each test on each engine with one kind of session, sync on the one and asyncio on the next"
-    parser.addoption("--in-turn", action="store_true", help=text)
+    text = "run this half of the tests that need a database: each on every other engine, and with one kind of session"
+    parser.addoption("--half", type=int, choices=[1, 2], help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.in_turn:
-        config.hook.pytest_deselected(items=[item for item in items if not _is_its_turn(item)])
-        items[:] = filter(_is_its_turn, items)
+    if half := config.option.half:
+        config.hook.pytest_deselected(items=[item for item in items if _half(item) not in (None, half)])
+        items[:] = [item for item in items if _half(item) in (None, half)]
 
 
-def _is_its_turn(item: pytest.Item) -> bool:
-    parameters = getattr(item, "callspec", None)
-    if parameters is None or "db" not in parameters.params:
-        return True
-    case, mode = parameters.params["db"]
-    first = Random(item.nodeid.replace(f"{case.name}-{mode}", "")).randrange(len(MODES))
-    return MODES[(first + SELECTED.index(case)) % len(MODES)] == mode
+def _half(item: pytest.Item) -> int | None:
+    """To which half it belongs, if it needs a database: as many of each engine to one as to the other."""
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    kind = "db" if "db" in parameters else "sync_db"
+    if kind not in parameters:
+        return None
+    case, mode = parameters[kind]
+    name = f"{case.name}-{mode}" if kind == "db" else case.name
+    first = Random(item.nodeid.replace(name, "")).randrange(2)  # or all that are the first of their kind went to one
+    return (first + ENGINES.index(case) + MODES.index(mode)) % 2 + 1
 
 
 @pytest.hookimpl(wrapper=True)

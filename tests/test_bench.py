@@ -44,8 +44,6 @@ from sqlqueue.clock import utcnow
 from tests.harness import Database
 from tests.processes import PROGRAM
 
-pytestmark = pytest.mark.once
-
 LEASE = timedelta(minutes=5)
 SOON = timedelta(seconds=30)
 

@@ -21,8 +21,6 @@ from sqlqueue.cli._values import age
 from tests.models import Base, Mail, Seat, Task
 from tests.test_check import PROGRAM
 
-pytestmark = pytest.mark.once
-
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 HEADINGS = ("hung", "oldest", "last", "hour", "paused")

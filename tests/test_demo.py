@@ -32,8 +32,6 @@ from sqlqueue.demo.tally import Tally, count
 from tests.harness import Database
 from tests.processes import PROGRAM
 
-pytestmark = pytest.mark.once
-
 LEASE = File.__queue__.lease
 
 

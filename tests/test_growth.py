@@ -18,8 +18,6 @@ from sqlqueue.demo.database import connect, sessions
 from tests.engines import ACCOUNT
 from tests.harness import Database
 
-pytestmark = pytest.mark.once
-
 SIZE = 300
 NAP = 0.02
 NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})", "mariadb": f"SELECT sleep({NAP})"}

@@ -12,8 +12,6 @@ import pytest
 from tests.room import Room
 from tests.worker.crew import eventually
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[list[Room]]:

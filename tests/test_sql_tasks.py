@@ -24,8 +24,6 @@ from tests.engines import PASSWORD
 from tests.harness import Database
 from tests.worker.crew import PATIENCE, eventually
 
-pytestmark = pytest.mark.once
-
 MODELS = sql_task_models(table="request")
 TASK: Any = MODELS.task
 ENDLESS = (

@@ -41,8 +41,6 @@ from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
 from tests.migrations.project import Project
 
-pytestmark = pytest.mark.once
-
 MANY = 100_000
 OWN = [OldOrder.id, OldOrder.reference, OldOrder.status, OldOrder.amount, OldOrder.customer_id]
 MakeApplication = Callable[..., Project]

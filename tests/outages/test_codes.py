@@ -17,8 +17,6 @@ from sqlqueue.worker.patience import passes
 from tests.harness import Database
 from tests.models import Account
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def accounts(sync_db: Database) -> Database:

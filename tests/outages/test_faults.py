@@ -10,8 +10,6 @@ from tests.outages.probe import only_outages
 from tests.outages.scene import BRIEF, SLOTS, WITHOUT_SESSION, Scene
 from tests.worker.crew import eventually
 
-pytestmark = pytest.mark.once
-
 MANY = 60
 
 

@@ -17,7 +17,7 @@ from tests.models import Ledger, Task
 from tests.suite.scenes import count, rows
 from tests.worker.crew import Meeting, Running, eventually, statuses, with_session, without_session
 
-pytestmark = [pytest.mark.requires("one_writer"), pytest.mark.once]
+pytestmark = pytest.mark.requires("one_writer")
 BUSY_TIMEOUT = 0.1
 """Seconds for which the workers' connections wait for the writer."""
 

@@ -18,7 +18,7 @@ from tests.suite.scenes import rows
 from tests.worker.crew import Running, all_are, eventually
 
 Part = Callable[[Any, Any], None]
-pytestmark = [pytest.mark.requires("locks_rows"), pytest.mark.once]
+pytestmark = pytest.mark.requires("locks_rows")
 
 
 def meeting_halfway(db: Database, first: Part, second: Part, calls: list[int]) -> Any:

@@ -21,7 +21,7 @@ from tests.suite.scenes import count
 from tests.worker.crew import eventually
 
 # one engine is enough here: relays in other processes, which hear of what is enqueued
-pytestmark = [pytest.mark.requires("notifies"), pytest.mark.once, pytest.mark.alone]
+pytestmark = [pytest.mark.requires("notifies"), pytest.mark.alone]
 ACCOUNTS = 24
 RELAYS = 3
 SECONDS = 15

@@ -16,13 +16,12 @@ from sqlalchemy import select
 from sqlqueue import Cancel, Discard, QueueSession, Snooze, Worker
 from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.testing import drain
+from sqlqueue.worker import lookout
 from tests.harness import Database
 from tests.models import Dispatch, Outgoing
 from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.suite.scenes import count, end_leases
 from tests.worker.crew import LONG, Workers, eventually
-
-pytestmark = pytest.mark.once
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 
@@ -204,14 +203,17 @@ def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Worker
     assert {key: sorted(ids) for key, ids in seen.items()} == seen
 
 
-def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(db: Database, workers: Workers) -> None:
+def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(
+    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
     notes = Notes()
     engine = db.variant(pool_size=20)
     workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
     time.sleep(0.5)
     ids = fill(db, *["a"] * 7)
-    eventually(lambda: notes.published == ids, 3)
-    eventually(lambda: drained(db), 3)
+    eventually(lambda: notes.published == ids)
+    eventually(lambda: drained(db))
 
 
 def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers: Workers) -> None:

@@ -15,8 +15,6 @@ from tests.harness import Database
 from tests.models import Document, Letter, Parcel, Task
 from tests.suite.scenes import TOMORROW, count, rows
 
-pytestmark = pytest.mark.once
-
 MANY = 20_000
 
 

@@ -13,8 +13,6 @@ from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
 
-pytestmark = pytest.mark.once
-
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
 

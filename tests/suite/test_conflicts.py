@@ -106,7 +106,6 @@ def work(db: Database, over: Event, *, early: bool) -> list[int]:
             return seen
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("early", [False, True], ids=["one transaction", "claim committed"])
 def test_rerun_misses_no_version(db: Database, early: bool) -> None:
     versions, over = count(1), Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-import pytest
 from sqlalchemy import select
 
 from tests.harness import Database
@@ -13,8 +12,6 @@ from tests.models import Ledger, Task
 from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import clock, count, end_leases, row, rows
-
-pytestmark = pytest.mark.once
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:

@@ -86,7 +86,6 @@ def test_a_priority_that_is_changed_while_it_waits(db: Database) -> None:
         assert [task.id for task in actor.claim_many(Task, limit=3)] == [3, 1, 2]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("limit", [300, 1_500])
 @pytest.mark.parametrize("conditions", [("ready",), DUE], ids=["ready", "due"])
 def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ...], limit: int) -> None:

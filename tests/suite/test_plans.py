@@ -25,8 +25,6 @@ from tests.harness import Actor, Database
 from tests.models import Mail, Parcel, Seat, Task
 from tests.suite.scenes import PAST, TOMORROW, clock, rows
 
-pytestmark = pytest.mark.once
-
 READY, DUE, DEAD, OLD = 100, 60, 20, 60
 """Tasks that calls look for."""
 SLACK = 10 * READY

@@ -209,7 +209,6 @@ def test_what_is_there_though_this_transaction_does_not_see_it(db: Database) -> 
     assert count(db, Listing) == 1
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
 def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
     keys = [f"listing {n}" for n in range(200)]
@@ -221,7 +220,6 @@ def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
     assert sorted(each["unique_key"] for each in listings(sync_db)) == sorted(keys)
 
 
-@pytest.mark.once
 def test_a_race_by_both_keys(sync_db: Database) -> None:
     """Some engines may choose victims here; those try again."""
 

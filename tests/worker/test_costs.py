@@ -12,8 +12,6 @@ from tests.models import Task
 from tests.suite.scenes import rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, seen, with_session, without_session
 
-pytestmark = pytest.mark.once
-
 TASKS = 100
 
 

@@ -14,7 +14,7 @@ from tests.models import Ledger, Task
 from tests.suite.scenes import clock, count, end_leases, rows
 from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, statuses, with_session, without_session
 
-pytestmark = [pytest.mark.once, pytest.mark.alone]  # it keeps processors busy
+pytestmark = pytest.mark.alone  # it keeps processors busy
 
 LEASE = timedelta(seconds=1.2)
 """A heartbeat comes after a third: a machine may stand still for half a second."""

@@ -10,8 +10,6 @@ import pytest
 
 from sqlqueue.worker.loops import Underway
 
-pytestmark = pytest.mark.once
-
 
 def test_who_is_cancelled_leaves_it_to_go_on() -> None:
     async def main() -> str:

@@ -15,8 +15,6 @@ from tests.models import Attachment, Mail, Task
 from tests.suite.scenes import PAST, TOMORROW, count, rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
 
-pytestmark = pytest.mark.once
-
 OFTEN = timedelta(seconds=0.05)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
 CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}

@@ -31,8 +31,6 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = pytest.mark.once
-
 OFTEN = timedelta(seconds=0.1)
 
 

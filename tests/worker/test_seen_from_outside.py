@@ -28,8 +28,6 @@ from tests.harness import Database
 from tests.models import Task, Traced
 from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session
 
-pytestmark = pytest.mark.once
-
 SPANS = InMemorySpanExporter()
 READER = InMemoryMetricReader()
 

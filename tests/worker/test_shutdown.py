@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqlqueue import Worker
+from sqlqueue.worker import lookout
 from tests.harness import Database
 from tests.models import Ledger, Task
 from tests.processes import Child, Processes
@@ -30,8 +31,6 @@ from tests.worker.crew import (
     without_session,
     write_ledger,
 )
-
-pytestmark = pytest.mark.once
 
 
 def test_what_runs_is_finished_and_nothing_more_is_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
@@ -96,7 +95,10 @@ def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers,
     assert worker.reports.counts["claimed"] == 1
 
 
-def test_others_hear_of_what_is_handed_back(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_others_hear_of_what_is_handed_back(
+    sync_db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
     sync_db.insert(Task, rows(1))
     first, second = workers.make(poll=LONG, grace=timedelta(0)), workers.make(poll=LONG, name="second")
     first.handler(Task)(without_session(sync_db, meeting))
@@ -106,7 +108,7 @@ def test_others_hear_of_what_is_handed_back(sync_db: Database, workers: Workers,
     workers.start(second)
     time.sleep(0.5)
     running.stop()
-    eventually(all_are(sync_db, "completed"), 1)
+    eventually(all_are(sync_db, "completed"))
 
 
 def test_who_is_cancelled_again_still_hands_back_what_it_holds(

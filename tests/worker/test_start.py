@@ -29,8 +29,6 @@ from tests.models import Base, Job, Task
 from tests.suite.scenes import rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, seen, statuses, without_session
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:

@@ -28,8 +28,6 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = pytest.mark.once
-
 HOUR = timedelta(hours=1)
 
 
@@ -157,9 +155,7 @@ def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
     unwanted, wanted = meeting.arrived
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id == unwanted) == 1
-    cancelled = time.monotonic()
     eventually(lambda: meeting.lost == [unwanted])
-    assert time.monotonic() - cancelled < 0.2 + 0.3  # a heartbeat comes three times in a lease
     eventually(lambda: worker.reports.counts["lost"] == 1)
     meeting.let_go()
     eventually(lambda: statuses(db) == {unwanted: "cancelled", wanted: "completed"})
@@ -178,7 +174,7 @@ def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: W
         if not meeting.arrived and any(job.claim.identity > (task.id,) for job in held):  # claimed ahead
             meeting(task)
 
-    worker.handler(Task, concurrency=1, lease=timedelta(seconds=0.6))(without_session(db, during))
+    worker.handler(Task, concurrency=1, lease=timedelta(seconds=2))(without_session(db, during))
     workers.start(worker)
     held = eventually(lambda: worker._run)._holdings
     meeting.wait_for()

@@ -20,7 +20,6 @@ from tests.worker.crew import eventually
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),
-    pytest.mark.once,
 ]
 PROGRAM = """
 import sys

@@ -27,8 +27,6 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.requires("locks_rows")
 def test_a_row_that_others_have_locked_keeps_no_other_from_being_settled(db: Database, workers: Workers) -> None:
