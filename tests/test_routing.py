@@ -11,15 +11,16 @@ from sqlalchemy import Delete, Engine, Update, create_engine, func, select
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, QueueSession
+from sqlqueue.outbox import claim_messages
 from sqlqueue.worker import Worker
-from tests.models import Base, Task
+from tests.models import Base, Outgoing, QueuePause, Slot, Task, Visit
 
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[dict[str, Engine]]:
     made = {name: create_engine(f"sqlite:///{tmp_path / name}.db") for name in ("leader", "follower")}
     for engine in made.values():
-        Base.metadata.create_all(engine, [Task.__table__])
+        Base.metadata.create_all(engine, [each.__table__ for each in (Task, Visit, Slot, QueuePause)])
     yield made
     for engine in made.values():
         engine.dispose()
@@ -60,6 +61,15 @@ def test_rows_that_the_orm_would_send_elsewhere_are_refused(routing: sessionmake
         session.enqueue(Task, [{"name": "a"}, {"priority": 1}])
 
 
+def test_what_loads_nothing_goes_where_writes_go(engines: dict[str, Engine], routing: sessionmaker[Any]) -> None:
+    with routing.begin() as session:
+        session.set_limit(Visit, "a", 3)
+        assert session.pause(Task)
+    with QueueSession(engines["leader"]) as session:
+        assert [limit.key for limit in session.limits(Visit)] == ["a"]
+        assert session.scalar(select(func.count()).select_from(QueuePause)) == 1
+
+
 @pytest.mark.parametrize(
     "claim",
     [
@@ -67,8 +77,10 @@ def test_rows_that_the_orm_would_send_elsewhere_are_refused(routing: sessionmake
         lambda session: session.claim(Task, lease=None),
         lambda session: session.consume(Task),
         lambda session: session.claiming(Task).__enter__(),
+        lambda session: session.claim(Visit),
+        lambda session: claim_messages(session, Outgoing, limit=1),
     ],
-    ids=["claim", "claim that only locks", "consume", "claiming"],
+    ids=["claim", "claim that only locks", "consume", "claiming", "claim where limits hold", "claim messages"],
 )
 def test_a_claim_is_refused(
     engines: dict[str, Engine], routing: sessionmaker[Any], claim: Callable[[Any], object]

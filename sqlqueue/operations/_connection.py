@@ -32,8 +32,6 @@ def session_of(session: AnySession) -> Session:
 
 def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: bool = False) -> Adapter:
     """Begin on the engine of ``spec``, flush what the session has pending, and say who speaks to that engine."""
-    if claims:
-        check_engine(session, spec, spec.selecting)
     bind = session.get_bind(**spec.bind_arguments)
     # an application's own Connection is not ours to set up
     fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
@@ -43,6 +41,12 @@ def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: boo
     adapter.verify(connection)
     session.flush()
     return adapter
+
+
+def open_to_claim(session: Session, spec: QueueSpec) -> Adapter:
+    """:func:`open_` for who loads the instances of what it has locked."""
+    check_engine(session, spec, spec.selecting)
+    return open_(session, spec, claims=True)
 
 
 def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:

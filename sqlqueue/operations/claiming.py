@@ -24,7 +24,7 @@ from ..memo import MOST
 from ..spec import QueueSpec, T, Where, spec_of
 from ..statements import Assignment, Pick, picks
 from ..transitions import Held, consuming, taking
-from ._connection import AnySession, default_claimer, open_, session_of
+from ._connection import AnySession, default_claimer, open_, open_to_claim, session_of
 from .recurring import Renewals
 from .settling import complete, fail
 from .slots import Slots
@@ -173,7 +173,7 @@ def _claim_limited(session: Session, wanted: Wanted, limit: int, claimer: str, l
         tasks = _claim_due(session, wanted.narrowed(where), limit, claimer, lease)
         return [(task, claim_of(task)) for task in tasks]
 
-    adapter = open_(session, wanted.spec, claims=True)
+    adapter = open_to_claim(session, wanted.spec)
     return Slots(session, adapter, wanted.spec, lease).claim(wanted.where, wanted.order, limit, take)
 
 
@@ -269,7 +269,7 @@ def _take(
     session: Session, wanted: Wanted, limit: int, assignments: Sequence[Assignment], *, delete: bool = False
 ) -> list[Any]:
     """Ready rows, and due ones if those run short."""
-    adapter = open_(session, wanted.spec, claims=True)
+    adapter = open_to_claim(session, wanted.spec)
     held = ledger_of(session).locked(wanted.spec.table)
     tasks: list[Any] = []
     for step in wanted.steps:

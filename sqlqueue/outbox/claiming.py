@@ -22,7 +22,7 @@ from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..mixins import OutboxMixin
 from ..operations import default_claimer
-from ..operations._connection import AnySession, open_, session_of
+from ..operations._connection import AnySession, open_to_claim, session_of
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..statements import Assignment, Pick, picks, write
 from ..transitions import taking
@@ -58,7 +58,7 @@ def claim_messages(
     if lease is not None:
         duration("lease", lease)
     session = session_of(session)
-    adapter = open_(session, spec, claims=True)
+    adapter = open_to_claim(session, spec)
     wanted = _Wanted(spec, where, limit)
     lines = _followed(session, adapter, wanted, _heads(session, adapter, wanted))
     free = _lock(session, adapter, wanted, list(chain(*lines)))
