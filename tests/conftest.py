@@ -81,8 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if half := config.option.half:
-        config.hook.pytest_deselected(items=[item for item in items if _half(item) not in (None, half)])
-        items[:] = [item for item in items if _half(item) in (None, half)]
+        halves = [(item, _half(item)) for item in items]
+        config.hook.pytest_deselected(items=[item for item, own in halves if own not in (None, half)])
+        items[:] = [item for item, own in halves if own in (None, half)]
 
 
 def _half(item: pytest.Item) -> int | None:

@@ -21,7 +21,7 @@ from tests.harness import Database
 from tests.models import Dispatch, Outgoing
 from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.suite.scenes import count, end_leases
-from tests.worker.crew import LONG, Workers, eventually
+from tests.worker.crew import AT_ONCE, LONG, Workers, eventually
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 
@@ -212,7 +212,7 @@ def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(
     workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)
     time.sleep(0.5)
     ids = fill(db, *["a"] * 7)
-    eventually(lambda: notes.published == ids)
+    eventually(lambda: notes.published == ids, AT_ONCE)
     eventually(lambda: drained(db))
 
 

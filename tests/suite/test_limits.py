@@ -40,7 +40,17 @@ from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, seen, with_session, without_session
+from tests.worker.crew import (
+    AT_ONCE,
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    seen,
+    with_session,
+    without_session,
+)
 
 locks_rows = pytest.mark.requires("locks_rows")
 leases = pytest.mark.parametrize("lease", ["default", None])
@@ -361,7 +371,7 @@ def test_a_worker_hears_of_what_is_cancelled_elsewhere(
     time.sleep(0.5)
     with sync_db.begin() as actor:
         assert actor.cancel(Visit, Visit.id < 3) == 2
-    eventually(lambda: count(sync_db, Visit, Visit.status == "completed"))
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed"), AT_ONCE)
 
 
 def test_a_worker_that_holds_its_tasks_by_their_locks(

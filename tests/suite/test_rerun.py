@@ -19,7 +19,7 @@ from tests.models import Film, Leaflet, Listing
 from tests.suite.scenes import end_leases
 from tests.suite.storms import Transaction, storm
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import LONG, Workers, eventually, without_session
+from tests.worker.crew import AT_ONCE, LONG, Workers, eventually, without_session
 
 
 def listing(db: Database) -> RowMapping:
@@ -140,7 +140,7 @@ def test_workers_hear_of_it(
     time.sleep(0.5)
     with db.begin() as actor:
         {"complete": actor.complete, "discard": lambda task: actor.discard(task, "no")}[end](task)
-    eventually(lambda: runs == [1])
+    eventually(lambda: runs == [1], AT_ONCE)
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])

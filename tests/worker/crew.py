@@ -20,6 +20,8 @@ from tests.models import Ledger, Task
 
 LONG = timedelta(seconds=60)
 """As `poll`: nothing is found by looking now and then."""
+AT_ONCE = 10.0
+"""Seconds, on a machine that is busy; who polls so rarely looks after 30 at the earliest."""
 POLL = timedelta(seconds=0.3)
 _THREADS = ThreadPoolExecutor(50)
 PATIENCE = 30.0

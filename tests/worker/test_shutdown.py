@@ -20,6 +20,7 @@ from tests.processes import Child, Processes
 from tests.suite.scenes import count, rows
 from tests.worker import children
 from tests.worker.crew import (
+    AT_ONCE,
     LONG,
     PATIENCE,
     Meeting,
@@ -108,7 +109,7 @@ def test_others_hear_of_what_is_handed_back(
     workers.start(second)
     time.sleep(0.5)
     running.stop()
-    eventually(all_are(sync_db, "completed"))
+    eventually(all_are(sync_db, "completed"), AT_ONCE)
 
 
 def test_who_is_cancelled_again_still_hands_back_what_it_holds(

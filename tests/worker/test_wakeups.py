@@ -16,10 +16,7 @@ from sqlqueue.worker import lookout
 from tests.harness import Database
 from tests.models import Spool, Task
 from tests.suite.scenes import clock, count, rows
-from tests.worker.crew import LONG, Workers, all_are, eventually, seen, without_session
-
-AT_ONCE = 10.0
-"""Seconds, on a machine that is busy; a look comes after 30 at the earliest."""
+from tests.worker.crew import AT_ONCE, LONG, Workers, all_are, eventually, seen, without_session
 
 
 @pytest.fixture(autouse=True)
