@@ -21,7 +21,7 @@ from tests.harness import Database
 from tests.models import Dispatch, Outgoing
 from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.suite.scenes import count, end_leases
-from tests.worker.crew import AT_ONCE, LONG, Workers, eventually
+from tests.worker.crew import AT_ONCE, LEASE, LONG, Workers, eventually
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 
@@ -229,10 +229,10 @@ def test_a_lease_is_extended_while_the_publisher_is_at_it(db: Database, workers:
         ended.wait()
 
     publish = take_long if db.is_async else wait_long
-    relay = Relay(engine.sessions(), Outgoing, publish, lease=timedelta(seconds=0.6), notify=False)
+    relay = Relay(engine.sessions(), Outgoing, publish, lease=LEASE, notify=False)
     workers.start(relay, engine=engine)
     eventually(lambda: states(db) and set(states(db).values()) == {"running"})
-    time.sleep(1.2)
+    time.sleep(1.2 * LEASE.total_seconds())
     with db.begin() as actor:
         assert claim(actor) == []
     ended.set()

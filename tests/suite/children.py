@@ -96,7 +96,7 @@ def visit(gate: Gate, url: URL, directory: str) -> None:
     """Killed at any time.  Who works has one of the files locked, the first that nobody else has."""
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), poll=timedelta(seconds=0.2))
 
-    @worker.handler(Visit, concurrency=2, lease=timedelta(seconds=2))
+    @worker.handler(Visit, concurrency=2, lease=timedelta(seconds=4))
     def handle(task: Visit) -> None:
         for number in range(1, 100):
             with open(Path(directory, str(number)), "w") as file:

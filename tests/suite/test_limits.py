@@ -414,7 +414,7 @@ def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_pa
     for child in crew[2:]:
         time.sleep(random.uniform(0.2, 0.6))
         child.kill()
-    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") >= 150, 20)
+    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") >= 150)
     assert (tmp_path / "3").exists()
     assert not (tmp_path / "4").exists()
 

@@ -17,8 +17,8 @@ from sqlqueue import QueueSession, Worker, processes
 from sqlqueue.worker.supervisor import run_to_end
 from tests.models import Ledger, Task
 from tests.processes import Gate
+from tests.worker.crew import LEASE
 
-LEASE = timedelta(seconds=1)
 URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,12 +11,20 @@ from sqlalchemy import func, select
 from tests.harness import Database
 from tests.models import Ledger, Task
 from tests.suite.scenes import clock, count, end_leases, rows
-from tests.worker.crew import LONG, Meeting, Workers, all_are, eventually, statuses, with_session, without_session
+from tests.worker.crew import (
+    AT_ONCE,
+    LEASE,
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    statuses,
+    with_session,
+    without_session,
+)
 
 pytestmark = pytest.mark.alone  # it keeps processors busy
-
-LEASE = timedelta(seconds=1.2)
-"""A heartbeat comes after a third: a machine may stand still for half a second."""
 
 
 def seconds(leases: float) -> float:
@@ -45,7 +52,7 @@ def test_one_heartbeat_serves_all_that_runs(db: Database, workers: Workers, meet
         moments = select(func.count(Task.claimed_at.distinct()), func.count(Task.available_at.distinct()))
         assert connection.execute(moments).one()[0] > 1
         connection.rollback()
-        eventually(lambda: rolled_back(connection, moments)[1] == 1, seconds(1))
+        eventually(lambda: rolled_back(connection, moments)[1] == 1, AT_ONCE)
 
 
 def rolled_back(connection: Any, statement: Any) -> Any:
@@ -62,11 +69,11 @@ def test_a_handler_that_blocks_the_event_loop(sync_db: Database, workers: Worker
     @worker.handler(Task, concurrency=2, lease=LEASE)
     async def block(task: Task) -> None:
         begun.append(task.id)
-        time.sleep(seconds(1.3))
+        time.sleep(seconds(1.1))
 
     workers.start(worker)
     eventually(lambda: begun)
-    assert taken_over(sync_db, 2) == []
+    assert taken_over(sync_db, 1.5) == []
     eventually(all_are(sync_db, "completed"))
 
 
@@ -78,7 +85,7 @@ def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Wor
     @worker.handler(Task, concurrency=2, lease=LEASE)
     def compute(task: Task) -> None:
         begun.append(task.id)
-        until = time.monotonic() + seconds(1.7)
+        until = time.monotonic() + seconds(1.3)
         while time.monotonic() < until:
             sum(range(1000))
 

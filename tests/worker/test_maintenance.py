@@ -91,13 +91,13 @@ def test_prune_by_two_workers_in_batches(db: Database, workers: Workers) -> None
 
 
 def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=0.5))
+    monkeypatch.setattr(maintenance, "PRUNE_EVERY", timedelta(seconds=2))
     monkeypatch.setattr(maintenance, "PRUNED", 2)
     sync_db.insert(Mail, [{**DONE, "topic": "old"}] * 21)
     worker = workers.make(poll=LONG)
     worker.handler(Mail)(without_session(sync_db))
     workers.start(worker)
-    eventually(lambda: count(sync_db, Mail) == 0, within=11 * 0.75 * 0.5)
+    eventually(lambda: count(sync_db, Mail) == 0, within=11 * 0.75 * 2)
 
 
 @pytest.mark.usefixtures("often")

@@ -189,7 +189,7 @@ def test_a_second_sigterm_does_not_wait(sync_db: Database, processes: Processes)
     begun = time.monotonic()
     signal_twice(child)
     assert child.result() == "ended"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < AT_ONCE, "as long as it may take in peace is 20"
     with sync_db.begin() as other:
         tasks = other.claim_many(Task, limit=2)
     assert sorted((task.attempt, task.max_attempts) for task in tasks) == [(1, 3), (2, 4)]

@@ -17,6 +17,7 @@ from tests.harness import Database
 from tests.models import Ledger, Mail, Task
 from tests.suite.scenes import count, row, rows
 from tests.worker.crew import (
+    LEASE,
     LONG,
     Meeting,
     Workers,
@@ -149,7 +150,7 @@ def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
 ) -> None:
     db.insert(Task, rows(2))
     worker = workers.make(poll=LONG)
-    worker.handler(Task, lease=timedelta(seconds=0.6))(with_session(db, during=meeting))
+    worker.handler(Task, lease=LEASE)(with_session(db, during=meeting))
     workers.start(worker)
     meeting.wait_for(2)
     unwanted, wanted = meeting.arrived
@@ -174,7 +175,7 @@ def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: W
         if not meeting.arrived and any(job.claim.identity > (task.id,) for job in held):  # claimed ahead
             meeting(task)
 
-    worker.handler(Task, concurrency=1, lease=timedelta(seconds=2))(without_session(db, during))
+    worker.handler(Task, concurrency=1, lease=LEASE)(without_session(db, during))
     workers.start(worker)
     held = eventually(lambda: worker._run)._holdings
     meeting.wait_for()

@@ -16,6 +16,7 @@ from tests.harness import Database
 from tests.models import Ledger, Spool, Task
 from tests.suite.scenes import count
 from tests.worker.crew import (
+    LEASE,
     LONG,
     Meeting,
     Workers,
@@ -50,9 +51,8 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
     sync_db.insert(Spool, [{}])
     meeting = Meeting()
     worker = workers.make()
-    lease = timedelta(seconds=0.6)
-    worker.handler(Task, lease=lease)(with_session(sync_db, during=meeting))
-    worker.handler(Spool, lease=lease)(with_session(sync_db, nothing, during=meeting))
+    worker.handler(Task, lease=LEASE)(with_session(sync_db, during=meeting))
+    worker.handler(Spool, lease=LEASE)(with_session(sync_db, nothing, during=meeting))
     workers.start(worker)
     meeting.wait_for(2)
     with sync_db.engine.connect() as other:
@@ -60,7 +60,7 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
             other.execute(text("LOCK TABLE spool"))
         else:
             other.execute(text("LOCK TABLES spool WRITE"))
-        time.sleep(2)
+        time.sleep(1.2 * LEASE.total_seconds())
         if not sync_db.case.notifies:
             other.execute(text("UNLOCK TABLES"))
     meeting.let_go()

@@ -115,9 +115,9 @@ def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Wo
 
 
 def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", 1.0)
+    monkeypatch.setattr(lookout, "FIRST_LOOK", AT_ONCE)
     engine = sync_db.variant(pool_size=5)
-    worker = workers.make(poll=timedelta(seconds=1), engine=engine)
+    worker = workers.make(poll=timedelta(seconds=AT_ONCE), engine=engine)
     worker.handler(Task)(without_session(sync_db))
     with seen(engine, "before_cursor_execute") as before:
         workers.start(worker)
