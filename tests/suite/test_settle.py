@@ -132,7 +132,7 @@ def test_backoff_grows_with_the_attempt(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 1, "available_at": PAST}])
     with db.begin() as session:
         session.fail(session.claim(Task), "second")
-    assert timedelta(seconds=29) < row(db, Task, 1).available_at - now(db) <= timedelta(seconds=30)
+    assert timedelta(seconds=15) < row(db, Task, 1).available_at - now(db) <= timedelta(seconds=30)
 
 
 def test_one_failure_of_several_attempts(db: Database) -> None:
