@@ -123,7 +123,7 @@ class Scene:
                 return
             until = self.release if errand.topic == "held" else self.gate
             while not until.is_set() and not current_job().is_lost:
-                yield 0.01
+                yield 0.05
         finally:
             self.present.discard(errand.id)
 

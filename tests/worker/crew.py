@@ -120,7 +120,7 @@ class Meeting:
             self.most = max(self.most, self._present)
             self.arrived.append(key)
         while not self._go.is_set():
-            if job.wait(0.01):
+            if job.wait(0.05):
                 self.lost.append(key)
                 break
         with self._lock:
@@ -136,9 +136,11 @@ class Meeting:
 def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
     """What `holds` returns once it is true."""
     deadline = time.monotonic() + within
+    pause = 0.01
     while not (found := holds()):
         assert time.monotonic() < deadline, "it has not come about"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.05)  # to ask takes time, of the server and of who is waited for
     return found
 
 

@@ -161,7 +161,7 @@ def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
     meeting.let_go()
     eventually(lambda: statuses(db) == {unwanted: "cancelled", wanted: "completed"})
     assert count(db, Ledger) == 1
-    assert "it was cancelled" in caplog.text
+    eventually(lambda: "it was cancelled" in caplog.text)
 
 
 def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
