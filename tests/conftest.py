@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,53 +15,34 @@ from tests.databases import Databases
 from tests.engines import ENGINES, REQUIRED, SELECTED, EngineCase
 from tests.harness import Database
 from tests.processes import Processes
-from tests.room import Room
 from tests.servers import Servers, Unavailable
 from tests.summary import pytest_terminal_summary  # noqa: F401  (a hook)
 
 SERVERS = pytest.StashKey[Servers]()
-ROOM = pytest.StashKey[Room]()
-DIRECTORY = pytest.StashKey[str]()
 MODES = ("sync", "async")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()
-    if given := getattr(config, "workerinput", None):
-        config.stash[ROOM] = Room(Path(given["room"]))
     # PyMySQL reads all certificates of the host with each connection, which takes 30 ms: one takes 1
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
     os.environ["TZ"] = "Asia/Kolkata"  # what depends on the host's time zone is to fail on every machine
     time.tzset()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """What the processes of xdist have in common is made by the one that starts them."""
-    if DIRECTORY not in node.config.stash:
-        node.config.stash[DIRECTORY] = tempfile.mkdtemp(prefix="sqlqueue-room-")
-    node.workerinput["room"] = node.config.stash[DIRECTORY]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Servers start before the first test.  Side by side, each process starts what it is given tests for."""
-    side_by_side = ROOM in session.config.stash or DIRECTORY in session.config.stash
+    side_by_side = hasattr(session.config, "workerinput") or session.config.getoption("dist", "no") != "no"
     if not session.config.option.collectonly and not side_by_side:
         session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Around all else, for a test's timeout is not that of its servers, nor of the tests that it waits for."""
-    servers = item.config.stash[SERVERS]
-    cases = _cases(item)
-    servers.start(cases)
-    room = item.config.stash.get(ROOM, None)
-    absent = any(isinstance(servers.found(case), Unavailable) for case in cases)
-    alone = item.get_closest_marker("alone") is not None
-    with room.entered(alone=alone) if room and not absent else nullcontext():
-        return (yield)
+    """Around all else, for a test's timeout is not that of its servers."""
+    item.config.stash[SERVERS].start(_cases(item))
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,8 +86,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
-    if DIRECTORY in config.stash:
-        shutil.rmtree(config.stash[DIRECTORY])
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:

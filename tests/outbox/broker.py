@@ -76,7 +76,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with socket.socket() as probe:

@@ -59,25 +59,23 @@ class RabbitPublisher:
         return channel
 
 
-def killed_at_random(gate: Gate, url: URL, port: int, count: int, seconds: float) -> tuple[int, list[int]]:
-    """So many relays, each killed soon after it has begun to publish, and replaced; the number of kills, and the exit
-    statuses of those that were left."""
-    dice, deadline = random.Random(7), time.monotonic() + seconds
+def killed_at_random(gate: Gate, url: URL, port: int, count: int, kills: int) -> list[int]:
+    """So many relays, one killed now and then soon after it has begun to publish, and replaced; the exit statuses of
+    those that were left."""
+    dice = random.Random(7)
     at_work, tell = os.pipe()
     relays = {_fork(url, port, tell) for _ in range(count)}
-    kills = 0
-    while time.monotonic() < deadline:
+    for _ in range(kills):
         victim = _read_pid(at_work)
         time.sleep(dice.uniform(0, 0.4))
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
-        kills += 1
         relays.remove(victim)
         relays.add(_fork(url, port, tell))
     gate.wait()
     for pid in relays:
         os.kill(pid, signal.SIGTERM)
-    return kills, [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in relays]
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in relays]
 
 
 def _read_pid(at_work: int) -> int:

@@ -21,10 +21,10 @@ from tests.suite.scenes import count
 from tests.worker.crew import eventually
 
 # one engine is enough here: relays in other processes, which hear of what is enqueued
-pytestmark = [pytest.mark.requires("notifies"), pytest.mark.alone]
+pytestmark = [pytest.mark.requires("notifies"), pytest.mark.timeout(300)]
 ACCOUNTS = 24
 RELAYS = 3
-SECONDS = 15
+KILLS = 15
 
 
 class Producer(Thread):
@@ -104,14 +104,12 @@ def producers(sync_db: Database) -> Iterator[list[Producer]]:
 def test_nothing_is_lost_and_each_key_keeps_its_order(
     sync_db: Database, processes: Processes, broker: int, channel: Any, producers: list[Producer]
 ) -> None:
-    crew = processes.spawn(killed_at_random, sync_db.url, broker, RELAYS, SECONDS)
-    crew.wait_until_arrived()
+    crew = processes.spawn(killed_at_random, sync_db.url, broker, RELAYS, KILLS)
+    crew.wait_until_arrived(120)
     committed = sorted(each for producer in producers for each in producer.stop())
     eventually(lambda: not count(sync_db, Outgoing), 60)
     crew.let_pass()
-    kills, statuses = crew.result()
-    assert kills >= 5
-    assert statuses == [0] * RELAYS
+    assert crew.result() == [0] * RELAYS
     messages = delivered(channel)
     assert sorted({message["id"] for message in messages}) == committed
     numbers = first_occurrences((message["key"], message["number"]) for message in messages)
@@ -119,4 +117,4 @@ def test_nothing_is_lost_and_each_key_keeps_its_order(
         changes = {str(key): int(name) for key, name in connection.execute(select(Account.id, Account.name))}
     assert numbers == {key: list(range(1, last + 1)) for key, last in changes.items() if last}
     assert len(messages) > len(committed), "nobody was killed between publishing and completing"
-    print(kills, len(messages), len(committed))
+    print(len(messages), len(committed))

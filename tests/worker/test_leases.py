@@ -24,8 +24,6 @@ from tests.worker.crew import (
     without_session,
 )
 
-pytestmark = pytest.mark.alone  # it keeps processors busy
-
 
 def seconds(leases: float) -> float:
     return leases * LEASE.total_seconds()
