@@ -93,7 +93,7 @@ def pause(
     why = None if reason is None else error_text(reason)
     values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
     try:
-        with session.begin_nested():
+        with adapter.tentative(session):
             adapter.execute(session, spec, insert(table).values(values))
     except IntegrityError as error:
         if adapter.is_duplicate(error):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, select
+from sqlalchemy import MetaData, create_engine, event, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
+from sqlqueue.dialects import adapter_for
 from tests.harness import Database
 from tests.models import Mail, Notice, QueuePause, Reminder, Task
-from tests.suite.scenes import clock, waited
+from tests.suite.scenes import clock, rows, waited
+from tests.suite.storms import storm
 
 
 def keys(db: Database) -> set[str]:
@@ -89,15 +92,39 @@ def test_two_at_once(db: Database) -> None:
 
 
 def test_many_at_once(sync_db: Database) -> None:
-    together = Barrier(8)
+    told: list[bool] = []
+    storm(sync_db, *[lambda transaction: told.append(transaction(lambda actor: actor.pause(Task)))] * 8)
+    assert sorted(told) == [False] * 7 + [True]
 
-    def pause(_: int) -> bool:
-        with sync_db.begin() as session:
-            together.wait()
-            return bool(session.pause(Task))
 
-    with ThreadPoolExecutor(8) as threads:
-        assert sorted(threads.map(pause, range(8))) == [False] * 7 + [True]
+@pytest.mark.requires("locks_rows")
+def test_the_victim_of_a_deadlock_is_told_so(sync_db: Database) -> None:
+    sync_db.insert(Task, rows(1))
+    engine = sync_db.variant(isolation_level="READ COMMITTED")
+    slower, faster = engine.session(), sync_db.session()
+    lock = select(Task).with_for_update()
+    with ThreadPoolExecutor(1) as threads:
+
+        def outrun(*arguments: Any) -> None:
+            if "INSERT INTO queue_pause" in arguments[2]:
+                faster.pause(Task)
+                waiting.append(threads.submit(faster.scalars, lock))
+
+        waiting: list[Future[Any]] = []
+        slower.scalars(lock).all()
+        event.listen(engine.session_engine, "before_cursor_execute", outrun)
+        errors = [error for error in (raised(slower.pause, Task), raised(waiting[0].result)) if error]
+    adapter = adapter_for(engine.session_engine.dialect)
+    assert errors
+    assert all(adapter.is_transient(error) for error in errors), errors
+
+
+def raised(call: Callable[..., Any], *arguments: Any) -> DBAPIError | None:
+    try:
+        call(*arguments)
+    except DBAPIError as error:
+        return error
+    return None
 
 
 def test_while_somebody_resumes(db: Database) -> None:
