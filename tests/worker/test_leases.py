@@ -71,7 +71,7 @@ def test_a_handler_that_blocks_the_event_loop(sync_db: Database, workers: Worker
 
     workers.start(worker)
     eventually(lambda: begun)
-    assert taken_over(sync_db, 1.5) == []
+    assert taken_over(sync_db, 1.2) == []
     eventually(all_are(sync_db, "completed"))
 
 
@@ -83,13 +83,13 @@ def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Wor
     @worker.handler(Task, concurrency=2, lease=LEASE)
     def compute(task: Task) -> None:
         begun.append(task.id)
-        until = time.monotonic() + seconds(1.3)
+        until = time.monotonic() + seconds(1.1)
         while time.monotonic() < until:
             sum(range(1000))
 
     workers.start(worker)
     eventually(lambda: len(begun) == 2)
-    assert taken_over(sync_db, 1.5) == []
+    assert taken_over(sync_db, 1.2) == []
     eventually(all_are(sync_db, "completed"))
 
 
@@ -140,7 +140,7 @@ def test_a_row_that_its_own_handler_has_locked_holds_up_no_others(
     first = min(statuses(sync_db))
     workers.start(worker)
     meeting.wait_for(4)
-    assert taken_over(sync_db, 1.5) == []
+    assert taken_over(sync_db, 1.2) == []
     assert count(sync_db, Task, Task.available_at > clock(sync_db)) == 3, "leases have ended"
     meeting.let_go()
     eventually(all_are(sync_db, "completed"))

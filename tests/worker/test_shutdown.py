@@ -61,7 +61,8 @@ def test_what_was_claimed_ahead_is_handed_back(db: Database, workers: Workers, m
     assert ahead > 0
     worker.stop()
     eventually(lambda: count(db, Task, Task.status == "running") == 1)
-    assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) == ahead
+    # it may have claimed more since
+    assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) >= ahead
     meeting.let_go()
     running.wait()
     assert sorted(set(statuses(db).values())) == ["available", "completed"]
