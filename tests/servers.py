@@ -50,12 +50,9 @@ class Servers:
         with ThreadPoolExecutor() as pool:
             self._found |= zip(startable, pool.map(self._find, startable), strict=True)
 
-    def found(self, case: EngineCase) -> Server | Unavailable:
-        self.start([case])
-        return self._found[case]
-
     def get(self, case: EngineCase) -> Server:
-        found = self.found(case)
+        self.start([case])
+        found = self._found[case]
         if isinstance(found, Unavailable):
             raise Unavailable(*found.args)  # one that is raised again and again keeps the traceback of each time
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -103,7 +102,7 @@ def test_the_victim_of_a_deadlock_is_told_so(sync_db: Database) -> None:
     engine = sync_db.variant(isolation_level="READ COMMITTED")
     slower, faster = engine.session(), sync_db.session()
     lock = select(Task).with_for_update()
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(2) as threads:
 
         def outrun(*arguments: Any) -> None:
             if "INSERT INTO queue_pause" in arguments[2]:
@@ -113,19 +112,12 @@ def test_the_victim_of_a_deadlock_is_told_so(sync_db: Database) -> None:
         waiting: list[Future[Any]] = []
         slower.scalars(lock).all()
         event.listen(engine.session_engine, "before_cursor_execute", outrun)
-        errors = [raised(slower.pause, Task)]
+        errors = [threads.submit(slower.pause, Task).exception()]
         slower.rollback()
-        errors.append(raised(waiting[0].result))
-    adapter = adapter_for(engine.session_engine.dialect)
-    assert [adapter.is_transient(error) for error in errors if error] == [True], errors
-
-
-def raised(call: Callable[..., Any], *arguments: Any) -> DBAPIError | None:
-    try:
-        call(*arguments)
-    except DBAPIError as error:
-        return error
-    return None
+        errors.append(waiting[0].exception())
+    (error,) = filter(None, errors)
+    assert isinstance(error, DBAPIError)
+    assert adapter_for(engine.session_engine.dialect).is_transient(error)
 
 
 def test_while_somebody_resumes(db: Database) -> None:
