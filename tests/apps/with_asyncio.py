@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from sqlqueue import AsyncQueueSession, Worker
 from tests.apps.models import Customer, Welcome
+
+
+def stop_application(serving: asyncio.Task[None]) -> None:
+    """A worker that cannot go on, such as for a missing table, has logged why."""
+    if not serving.cancelled() and serving.exception() is not None:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def application(engine: AsyncEngine) -> FastAPI:
@@ -25,11 +32,12 @@ def application(engine: AsyncEngine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         serving = asyncio.create_task(worker.serve())
+        serving.add_done_callback(stop_application)
         try:
             yield
         finally:
             worker.stop()
-            await serving
+            await asyncio.wait([serving])
             await engine.dispose()
 
     app = FastAPI(lifespan=lifespan)

@@ -9,7 +9,7 @@ import pytest
 from tests.engines import REQUIRED, SELECTED, EngineCase
 from tests.outages.scene import Scene
 from tests.outages.servers import FrailServer
-from tests.servers import Unavailable
+from tests.servers import NoDocker, Unavailable
 
 Scenes = dict[EngineCase, Scene | Unavailable]
 
@@ -41,7 +41,7 @@ def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
     note(("engine", case.name))
     if isinstance(found, Unavailable):
         note(("server", f"none: {found}"))
-        if case.name in REQUIRED:
+        if case.name in REQUIRED and not isinstance(found, NoDocker):  # the engine is there in another way, or missed
             pytest.fail(f"{case.name}: {found}", pytrace=False)
         pytest.skip(f"{case.name}: {found}")
     note(("server", f"{found.server.server.version} ({found.server.server.origin})"))

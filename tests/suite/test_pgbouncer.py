@@ -55,7 +55,7 @@ def pgbouncer(binary: str, server: URL) -> Iterator[URL]:
         address = f"host={host} port={server.port or 5432}"
         configuration.write_text(CONFIGURATION.format(server=address, port=port, users=users))
         free.close()
-        process = subprocess.Popen([binary, "-q", str(configuration)], **_someone(directory))
+        process = subprocess.Popen([binary, "-q", str(configuration)], **_someone(directory, server))
         try:
             yield _listening(process, server.set(host="127.0.0.1", port=port, query={}))
         finally:
@@ -63,14 +63,15 @@ def pgbouncer(binary: str, server: URL) -> Iterator[URL]:
             process.wait(10)
 
 
-def _someone(directory: Path) -> dict[str, object]:
-    """It refuses to run as root."""
+def _someone(directory: Path, server: URL) -> dict[str, object]:
+    """It refuses to run as root; the directory of the server's socket is open to its owner alone."""
     if os.geteuid() != 0:
         return {}
-    nobody = pwd.getpwnam("nobody")
+    sockets = server.query.get("host")
+    user = pwd.getpwuid(Path(str(sockets)).stat().st_uid) if sockets else pwd.getpwnam("nobody")
     for path in (directory, *directory.iterdir()):
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        os.chown(path, user.pw_uid, user.pw_gid)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def _listening(process: subprocess.Popen[bytes], url: URL) -> URL:
