@@ -1,13 +1,67 @@
-"""JSON as text, for engines that have no type for it."""
+"""JSON: what all engines give back as it was, and JSON as text for engines that have no type for it."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from .checks import is_storable
+from .exc import ArgumentError
+
+_LONGEST_INTEGER = 2**63
+"""Beyond this MySQL makes a number with a fraction of it."""
+
+
+def check_json(name: str, value: object) -> None:
+    """Raises :class:`.ArgumentError` unless ``value`` is JSON that every engine gives back as it is.
+
+    A tuple comes back as a list.
+    """
+    problem = not_json(value, name, tuples=True)
+    if problem is not None:
+        raise ArgumentError(f"{problem}, which cannot be kept as JSON")
+
+
+def not_json(value: object, name: str, *, tuples: bool = False) -> str | None:
+    """Says what in ``value`` is not JSON that every engine gives back as it is; ``None`` if all of it is."""
+    try:
+        return _not_json(value, name, tuples)
+    except RecursionError:
+        return f"{name} contains itself, or is nested too deeply"
+
+
+def _not_json(value: object, name: str, tuples: bool) -> str | None:
+    if isinstance(value, dict):
+        wrong = [key for key in value if not isinstance(key, str) or not is_storable(key)]
+        if wrong:
+            return f"{name} has the key {wrong[0]!r}"
+        return _first(_not_json(each, f"{name}.{key}", tuples) for key, each in value.items())
+    if isinstance(value, (list, tuple) if tuples else list):
+        return _first(_not_json(each, f"{name}.{n}", tuples) for n, each in enumerate(value))
+    return _not_json_alone(value, name)
+
+
+def _not_json_alone(value: object, name: str) -> str | None:
+    match value:
+        case None | bool():
+            return None
+        case str():
+            return None if is_storable(value) else f"{name} has NUL or a lone surrogate"
+        case int():
+            return None if -_LONGEST_INTEGER <= value < _LONGEST_INTEGER else f"{name} has more than 64 bits"
+        case float():
+            return None if math.isfinite(value) else f"{name} is {value}"
+    return f"{name} is a {type(value).__name__}"
+
+
+def _first(problems: Iterator[str | None]) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)
 
 
 class JSONText(TypeDecorator[Any]):

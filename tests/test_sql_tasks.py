@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import String, column, create_engine, insert, select, table, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -22,6 +22,7 @@ from sqlqueue import ArgumentError, Every, enqueue, limits
 from sqlqueue.sqltasks import SQLTaskDatabase, SQLTaskScheduler, read_config, sql_task_models
 from tests.engines import PASSWORD
 from tests.harness import Database
+from tests.suite.scenes import clock
 from tests.worker.crew import PATIENCE, eventually
 
 MODELS = sql_task_models(table="request")
@@ -253,6 +254,33 @@ def test_a_configuration_that_makes_no_sense(tmp_path: Path, content: str, compl
         read_config(config)
 
 
+@pytest.mark.parametrize("where", ["url", "execute_url", "users"])
+def test_a_url_that_leads_nowhere(where: str) -> None:
+    given = {"url": "sqlite://", where: {"owner": "mysql://h:p/x"} if where == "users" else "mysql://h:p/x"}
+    with pytest.raises(ArgumentError, match="the port of the URL is not a number"):
+        SQLTaskScheduler([SQLTaskDatabase(**given)])  # type: ignore[arg-type]
+
+
 def test_an_asyncio_driver_executes_no_requests() -> None:
     with pytest.raises(ArgumentError, match="asyncio driver"):
         SQLTaskScheduler([SQLTaskDatabase(url="sqlite+aiosqlite://")])
+
+
+def test_plain_inserts_start_when_they_say(tasks: Database) -> None:
+    moments = table("request", column("request", String), column("available_at", TASK.__table__.c.available_at.type))
+    now = clock(tasks)
+    with tasks.engine.begin() as connection:
+        connection.execute(insert(moments).values(request="SELECT 1", available_at=now + timedelta(hours=1)))
+        connection.execute(insert(moments).values(request="SELECT 2", available_at=now + timedelta(seconds=1)))
+        repeat = connection.dialect.identifier_preparer.quote("repeat")
+        connection.execute(text(f"INSERT INTO request (request, {repeat}) VALUES ('SELECT 3', 'PT1H')"))
+        connection.execute(text("INSERT INTO request (request) VALUES ('SELECT 4')"))
+    with running(served(tasks)):
+        eventually(ended(tasks, 2))
+        eventually(lambda: [task.status for task in found(tasks)].count("scheduled") == 2)
+    later, soon, hourly, at_once = found(tasks)
+    assert (later.status, later.response, later.attempt) == ("scheduled", None, 0)
+    assert (soon.status, at_once.status) == ("completed", "completed")
+    assert soon.claimed_at >= now + timedelta(seconds=1)
+    assert (hourly.status, hourly.response) == ("scheduled", None)
+    assert hourly.available_at == hourly.created_at + timedelta(hours=1)

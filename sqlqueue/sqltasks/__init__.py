@@ -1,9 +1,9 @@
 """An asynchronous scheduler for SQL in the database: tasks whose work is a statement that their row holds."""
 
 from .config import SQLTaskDatabase, read_config
-from .execution import RequestFailed
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models, sql_task_options
 from .scheduler import SQLTaskScheduler, handle_sql_tasks
+from .watchdog import RequestFailed
 
 __all__ = [
     "RequestFailed",

@@ -26,7 +26,7 @@ class SQLTaskDatabase:
     ``queues``: how many tasks of a queue run at once, one if it is not named.
     ``concurrency``: how many tasks of a schema run at once, whatever their queues.
     ``poll``: the longest time between two looks for work; ``timeout``: the longest time of a request;
-    ``response_limit``: the size of a response in characters, beyond which rows are left out.
+    ``response_limit``: the size of a response in characters; rows beyond it are read, one at a time, and left out.
     """
 
     url: str

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import URL, Connection, CursorResult, create_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ..checks import count, duration
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..exc import ArgumentError, SQLQueueError
-
-FETCH = 100
-"""Rows at a time."""
-
-
-class RequestFailed(SQLQueueError):
-    """The database refused a request, or ended it.  Its text begins with the database's own ``code``."""
-
-    def __init__(self, message: str, *, code: object) -> None:
-        super().__init__(message)
-        self.code = code
+from ..urls import database_url, parsed_url
+from .response import response
+from .watchdog import RequestFailed, Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +27,7 @@ class Users:
 
     @classmethod
     def of(cls, default: str | URL, named: Mapping[str, str | URL]) -> Users:
-        users = cls(make_url(default), {name: make_url(url) for name, url in named.items()})
-        for url in (users.default, *users.named.values()):
-            if url.get_dialect().is_async:
-                raise ArgumentError(f"{url.drivername} is an asyncio driver: requests are executed in threads")
-        return users
+        return cls(_usable(default), {name: _usable(url) for name, url in named.items()})
 
     def url(self, name: str | None) -> URL:
         if name is None:
@@ -52,6 +36,13 @@ class Users:
             known = ", ".join(sorted(self.named)) or "none"
             raise RequestFailed(f"there is no user {name!r} here; there are: {known}", code="no-user")
         return self.named[name]
+
+
+def _usable(url: str | URL) -> URL:
+    """``url`` if requests can be executed with its driver; :class:`.ArgumentError` if not."""
+    parsed = parsed_url(url)
+    adapter_for(parsed.get_dialect()()).connect_arguments(parsed)
+    return database_url(parsed)
 
 
 class Executor:
@@ -64,52 +55,46 @@ class Executor:
 
     def execute(self, request: str, *, user: str | None, timeout: float | None) -> str:
         """What ``request`` returned, as JSON, after its commit; :class:`RequestFailed` if it did not come to that."""
-        engine = create_engine(self.users.url(user), poolclass=NullPool)
-        adapter = adapter_for(engine.dialect)
-        seconds = self.timeout if timeout is None else timedelta(seconds=timeout)
-        if seconds <= timedelta(0):
-            raise RequestFailed(f"timeout={timeout}: a positive number of seconds is needed", code="timeout")
+        url, limit = self.users.url(user), self._within(timeout)
+        adapter = adapter_for(url.get_dialect()())
+        engine = create_engine(url, poolclass=NullPool, connect_args=adapter.connect_arguments(url))
         try:
-            with engine.begin() as connection:
-                adapter.limit_time(connection, min(seconds, self.timeout))
-                return self._response(adapter, connection, request)
+            with engine.connect() as connection:
+                return self._executed(connection, request, limit)
         except DBAPIError as error:
             if adapter.is_outage(error):
                 raise
-            code = adapter.code(error)
-            raise RequestFailed(f"{code}: {error.orig}", code=code) from error
+            raise _failed(adapter, error) from error
 
-    def _response(self, adapter: Adapter, connection: Connection, request: str) -> str:
-        unchanged = connection.execution_options(no_parameters=True)  # a % in it is a %
-        with unchanged.exec_driver_sql(request) as result:
-            if not result.returns_rows:
-                return _text({"row_count": result.rowcount})
-            described = result.cursor.description if result.cursor is not None else ()
-            rows, truncated = self._rows(result)
-            first = rows[0] if rows else [""] * len(described)
-            columns = [
-                [name, adapter.type_name(code) or type(value).__name__]  # SQLite has types of values alone
-                for (name, code, *_), value in zip(described, first, strict=True)
-            ]
-            return _text({"columns": columns, "rows": rows, "row_count": len(rows), "truncated": truncated})
+    def _executed(self, connection: Connection, request: str, limit: timedelta) -> str:
+        """Committed, or undone if its time is up before that."""
+        adapter = adapter_for(connection.dialect)
+        with connection.begin() as transaction:
+            interrupt = adapter.interruption(connection)
+            adapter.limit_time(connection, limit)
+            with Watchdog(limit, interrupt) as watchdog:
+                try:
+                    with adapter.answer(connection, request) as answer:
+                        told = response(answer, self.limit)
+                    watchdog.check()
+                    transaction.commit()  # which may take its time, too
+                except DBAPIError as error:  # an outage also, if it is that the connection was ended
+                    watchdog.check(_failed(adapter, error))
+                    raise
+                finally:
+                    if watchdog.is_up:
+                        connection.invalidate()  # closed, which undoes it: a ROLLBACK may be interrupted, too
+        return told
 
-    def _rows(self, result: CursorResult[Any]) -> tuple[list[list[Any]], bool]:
-        """As many whole rows as fit in the limit."""
-        rows: list[list[Any]] = []
-        size = 0
-        while some := result.fetchmany(FETCH):
-            for row in some:
-                size += len(_text(list(row))) + 1
-                if size > self.limit:
-                    return rows, True
-                rows.append(list(row))
-        return rows, False
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"))
+    def _within(self, timeout: float | None) -> timedelta:
+        """The time of a request, at most that of all."""
+        if timeout is None:
+            return self.timeout
+        if not timeout > 0:
+            raise RequestFailed(f"timeout={timeout}: a positive number of seconds is needed", code="timeout")
+        return min(timedelta(seconds=min(timeout, self.timeout.total_seconds())), self.timeout)
 
 
-def _plain(value: Any) -> str:
-    """What JSON has no word for, as text; bytes in hexadecimal."""
-    return bytes(value).hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+def _failed(adapter: Adapter, error: DBAPIError) -> RequestFailed:
+    code = adapter.code(error) or type(error.orig).__name__
+    return RequestFailed(f"{code}: {error.orig}", code=code)

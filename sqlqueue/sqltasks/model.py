@@ -34,7 +34,8 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
             __tablename__ = "sql_task"
             __queue__ = sql_task_options(SQLSlot)
 
-    Any program enqueues with ``INSERT INTO sql_task (request) VALUES ('...')``.
+    Any program enqueues with ``INSERT INTO sql_task (request) VALUES ('...')``, with an ``available_at`` in UTC if it
+    is not to start before, or a ``repeat`` to run at that interval or those times.
     """
 
     __abstract__ = True
@@ -44,9 +45,9 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
     """One statement, in the words of the database."""
     response: Mapped[str | None] = mapped_column(Text)
     """What the last successful run returned, as JSON: ``columns`` (name and type), ``rows``, ``row_count`` and whether
-    it was ``truncated``."""
+    it was ``truncated``; values that JSON has no word for are text."""
     timeout: Mapped[float | None] = mapped_column(Float)
-    """Seconds after which the server ends the statement; the scheduler's limit if it has none."""
+    """Seconds after which the statement is ended and rolled back; the scheduler's limit if it has none."""
     run_as: Mapped[str | None] = mapped_column(String(LONGEST_USER))
     """As which of the scheduler's users; ``NULL``: the one for all that say nothing."""
     delete_when_done: Mapped[bool | None] = mapped_column(Boolean)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -13,10 +12,13 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
 from ..claims import claim_of
+from ..logs import logger_of
+from ..operations.attempts import brief, spoken
 from ..schedules import parse
 from ..spec import spec_of
 from ..statements import state
 from ..states import Status
+from ..urls import database_url
 from ..worker import Worker
 from ..worker.patience import passes, pauses
 from ..worker.worker import handling_signals
@@ -24,7 +26,7 @@ from .config import SQLTaskDatabase
 from .execution import Executor, Users
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models
 
-logger = logging.getLogger("sqlqueue")
+logger = logger_of("sqlqueue")
 
 
 def handle_sql_tasks(
@@ -40,9 +42,9 @@ def handle_sql_tasks(
     """Let ``worker`` execute the requests of ``entity``: whoever can write its table can then run SQL.
 
     Each is executed on a connection and in a transaction of its own, as the user of ``url``, or of the one of ``users``
-    that its ``run_as`` names.  The server ends it after its ``timeout``, at the most the one given here (on MySQL that
-    holds for queries alone).  Then its response, its completion and the next run are one commit; a crash between the
-    two commits executes the request again.  A request that fails is discarded, with the database's code and message as
+    that its ``run_as`` names.  It is ended after its ``timeout``, at the most the one given here, whatever it sets in
+    its session.  Then its response, its completion and the next run are one commit; a crash between the two commits
+    executes the request again.  A request that fails is discarded, with the database's code and message as
     its ``error``, unless the model allows more attempts.
     """
     executor = Executor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
@@ -70,6 +72,7 @@ class SQLTaskScheduler:
     def __init__(self, databases: Sequence[SQLTaskDatabase]) -> None:
         for database in databases:
             Users.of(database.execute_url or database.url, database.users)
+            database_url(database.url)
         self._databases = databases
         self._workers: list[Worker] = []
         self._stopped = False
@@ -118,7 +121,8 @@ class SQLTaskScheduler:
             except DBAPIError as error:
                 if not passes(error):
                     raise
-                logger.warning("%r is not to be had, next try in %s: %s", engine.url, pause, error.orig)
+                where, reason = engine.url.render_as_string(hide_password=True), brief(str(error.orig))
+                logger.warning("cannot connect to %s, next try in %s: %s", where, spoken(pause), reason)
                 await asyncio.sleep(pause.total_seconds())
         return []
 
