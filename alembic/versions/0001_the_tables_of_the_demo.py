@@ -36,7 +36,15 @@ def upgrade() -> None:
             .with_variant(mssql.DATETIME2(precision=6), "mssql")
             .with_variant(mysql.DATETIME(fsp=6), "mysql")
             .with_variant(oracle.TIMESTAMP(), "oracle"),
-            server_default=sa.text("(CURRENT_TIMESTAMP)"),
+            server_default=sa.text(
+                {
+                    "mariadb": "(utc_timestamp(6))",
+                    "mssql": "(sysutcdatetime())",
+                    "mysql": "(utc_timestamp(6))",
+                    "oracle": "(sys_extract_utc(SYSTIMESTAMP))",
+                    "sqlite": "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))",
+                }.get(op.get_context().dialect.name, "(CURRENT_TIMESTAMP)")
+            ),
             nullable=False,
         ),
         sa.Column("attempt", sa.Integer(), server_default=sa.text("0"), nullable=False),
@@ -51,6 +59,7 @@ def upgrade() -> None:
             .with_variant(oracle.TIMESTAMP(), "oracle"),
             nullable=True,
         ),
+        sa.Column("claim_token", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column(
             "finished_at",
             sa.DateTime(timezone=True)
@@ -76,7 +85,15 @@ def upgrade() -> None:
             .with_variant(mssql.DATETIME2(precision=6), "mssql")
             .with_variant(mysql.DATETIME(fsp=6), "mysql")
             .with_variant(oracle.TIMESTAMP(), "oracle"),
-            server_default=sa.text("(CURRENT_TIMESTAMP)"),
+            server_default=sa.text(
+                {
+                    "mariadb": "(utc_timestamp(6))",
+                    "mssql": "(sysutcdatetime())",
+                    "mysql": "(utc_timestamp(6))",
+                    "oracle": "(sys_extract_utc(SYSTIMESTAMP))",
+                    "sqlite": "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))",
+                }.get(op.get_context().dialect.name, "(CURRENT_TIMESTAMP)")
+            ),
             nullable=False,
         ),
         sa.PrimaryKeyConstraint("id"),

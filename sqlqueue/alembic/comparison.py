@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import (
+    AlterColumnOp,
     CreateIndexOp,
     CreateTableOp,
+    DropColumnOp,
     DropIndexOp,
     MigrateOperation,
     ModifyTableOps,
     UpgradeOps,
 )
 from alembic.util import PriorityDispatchResult
-from sqlalchemy import Column, Connection, Index, MetaData, Table, desc, text
+from sqlalchemy import Column, Connection, DefaultClause, Index, Integer, MetaData, Table, desc, text
 from sqlalchemy.sql.elements import conv
 
 from ..dialects import adapter_for
 from ..dialects.inspection import LiveIndex
-from ..drift import WrongIndex, drift
+from ..drift import WrongDefault, WrongIndex, constant, drift
 from ..mixins import queues
 from ..spec import QueueSpec
-from .operations import AdoptRowsOp, StorageOp
+from .defaults import render_defaults
+from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, setting_default
 from .options import options_in
-from .tables import of_former_queue, of_queue, was_queue
+from .renaming import renamed
+from .tables import of_former_queue, of_queue, was_queue, with_new_names
+from .verification import listed, verify
 
 Key: TypeAlias = tuple[str | None, str]
 """Of a table: its schema, unless that is the default one, and its name."""
-
-
-def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:
-    """:class:`.UnsupportedDialectError` if this server cannot carry the queues of ``metadata``.  Changes nothing.
-
-    Autogenerate asks by itself.  For ``alembic upgrade``, call it in ``env.py`` before ``context.configure``: most
-    engines do not roll back half a migration.
-    """
-    if not any(queues(each) for each in _listed(metadata)):
-        return
-    within = connection.in_transaction()
-    adapter_for(connection.dialect).verify(connection)
-    if not within:
-        connection.rollback()  # to Alembic a transaction that has begun is somebody else's to commit
 
 
 def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
@@ -52,6 +43,7 @@ def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDi
 
 
 def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    render_defaults(context)
     if context.connection is not None:
         Revision(context, context.connection, upgrade_ops.ops).complete()
     return PriorityDispatchResult.CONTINUE
@@ -71,16 +63,26 @@ class Revision:
 
     def complete(self) -> None:
         """Change the list of operations in place."""
-        self.operations += self._mending()
+        for mending in list(self._mending()):
+            self._add(mending)
         self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
         if self.options.postgresql_storage:
             self.operations += self._storage()
 
+    def _add(self, mending: ModifyTableOps) -> None:
+        """To what is done to that table already, if anything is: indexes go before columns, and come after them."""
+        key = self._key(mending.schema, mending.table_name)
+        for op in self.operations:
+            if not isinstance(op, ModifyTableOps) or isinstance(mending, SetDefaultsOp):
+                continue
+            if self._key(op.schema, op.table_name) == key and not isinstance(op, SetDefaultsOp):
+                op.ops = [*op.ops, *mending.ops]
+                return
+        self.operations.append(mending)
+
     def _visible_queues(self) -> Iterator[QueueSpec]:
         """Those that the project's filters let through; of several that share a table, the first."""
-        tables = {
-            spec.table: spec for metadata in _listed(self.context.metadata) for spec in reversed(queues(metadata))
-        }
+        tables = {spec.table: spec for metadata in listed(self.context.metadata) for spec in reversed(queues(metadata))}
         for table, spec in tables.items():
             if self.context.run_object_filters(table, table.name, "table", False, None):
                 yield spec
@@ -88,10 +90,12 @@ class Revision:
     def _key(self, schema: str | None, name: str) -> Key:
         return (None if schema == self.connection.dialect.default_schema_name else schema), name
 
-    def _mending(self) -> Iterator[MigrateOperation]:
+    def _mending(self) -> Iterator[ModifyTableOps]:
         """Indexes that are there and are not what a queue needs, as far as Alembic has not noticed."""
         noticed = {index for op in self.operations if isinstance(op, ModifyTableOps) for index in self._indexes(op)}
         for wrong in drift(self.connection, self.queues.values()):
+            if isinstance(wrong, WrongDefault):
+                yield from self._mending_default(wrong)
             if not isinstance(wrong, WrongIndex):
                 continue  # what is missing altogether is noticed, or filtered out
             index, table = wrong.index, wrong.spec.table
@@ -100,6 +104,19 @@ class Revision:
                 old = self._as_it_is(table, str(index.name), wrong.live)
                 replacing = [DropIndexOp.from_index(old), CreateIndexOp.from_index(index)]
                 yield ModifyTableOps(table.name, replacing, schema=table.schema)
+
+    def _mending_default(self, wrong: WrongDefault) -> Iterator[ModifyTableOps]:
+        """Unless Alembic compares defaults and changes this one, or the project leaves the column out."""
+        column, table = wrong.column, wrong.spec.table
+        key = self._key(table.schema, table.name)
+        tables = [op for op in self.operations if isinstance(op, ModifyTableOps)]
+        altered = [each for op in tables if self._key(op.schema, op.table_name) == key for each in op.ops]
+        if any(isinstance(each, AlterColumnOp) and each.column_name == column.name for each in altered):
+            return
+        if self.context.run_object_filters(column, column.name, "column", False, None):
+            value = constant(wrong.live) or ""
+            existing = DefaultClause(text(value) if isinstance(column.type, Integer) else value)
+            yield SetDefaultsOp(table.name, [setting_default(table, column, existing)], schema=table.schema)
 
     def _as_it_is(self, table: Table, name: str, live: LiveIndex) -> Index:
         """The index that the server has."""
@@ -117,18 +134,25 @@ class Revision:
 
     def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
         """What is written in the place of ``op``."""
-        if not isinstance(op, ModifyTableOps):
+        if not isinstance(op, ModifyTableOps) or isinstance(op, SetDefaultsOp):
             yield op
             return
         key = self._key(op.schema, op.table_name)
         if key in self.queues:
             self._keep_order(op)
+            yield from with_new_names(op, self._new_names(op, self.queues[key]))
             yield from of_queue(op, self.queues[key], self.options, is_new=key in self.created)
         elif was_queue(op):
             self._keep_order(op)
             yield from of_former_queue(op, self.options)
         else:
             yield op
+
+    def _new_names(self, op: ModifyTableOps, spec: QueueSpec) -> dict[str, str]:
+        if not any(isinstance(each, DropColumnOp) for each in op.ops):
+            return {}
+        table = Table(op.table_name, MetaData(), schema=op.schema)
+        return renamed(op, spec, self.adapter.live_indexes(self.connection, table))
 
     def _keep_order(self, op: ModifyTableOps) -> None:
         """Of indexes that are dropped; SQLAlchemy does not tell of every engine which terms go downward."""
@@ -143,13 +167,13 @@ class Revision:
 
     def _storage(self) -> list[MigrateOperation]:
         """For tables that the revision makes queues, whatever the engine; for others, where it tells what they have."""
-        adopted = {self._key(op.schema, op.table_name) for op in self.operations if isinstance(op, AdoptRowsOp)}
+        adopted = {
+            self._key(op.schema, op.table_name)
+            for op in self.operations
+            if isinstance(op, AddQueueColumnsOp) and op.adoption is not None
+        }
         return [
             StorageOp(spec.table)
             for key, spec in self.queues.items()
             if key in self.created | adopted or self.adapter.lacks_storage(self.connection, spec.table)
         ]
-
-
-def _listed(metadata: MetaData | Sequence[MetaData] | None) -> Sequence[MetaData]:
-    return [metadata] if isinstance(metadata, MetaData) else metadata or ()

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alembic.autogenerate import renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import render_op
-from alembic.operations.ops import DropColumnOp, MigrateOperation, ModifyTableOps
-from sqlalchemy import Table
+from alembic.operations.ops import AddColumnOp, AlterColumnOp, DropColumnOp, MigrateOperation, ModifyTableOps
+from sqlalchemy import Column, MetaData, Table
 
+from ..dialects import adapters
 from ..dialects.catalog import STORAGE_DIALECT, storage_statement
 from ..states import Status
+from .adoption import Adoption, added, render_default, render_item
 
 
-class QueueColumnsOps(ModifyTableOps):
-    """Columns of a queue that come or go."""
+class AddQueueColumnsOp(MigrateOperation):
+    """Columns that a queue needs are added; with an ``adoption``, they are those that make the table a queue."""
 
-    def reverse(self) -> QueueColumnsOps:
-        return QueueColumnsOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
+    def __init__(
+        self, table_name: str, columns: Sequence[Column[Any]], adoption: Adoption | None, *, schema: str | None
+    ) -> None:
+        self.table_name = table_name
+        self.columns = columns
+        self.adoption = adoption
+        self.schema = schema
+
+    def reverse(self) -> DropQueueColumnsOp:
+        return DropQueueColumnsOp(self)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("add_queue_columns", self.schema, self.table_name, [column.name for column in self.columns])
+
+
+class DropQueueColumnsOp(MigrateOperation):
+    """The same columns are dropped, and with them what they say of the rows."""
+
+    def __init__(self, addition: AddQueueColumnsOp) -> None:
+        self.addition = addition
+
+    def reverse(self) -> AddQueueColumnsOp:
+        return self.addition
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("drop_queue_columns", *self.addition.to_diff_tuple()[1:])
+
+
+class MomentDefaultsOps(ModifyTableOps):
+    """Moments that get the default of the clock in UTC, on engines that can change a default."""
+
+    def reverse(self) -> MomentDefaultsOps:
+        return MomentDefaultsOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class ConcurrentIndexesOps(ModifyTableOps):
@@ -28,34 +62,33 @@ class ConcurrentIndexesOps(ModifyTableOps):
         return ConcurrentIndexesOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
-class AdoptRowsOp(MigrateOperation):
-    """The rows that a table has when it becomes a queue are given a status."""
+class RenameColumnsOp(MigrateOperation):
+    """Columns of a queue go by other names, and keep what is in them."""
 
-    def __init__(self, table_name: str, status: str, finished_at: str, becomes: Status, *, schema: str | None) -> None:
+    def __init__(self, table_name: str, columns: Mapping[str, Column[Any]], *, schema: str | None) -> None:
         self.table_name = table_name
-        self.values = {status: f"'{becomes}'", finished_at: "CURRENT_TIMESTAMP"}
-        """SQL by column."""
-        self.becomes = becomes
+        self.columns = columns
+        """The columns as they are but for their names, by their new names."""
         self.schema = schema
 
-    def reverse(self) -> ForgetRowsOp:
-        return ForgetRowsOp(self)
+    def reverse(self) -> RenameColumnsOp:
+        columns = {column.name: _named(name, column) for name, column in self.columns.items()}
+        return RenameColumnsOp(self.table_name, columns, schema=self.schema)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
-        return ("adopt_rows", self.schema, self.table_name, self.becomes)
+        names = [(column.name, name) for name, column in self.columns.items()]
+        return ("rename_queue_columns", self.schema, self.table_name, names)
 
 
-class ForgetRowsOp(MigrateOperation):
-    """The rows of a queue that is one no longer lose their status, with its column: nothing to write."""
+def _named(name: str, column: Column[Any]) -> Column[Any]:
+    return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
 
-    def __init__(self, adoption: AdoptRowsOp) -> None:
-        self.adoption = adoption
 
-    def reverse(self) -> AdoptRowsOp:
-        return self.adoption
+class SetDefaultsOp(ModifyTableOps):
+    """Defaults of columns of a queue change."""
 
-    def to_diff_tuple(self) -> tuple[Any, ...]:
-        return ("forget_rows", self.adoption.schema, self.adoption.table_name)
+    def reverse(self) -> SetDefaultsOp:
+        return SetDefaultsOp(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class StorageOp(MigrateOperation):
@@ -72,48 +105,111 @@ class StorageOp(MigrateOperation):
         return ("storage_parameters", self.table.schema, self.table.name)
 
 
-@renderers.dispatch_for(QueueColumnsOps)
-def _render_columns(context: AutogenContext, op: QueueColumnsOps) -> list[str]:
-    # In batch form, which other engines run as plain ALTERs: SQLite adds no column whose default is not constant to a
-    # table with rows.  And SQL Server drops no column that has a default.
+@renderers.dispatch_for(AddQueueColumnsOp)
+def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
+    first = added(op.columns, op.adoption)
+    adding = [AddColumnOp(op.table_name, column, schema=op.schema) for column in first]
+    lines = [*_said_of_rows(op), *_render_in_batch(context, op, adding)]
+    target = Table(op.table_name, MetaData(), schema=op.schema)
+    changed = [
+        setting_default(target, column, each.server_default)
+        for column, each in zip(op.columns, first, strict=True)
+        if column.server_default is not each.server_default
+    ]
+    if not changed:
+        return lines
+    setting = SetDefaultsOp(op.table_name, changed, schema=op.schema)
+    return [*lines, "# The defaults of rows to come.", *_render_defaults(context, setting)]
+
+
+@renderers.dispatch_for(SetDefaultsOp)
+def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
+    header, *altering = _render_in_batch(context, op, op.ops)
+    existing = (render_default(context, each.existing_server_default) for each in op.ops)  # type: ignore[attr-defined]
+    # Alembic does not say it, but has to drop the constraint that it is on SQL Server
+    told = (
+        f"{line[:-1]},\n           existing_server_default={each})"
+        for line, each in zip(altering, existing, strict=False)
+    )
+    return [header, *told, ""]
+
+
+@renderers.dispatch_for(RenameColumnsOp)
+def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
+    renaming = [
+        AlterColumnOp(
+            op.table_name,
+            column.name,
+            schema=op.schema,
+            existing_type=column.type,
+            existing_nullable=column.nullable,
+            existing_server_default=column.server_default,
+            modify_name=name,
+        )
+        for name, column in op.columns.items()
+    ]
+    return _render_in_batch(context, op, renaming)
+
+
+def setting_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
+    """``column`` gets the default that the model declares, in the place of an ``existing`` one."""
+    return AlterColumnOp(
+        table.name,
+        column.name,
+        schema=table.schema,
+        existing_type=column.type,
+        existing_nullable=column.nullable,
+        existing_server_default=existing,
+        modify_server_default=column.server_default,
+    )
+
+
+def _said_of_rows(op: AddQueueColumnsOp) -> list[str]:
+    if op.adoption is None:
+        return []
+    status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
+    if becomes == Status.AVAILABLE:
+        return [f"# The rows that {op.table_name} has now become {becomes}: workers take them all."]
+    return [
+        f"# The rows that {op.table_name} has now become {becomes}: no worker takes them. They get no finished_at, so",
+        "# prune() does not delete them, whatever the model's retention. If workers are to take some of them, add",
+        f"# an UPDATE below that sets {status} to 'available' and {moment} to a moment that has passed.",
+    ]
+
+
+@renderers.dispatch_for(DropQueueColumnsOp)
+def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
+    columns = list(reversed(op.addition.columns))
+    dropping = [DropColumnOp.from_column_and_tablename(op.addition.schema, op.addition.table_name, c) for c in columns]
+    lines = _render_in_batch(context, op.addition, dropping)
+    with_default = {f"batch_op.drop_column({c.name!r})" for c in columns if c.server_default is not None}
+    # SQL Server drops no column that has a default
+    return [f"{line[:-1]}, mssql_drop_default=True)" if line in with_default else line for line in lines]
+
+
+def _render_in_batch(
+    context: AutogenContext, op: AddQueueColumnsOp | RenameColumnsOp | ModifyTableOps, ops: Sequence[MigrateOperation]
+) -> list[str]:
+    """In batch form, which other engines run as plain ALTERs: SQLite changes no default of a column that is there."""
     opts = context.opts
-    context.opts = {**opts, "render_as_batch": True}
+    context.opts = {**opts, "render_as_batch": True, "render_item": render_item(context)}
     try:
-        lines = render_op(context, ModifyTableOps(op.table_name, op.ops, schema=op.schema))
+        return render_op(context, ModifyTableOps(op.table_name, ops, schema=op.schema))
     finally:
         context.opts = opts
-    with_default = {
-        f"batch_op.drop_column({column.column_name!r})"
-        for column in op.ops
-        if isinstance(column, DropColumnOp) and column.to_column().server_default is not None
-    }
-    return [f"{line[:-1]}, mssql_drop_default=True)" if line in with_default else line for line in lines]
+
+
+@renderers.dispatch_for(MomentDefaultsOps)
+def _render_moment_defaults(context: AutogenContext, op: MomentDefaultsOps) -> list[str]:
+    others = tuple(name for name, adapter in adapters().items() if not adapter.alters_defaults)
+    block = f"if {_op(context)}get_context().dialect.name not in {others!r}:"
+    return [block, *(line for each in op.ops for line in render_op(context, each)), ""]
 
 
 @renderers.dispatch_for(ConcurrentIndexesOps)
 def _render_concurrently(context: AutogenContext, op: ConcurrentIndexesOps) -> list[str]:
     block = f"with {_op(context)}get_context().autocommit_block():"
     return [block, *(line for index in op.ops for line in render_op(context, index)), ""]
-
-
-@renderers.dispatch_for(AdoptRowsOp)
-def _render_adoption(context: AutogenContext, op: AdoptRowsOp) -> list[str]:
-    if op.becomes == Status.AVAILABLE:
-        return [f"# Rows from before {op.table_name} was a queue become available: workers take them all."]
-    sa = context.opts["sqlalchemy_module_prefix"] or ""
-    columns = ", ".join(f"{sa}column({name!r})" for name in op.values)
-    schema = f", schema={op.schema!r}" if op.schema else ""
-    values = ", ".join(f"{name!r}: {sa}text({value!r})" for name, value in op.values.items())
-    return [
-        f"# Rows from before {op.table_name} was a queue become {op.becomes}: no worker takes them.",
-        "# Where some of them shall be worked on, add .where(...): those that it leaves out are available.",
-        f"{_op(context)}execute({sa}table({op.table_name!r}, {columns}{schema}).update().values({{{values}}}))",
-    ]
-
-
-@renderers.dispatch_for(ForgetRowsOp)
-def _render_nothing(context: AutogenContext, op: ForgetRowsOp) -> list[str]:
-    return []
 
 
 @renderers.dispatch_for(StorageOp)

@@ -18,7 +18,7 @@ class MigrationOptions:
 
     existing_rows: Status | Literal["completed", "cancelled", "discarded", "available"] = Status.COMPLETED
     """What the rows of a table become when it is made a queue: ``completed``, ``cancelled``, ``discarded``, or
-    ``available``, and workers take them all.  The revision says it in a line of its own, to be changed at will."""
+    ``available``, and workers take them all.  Final ones have no ``finished_at``: ``prune`` leaves them."""
     concurrently: bool = False
     """Whether PostgreSQL builds and drops the indexes of queues in tables that exist ``CONCURRENTLY``: writers do not
     wait.  It cannot be rolled back, and it commits what the revision did before: give it a revision of its own, or

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from alembic.operations.ops import (
     AddColumnOp,
+    AlterColumnOp,
     CreateIndexOp,
     DropColumnOp,
     DropIndexOp,
@@ -13,57 +14,85 @@ from alembic.operations.ops import (
     ModifyTableOps,
 )
 
-from ..drift import needed_indexes
+from ..drift import queue_indexes
 from ..spec import QUEUE_ROLES, QueueSpec, index_name
 from ..states import Status
-from .operations import AdoptRowsOp, ConcurrentIndexesOps, QueueColumnsOps
+from .adoption import Adoption
+from .defaults import is_ours
+from .operations import AddQueueColumnsOp, ConcurrentIndexesOps, MomentDefaultsOps, RenameColumnsOp
 from .options import MigrationOptions
 
 _KINDS = ("claim", "due")
 
 
+def with_new_names(op: ModifyTableOps, names: Mapping[str, str]) -> Iterator[MigrateOperation]:
+    """Rename the columns of the queue with these new ``names``; left in ``op`` is what comes after that."""
+    if not names:
+        return
+    dropped = [each for each in op.ops if isinstance(each, DropIndexOp)]
+    if dropped:
+        yield ModifyTableOps(op.table_name, dropped, schema=op.schema)
+    old = {each.column_name: each.to_column() for each in op.ops if isinstance(each, DropColumnOp)}
+    yield RenameColumnsOp(op.table_name, {new: old[name] for name, new in names.items()}, schema=op.schema)
+    op.ops[:] = [each for each in op.ops if each not in dropped and not _is_renaming(each, names)]
+
+
+def _is_renaming(op: MigrateOperation, names: Mapping[str, str]) -> bool:
+    if isinstance(op, AddColumnOp):
+        return op.column.name in names.values()
+    return isinstance(op, DropColumnOp) and op.column_name in names
+
+
 def of_queue(
     op: ModifyTableOps, spec: QueueSpec, options: MigrationOptions, *, is_new: bool
 ) -> Iterator[MigrateOperation]:
-    """The columns of the queue, what its old rows become, and then the rest: its indexes."""
+    """The columns of the queue, and then the rest: its indexes."""
     names = {column.name for column in spec.columns.values()}
     added = [each for each in op.ops if isinstance(each, AddColumnOp) and each.column.name in names]
+    mended = [each for each in op.ops if isinstance(each, AlterColumnOp) and is_ours(each.modify_server_default)]
     if added:
-        yield QueueColumnsOps(op.table_name, added, schema=op.schema)
-    status, finished_at = spec["status"].name, spec["finished_at"].name
-    if any(each.column.name == status for each in added):
-        yield AdoptRowsOp(op.table_name, status, finished_at, Status(options.existing_rows), schema=op.schema)
-    rest = [each for each in op.ops if each not in added]
+        columns, status = [each.column for each in added], spec["status"].name
+        adoption = _adoption(status, spec["available_at"].name, options)
+        is_adopted = any(column.name == status for column in columns)
+        yield AddQueueColumnsOp(op.table_name, columns, adoption if is_adopted else None, schema=op.schema)
+    if mended:
+        yield MomentDefaultsOps(op.table_name, mended, schema=op.schema)
+    rest = [each for each in op.ops if each not in added and each not in mended]
     # in a table that is made by the same revision there is nobody to wait for
     concurrently = options.concurrently and not is_new
-    yield from _rest(op, rest, {str(index.name) for index in needed_indexes(spec)} if concurrently else ())
+    yield from _rest(op, rest, {str(index.name) for index in queue_indexes(spec)} if concurrently else ())
 
 
 def was_queue(op: ModifyTableOps) -> bool:
     """A table that has been a queue is known by the indexes that it loses, with as many columns as a queue has."""
     dropped = {each.column_name for each in op.ops if isinstance(each, DropColumnOp)}
-    leading = _leading_columns(op)
+    leading = [names[0] for names in _index_columns(op)]
     return len(leading) == len(_KINDS) and dropped.issuperset(leading) and len(dropped) >= len(QUEUE_ROLES)
 
 
 def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[MigrateOperation]:
     """The same the other way round; a downgrade that makes it a queue again adopts its rows as well."""
-    columns = [each for each in op.ops if isinstance(each, DropColumnOp)]
-    rest = [each for each in op.ops if each not in columns]
+    dropped = [each for each in op.ops if isinstance(each, DropColumnOp)]
+    rest = [each for each in op.ops if each not in dropped]
     yield from _rest(op, rest, _index_names(op) if options.concurrently else ())
-    status, finished_at = _leading_columns(op)
-    yield AdoptRowsOp(op.table_name, status, finished_at, Status(options.existing_rows), schema=op.schema).reverse()
-    yield QueueColumnsOps(op.table_name, columns, schema=op.schema)
+    (status, *_), (_, available_at, *_) = _index_columns(op)
+    columns = [each.to_column() for each in reversed(dropped)]
+    adoption = _adoption(status, available_at, options)
+    yield AddQueueColumnsOp(op.table_name, columns, adoption, schema=op.schema).reverse()
+
+
+def _adoption(status: str, available_at: str, options: MigrationOptions) -> Adoption:
+    return Adoption(status=status, available_at=available_at, becomes=Status(options.existing_rows))
 
 
 def _index_names(op: ModifyTableOps) -> list[str]:
     return [index_name(op.table_name, kind) for kind in _KINDS]
 
 
-def _leading_columns(op: ModifyTableOps) -> list[str]:
-    """The first columns of the queue's indexes, of those that are dropped: its status, and when it was finished."""
+def _index_columns(op: ModifyTableOps) -> list[list[str]]:
+    """The columns of the queue's two indexes, of those that are dropped: one leads with its status."""
     dropped = {str(each.index_name): each.to_index() for each in op.ops if isinstance(each, DropIndexOp)}
-    return [next(iter(dropped[name].columns)).name for name in _index_names(op) if name in dropped]
+    return [[column.name for column in dropped[name].columns] for name in _index_names(op) if name in dropped]
 
 
 def _rest(

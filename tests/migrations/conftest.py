@@ -37,9 +37,10 @@ def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
     """`revised(database, **options of context.configure)`: the revision of the plain models, once for each engine."""
 
     @cache
-    def revise(db: Database, **options: Any) -> Path:
+    def revise(db: Database, *, plugin: bool = False, **options: Any) -> Path:
         directory = tmp_path_factory.mktemp(f"{db.case.name}-", numbered=True)
-        Project(directory=directory, metadata=plain.Base.metadata, url=db.url, options=options).revise()
+        project = Project(directory=directory, metadata=plain.Base.metadata, url=db.url, plugin=plugin, options=options)
+        project.revise()
         return directory
 
     return revise

@@ -16,13 +16,13 @@ from sqlalchemy import URL, MetaData, create_engine, inspect, pool
 _ENV = """\
 from alembic import context
 from sqlalchemy import create_engine, pool
-{imports}
+
 url = context.config.attributes["url"]
 options = context.config.attributes["options"]
 
 
 def run_migrations_offline():
-    context.configure(url=url, literal_binds=True, dialect_opts={{"paramstyle": "named"}}, **options)
+    context.configure(url=url, literal_binds=True, dialect_opts={"paramstyle": "named"}, **options)
     with context.begin_transaction():
         context.run_migrations()
 
@@ -84,7 +84,7 @@ class Project:
     url: URL | str
     version_table: str = "plain_version"
     plugin: bool = False
-    """Whether env.py imports sqlqueue.alembic."""
+    """Whether the plugin is on, as it is unless `autogenerate_plugins` leave it out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of `context.configure`."""
     tables: set[tuple[str | None, str]] = field(default_factory=set, repr=False)
@@ -92,7 +92,7 @@ class Project:
     def __post_init__(self) -> None:
         self.tables.update((table.schema, table.name) for table in self.metadata.tables.values())
         (self.directory / "versions").mkdir(parents=True, exist_ok=True)
-        (self.directory / "env.py").write_text(_ENV.format(imports="import sqlqueue.alembic\n" * self.plugin))
+        (self.directory / "env.py").write_text(_ENV)
         (self.directory / "script.py.mako").write_text(_SCRIPT)
 
     def on(self, url: URL | str) -> Project:

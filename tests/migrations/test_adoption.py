@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 import sqlqueue
 from sqlqueue import ArgumentError, QueueSession, Status, TopicMixin
 from sqlqueue.alembic import MigrationOptions
+from sqlqueue.clock import NEVER, utcnow
 from sqlqueue.drift import drift
 from sqlqueue.mixins import queues
 from tests.engines import ENGINES, EngineCase
@@ -122,8 +124,13 @@ def test_what_was_there_is_done_and_what_comes_is_to_do(sync_db: Database, appli
     adopting.check()
     with sync_db.engine.connect() as connection:
         assert drift(connection, queues(After.metadata)) == []
-        assert connection.scalar(select(func.count(NewOrder.ended_at))) == MANY
+        assert connection.scalar(select(func.count(NewOrder.ended_at))) == 0
+        assert connection.scalars(select(NewOrder.available_at).distinct()).all() == [NEVER]
+        (adopted_at,) = connection.scalars(select(NewOrder.created_at).distinct())
+        assert abs(adopted_at - connection.scalar(select(utcnow()))) < timedelta(days=2)
     assert _statuses(sync_db) == {"completed": MANY}
+    with sync_db.begin() as session:
+        assert session.prune(NewOrder, timedelta(0)) == 0
     assert _own(sync_db) == own
     assert _claimed(sync_db) == []
     sync_db.insert(OldOrder, [{**rows(1)[0], "id": MANY + 1, "reference": "new"}])

@@ -1,0 +1,43 @@
+"""What Alembic loads by itself, by the entry point ``alembic.plugins``, while it is being imported.
+
+So nothing of it is imported here before it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from alembic.runtime.plugins import Plugin
+
+PLUGIN = "alembic.autogenerate.sqlqueue"
+"""Its name; within the names that Alembic takes when it is told none."""
+
+
+class PluginModule(ModuleType):
+    """The plugin in both forms that Alembic knows: a module, and for versions up to 1.20.0 a collection of modules."""
+
+    def __iter__(self) -> Iterator[Self]:
+        yield self
+
+    @staticmethod
+    def setup(plugin: Plugin) -> None:
+        from alembic.util import DispatchPriority  # noqa: PLC0415
+
+        first, last, add = DispatchPriority.FIRST, DispatchPriority.LAST, plugin.add_autogenerate_comparator
+        add(_calling("comparison", "verify_first"), "autogenerate", priority=first)
+        add(_calling("defaults", "compare_default"), "column", "queue_default", priority=last)
+        add(_calling("comparison", "complete"), "autogenerate", priority=last)
+
+
+def _calling(module: str, name: str) -> Callable[..., Any]:
+    def compare(*arguments: Any) -> Any:
+        return getattr(import_module(f".{module}", __package__), name)(*arguments)
+
+    return compare
+
+
+plugin = PluginModule(__name__)
