@@ -13,11 +13,14 @@ from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import operations, pausing
-from .mixins import QueueMixin
+from .mixins import QueueMixin, RecurringMixin
 from .operations.claiming import Lease, OrderBy
+from .operations.counting import CAP
+from .operations.declaring import DeclaredSchedules
 from .operations.enqueueing import OnConflict
 from .operations.limits import Limit
-from .operations.sets import ErrorGroup
+from .operations.pruning import Pruned
+from .operations.sets import LAST, ErrorGroup
 from .operations.settling import Tasks
 from .operations.statistics import QueueOverview, QueueStats, V
 from .operations.timeline import Bucket
@@ -152,19 +155,21 @@ class AsyncQueueSession(AsyncSession):
     @overload
     async def discard(self, tasks: Tasks, /, error: BaseException | str) -> None: ...
     @overload
-    async def discard(self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
-    async def discard(self, tasks: Any, /, *where: Any, **error: Any) -> int | None:
+    async def discard(
+        self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str, limit: int | None = None
+    ) -> int: ...
+    async def discard(self, tasks: Any, /, *where: Any, **arguments: Any) -> int | None:
         """See :func:`sqlqueue.discard`."""
-        discarded: int | None = await self.run_sync(operations.discard, tasks, *where, **error)
+        discarded: int | None = await self.run_sync(operations.discard, tasks, *where, **arguments)
         return discarded
 
     @overload
     async def cancel(self, tasks: Tasks, /) -> None: ...
     @overload
-    async def cancel(self, entity: type[QueueMixin], /, *where: Where) -> int: ...
-    async def cancel(self, tasks: Any, /, *where: Where) -> int | None:
+    async def cancel(self, entity: type[QueueMixin], /, *where: Where, limit: int | None = None) -> int: ...
+    async def cancel(self, tasks: Any, /, *where: Where, limit: int | None = None) -> int | None:
         """See :func:`sqlqueue.cancel`."""
-        return await self.run_sync(operations.cancel, tasks, *where)
+        return await self.run_sync(operations.cancel, tasks, *where, limit=limit)
 
     async def release(self, tasks: Tasks) -> None:
         """See :func:`sqlqueue.release`."""
@@ -204,6 +209,17 @@ class AsyncQueueSession(AsyncSession):
         """See :func:`sqlqueue.enqueue`."""
         await self.run_sync(operations.enqueue, *tasks, **arguments)
 
+    async def declare_schedules(
+        self,
+        entity: type[RecurringMixin],
+        tasks: Iterable[Mapping[str, Any] | RecurringMixin],
+        /,
+        *where: Where,
+        remove_missing: bool = False,
+    ) -> DeclaredSchedules:
+        """See :func:`sqlqueue.declare_schedules`."""
+        return await self.run_sync(operations.declare_schedules, entity, tasks, *where, remove_missing=remove_missing)
+
     async def reschedule(
         self,
         entity: type[QueueMixin],
@@ -226,31 +242,36 @@ class AsyncQueueSession(AsyncSession):
         """See :func:`sqlqueue.limits`."""
         return await self.run_sync(operations.limits, entity)
 
-    async def retry(self, entity: type[QueueMixin], *where: Where) -> int:
+    async def retry(self, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
         """See :func:`sqlqueue.retry`."""
-        return await self.run_sync(operations.retry, entity, *where)
+        return await self.run_sync(operations.retry, entity, *where, limit=limit)
 
-    async def rescue(self, entity: type[QueueMixin]) -> int:
+    async def rescue(self, entity: type[QueueMixin], *, limit: int | None = None) -> int:
         """See :func:`sqlqueue.rescue`."""
-        return await self.run_sync(operations.rescue, entity)
+        return await self.run_sync(operations.rescue, entity, limit=limit)
 
     async def prune(
-        self, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None
-    ) -> int:
+        self,
+        entity: type[QueueMixin],
+        older_than: timedelta | None = None,
+        *,
+        limit: int | None = None,
+        adopted: bool = False,
+    ) -> Pruned:
         """See :func:`sqlqueue.prune`."""
-        return await self.run_sync(operations.prune, entity, older_than, limit=limit)
+        return await self.run_sync(operations.prune, entity, older_than, limit=limit, adopted=adopted)
 
-    async def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
+    async def stats(self, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
         """See :func:`sqlqueue.stats`."""
-        return await self.run_sync(operations.stats, entity, *where)
+        return await self.run_sync(operations.stats, entity, *where, cap=cap)
 
     async def stats_by(self, entity: type[QueueMixin], by: SQLCoreOperations[V], *where: Where) -> dict[V, QueueStats]:
         """See :func:`sqlqueue.stats_by`."""
         return await self.run_sync(operations.stats_by, entity, by, *where)
 
-    async def overview(self, entity: type[QueueMixin], *where: Where) -> QueueOverview:
+    async def overview(self, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
         """See :func:`sqlqueue.overview`."""
-        return await self.run_sync(operations.overview, entity, *where)
+        return await self.run_sync(operations.overview, entity, *where, cap=cap)
 
     async def timeline(
         self,
@@ -262,9 +283,9 @@ class AsyncQueueSession(AsyncSession):
         """See :func:`sqlqueue.timeline`."""
         return await self.run_sync(operations.timeline, entity, *where, bucket=bucket, since=since)
 
-    async def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
+    async def errors(self, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""
-        return await self.run_sync(operations.errors, entity, *where)
+        return await self.run_sync(operations.errors, entity, *where, cap=cap)
 
     async def find(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from contextlib import suppress
@@ -64,8 +65,8 @@ class ExponentialBackoff:
         duration("base", self.base, zero=True)
         duration("cap", self.cap, zero=True)
         _share(self, self.jitter)
-        if self.factor < 1:
-            raise ArgumentError(f"{self!r}: factor is at least 1")
+        if not 1 <= self.factor < math.inf:
+            raise ArgumentError(f"{self!r}: factor is at least 1, and finite")
 
     def __call__(self, attempt: int, /) -> timedelta:
         seconds = self.cap.total_seconds()
@@ -95,7 +96,7 @@ class RetryByError:
             raise ArgumentError(f"otherwise={self.otherwise!r}: a retry policy is needed")
         for error, policy in self.policies.items():
             if not (isinstance(error, type) and issubclass(error, BaseException)):
-                raise ArgumentError(f"{error!r} is no class of exceptions")
+                raise ArgumentError(f"{error!r} is not a class of exceptions")
             if policy is not None and not callable(policy):
                 raise ArgumentError(f"{error.__name__}: {policy!r} is neither a retry policy nor None")
 

@@ -6,13 +6,18 @@ from datetime import timedelta
 
 from .exc import ArgumentError
 
+LONGEST_DURATION = timedelta(days=36_525)
+"""What every engine can add to and subtract from its clock: a hundred years."""
+
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
-    """``value`` if it is a positive ``timedelta``, or none at all with ``zero``."""
-    if isinstance(value, timedelta) and (value > timedelta(0) or (zero and not value)):
-        return value
-    kind = "that is not negative" if zero else "that is positive"
-    raise ArgumentError(f"{name}={value!r}: give a timedelta {kind}")
+    """``value`` if it is a positive ``timedelta`` of at most a hundred years, or none at all with ``zero``."""
+    if not isinstance(value, timedelta) or value < timedelta(0) or not (value or zero):
+        kind = "that is not negative" if zero else "that is positive"
+        raise ArgumentError(f"{name}={value!r}: give a timedelta {kind}")
+    if value > LONGEST_DURATION:
+        raise ArgumentError(f"{name}={value!r}: give a timedelta of at most a hundred years")
+    return value
 
 
 def count(name: str, value: object) -> int:
@@ -20,3 +25,48 @@ def count(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ArgumentError(f"{name}={value!r}: give a positive whole number")
+
+
+def text(name: str, value: object, longest: int | None = None) -> str:
+    """``value`` if it is a ``str`` that every engine can store, of at most so many UTF-16 code units."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name}={value!r}: expected str, got {type(value).__name__}")
+    if not is_storable(value):
+        raise ArgumentError(f"{name}={value!r}: leave out NUL and lone surrogates, which engines cannot store")
+    if longest is not None and _units(value) > longest:
+        raise ArgumentError(f"{name}={value[:40]!r}...: it has {_units(value)} characters, give at most {longest}")
+    return value
+
+
+def key(name: str, value: object, longest: int | None = None) -> str:
+    """``value`` if it is a :func:`text` that all engines tell from all others.
+
+    Oracle takes the empty one for NULL, and SQL Server takes no notice of blanks at the end.
+    """
+    checked = text(name, value, longest)
+    if not checked or checked.endswith(" "):
+        raise ArgumentError(f"{name}={value!r}: give a text that is not empty and does not end in a blank")
+    return checked
+
+
+def name(argument: str, value: object, longest: int) -> str:
+    """``value`` if it is a :func:`text` that is not empty."""
+    if text(argument, value, longest) == "":
+        raise ArgumentError(f"{argument}='': give a name of 1 to {longest} characters")
+    return str(value)
+
+
+def is_storable(value: str) -> bool:
+    """Whether it has neither NUL nor lone surrogates."""
+    if "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _units(value: str) -> int:
+    """As the narrowest of the engines counts."""
+    return len(value) if value.isascii() else len(value.encode("utf-16-le")) // 2

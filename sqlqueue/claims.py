@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,13 +26,31 @@ _LEDGER = "sqlqueue.ledger"
 class Claim:
     """One attempt at one task: what a worker holds.
 
-    It can be pickled and settled from another session, thread or process; ``(identity, attempt)`` fences it.  Hand it
-    on once the claim is committed: after a rollback the same attempt is given to somebody else.
+    It can be pickled, and settled from another session, thread or process once the claim is committed.  It settles the
+    row while that is running in the same ``attempt`` with the same ``token``.
+
+    No two claims are equal.  ``identity`` and ``attempt`` alone can come again: an engine or an application gives the
+    primary key of a deleted row to a new one, and a failover or a backup takes the database to an earlier state.
+
+    An idempotency key must stay the same when a task is tried again, so neither ``attempt`` nor ``token`` belongs in
+    one.  ``identity`` serves where no primary key is ever used twice, such as a UUID made by the application.
     """
 
     entity: type[QueueMixin]
     identity: Identity
     attempt: int
+    """Which attempt at the row it is, from 1 on."""
+    token: int = 0
+    """Random, made anew for each call that claims; 0 where no claim with a lease wrote one to the row."""
+
+
+_TOKENS = 2**63 - 1
+"""What the signed integers of every engine can hold."""
+
+
+def new_token() -> int:
+    """A number that no other claim has, whichever process, host, clock or copy of the database it is made with."""
+    return 1 + secrets.randbelow(_TOKENS)
 
 
 class Hold(NamedTuple):
@@ -85,6 +104,12 @@ class Ledger:
         if before:
             self.entries.append(_Entry(innermost(session), only_locks, before))
 
+    def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
+        """The rows of ``states`` were written and what these hold stays the same: a rollback undoes the writing."""
+        before = [(state, state.info.get(_HOLD)) for state in states]
+        if before:
+            self.entries.append(_Entry(innermost(session), False, before))
+
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """The instances by the claims that they carry, of this transaction."""
         return {hold.claim: state for entry in self.entries for state, hold in entry.holds()}
@@ -107,8 +132,11 @@ class Ledger:
             if entry.transaction is ended:
                 entry.transaction = ended.parent  # type: ignore[union-attr]
 
-    def ended(self, transaction: SessionTransaction) -> None:
-        """Undo what ``transaction`` has not committed."""
+    def ended(self, session: Session, transaction: SessionTransaction) -> None:
+        """Undo what ``transaction`` has not committed: instances that are still of the session load their rows again.
+
+        The session itself does so with what it has written by a flush, and with all else where everything is undone.
+        """
         kept: list[_Entry] = []
         undone: list[_Entry] = []
         for entry in self.entries:
@@ -116,6 +144,8 @@ class Ledger:
         for entry in reversed(undone):
             for state, before in entry.before:
                 state.info[_HOLD] = before
+                if state.session is session and state.persistent:
+                    session.expire(state.obj())
         self.entries = kept
         if transaction.parent is None:
             self.begun.clear()
@@ -241,7 +271,7 @@ def _after_commit(session: Session) -> None:
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
     if ledger is not None and (transaction.nested or transaction.parent is None):  # and not that of a mere flush
-        ledger.ended(transaction)
+        ledger.ended(session, transaction)
 
 
 def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
@@ -253,11 +283,12 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     else:
         states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
         holds = [_hold(session, item, states) for item in items]
-    entities = {hold.claim.entity for hold, _ in holds}
+    claims = [hold.claim for hold, _ in holds]
+    entities = {claim.entity for claim in claims}
     if len({spec_of(entity).table for entity in entities}) > 1:
         names = " and ".join(sorted(entity.__name__ for entity in entities))
         raise ArgumentError(f"these are claims of {names}: settle each model's alone")
-    if len({(hold.claim.identity, hold.claim.attempt) for hold, _ in holds}) < len(holds):
+    if len({(claim.identity, claim.attempt, claim.token) for claim in claims}) < len(holds):
         raise ArgumentError("the same claim is given twice")
     return holds
 

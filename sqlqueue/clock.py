@@ -13,6 +13,10 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .exc import ArgumentError
 
+NEVER = datetime(9999, 12, 31, tzinfo=UTC)
+"""The ``available_at`` of rows that were in a table before it became a queue: a claim that looks for due rows by an
+index on that stops before them, however many they are."""
+
 
 class UTCDateTime(TypeDecorator[datetime]):
     """Aware datetimes in UTC on every engine; a naive one is refused.
@@ -91,3 +95,11 @@ class utcnow(FunctionElement[datetime]):
     @property
     def seconds(self) -> ColumnElement[float] | None:
         return next(iter(self.clauses), None)
+
+
+class utcdefault(FunctionElement[datetime]):
+    """The default of a column: what each engine fills in where an INSERT gives no moment, in its own words."""
+
+    name = "utcdefault"
+    inherit_cache = True
+    type = utc(DateTime, timezone=True)

@@ -8,14 +8,15 @@ from collections.abc import Container
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Column, Connection, FromClause, select
+from sqlalchemy import Column, Connection, FromClause, event, select
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
+from sqlalchemy.orm.attributes import instance_state
 
 from .clock import aware, utcnow
-from .columns import COLUMNS, LONGEST_STAGE
+from .columns import COLUMNS, LONGEST_STAGE, check_values
 from .exc import ConfigurationError
 from .options import QueueOptions
-from .schedules import parse
+from .schedules import Cron, Every, parse, text_of
 from .schema import attach_indexes
 from .spec import QueueSpec
 from .states import Status
@@ -190,6 +191,8 @@ def make_spec(mapper: Mapper[Any], cls: type[QueueMixin]) -> None:
     cls.__queue_spec__ = spec
     if inherited is None:
         attach_indexes(spec)
+    if "schedule" in attributes:
+        event.listen(getattr(cls, attributes["schedule"]), "set", _set_schedule, retval=True)
 
 
 def _refuse_partitions(mapper: Mapper[Any], cls: type[QueueMixin], table: FromClause) -> None:
@@ -197,7 +200,7 @@ def _refuse_partitions(mapper: Mapper[Any], cls: type[QueueMixin], table: FromCl
         column = mapper.columns.get(name)
         if column is None or column.table is not table:
             raise ConfigurationError(
-                f"{cls.__name__}: partitions names {name!r}, which is no column of {table}; give its attributes' names",
+                f"{cls.__name__}: partitions names {name!r}, which is not a column of {table}: name its attributes",
                 model=cls,
             )
 
@@ -229,6 +232,16 @@ def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
     order = options.order_by and options.order_by is not inherited.order_by
     return bool(columns or order or options.stages != inherited.stages or options.slots is not inherited.slots)
+
+
+def _set_schedule(task: object, value: object, *_: object) -> object:
+    """An attribute shows what its column holds: the text of a schedule."""
+    return text_of(value) if isinstance(value, (str, Every, Cron)) else value
+
+
+def check(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:
+    """Refuse values of an instance that is about to be written."""
+    check_values(task.__queue_spec__, instance_state(task).dict)
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -63,7 +64,22 @@ class WrongIndex:
         return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
 
 
-Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrongDefault:
+    """Rows that other programs insert get another value for ``column`` than the model says."""
+
+    spec: QueueSpec
+    column: Column[Any]
+    live: str
+    """The default as the server words it."""
+
+    @property
+    def message(self) -> str:
+        is_now, is_meant = constant(self.live), constant(_declared(self.column))
+        return f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model says {is_meant}"
+
+
+Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex | WrongDefault
 """Each with its ``spec`` and a ``message`` for people."""
 
 
@@ -80,20 +96,46 @@ def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference
 def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
     table = spec.table
     inspector = inspect(connection)
-    if not inspector.has_table(table.name, schema=table.schema):
+    schema = connection.schema_for_object(table)
+    if not inspector.has_table(table.name, schema=schema):
         yield MissingTable(spec=spec)
         return
-    present = {column["name"] for column in inspector.get_columns(table.name, schema=table.schema)}
+    defaults = {column["name"]: column["default"] for column in inspector.get_columns(table.name, schema=schema)}
     for column in spec.columns.values():
-        if column.name not in present:
+        if column.name not in defaults:
             yield MissingColumn(spec=spec, column=column)
+        elif is_other_default(column, live := defaults[column.name]):
+            yield WrongDefault(spec=spec, column=column, live=str(live))
     yield from _of_indexes(connection, spec)
+
+
+def is_other_default(column: Column[Any], live: str | None) -> bool:
+    """Whether both have a default, both are constants, and they are not the same."""
+    declared, found = constant(_declared(column)), constant(live)
+    return None not in (declared, found) and declared != found
+
+
+def _declared(column: Column[Any]) -> str | None:
+    default: Any = getattr(column.server_default, "arg", None)
+    return f"'{default}'" if isinstance(default, str) else None if default is None else str(default)
+
+
+def constant(default: str | None) -> str | None:
+    """The value of a default that is a number or a text, without what servers put around it; ``None`` for others.
+
+    ``'available'::character varying`` and ``(('available'))`` are both ``available``.
+    """
+    found = _CONSTANT.match(default or "")
+    return (found[1] or found[2]) if found else None
+
+
+_CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
 
 
 def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
     adapter = adapter_for(connection.dialect)
     live = adapter.live_indexes(connection, spec.table)
-    for index in needed_indexes(spec):
+    for index in queue_indexes(spec):
         found = live.get(str(index.name))
         if found is None:
             yield MissingIndex(spec=spec, index=index)
@@ -118,10 +160,19 @@ def needed_indexes(spec: QueueSpec) -> list[Index]:
     by_name = {str(index.name): index for index in spec.table.indexes}
     partitions = ((), *((column,) for column in spec.partitions))
     names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
-    names += [
-        spec.index_name(kind) for role, kind in (("unique_key", "unique"), ("slot_key", "holder")) if spec.has(role)
-    ]
+    kinds = (("unique_key", "unique"), ("slot_key", "holder"), ("message_key", "order"))
+    names += [spec.index_name(kind) for role, kind in kinds if spec.has(role)]
     return [by_name[name] for name in names]
+
+
+def queue_indexes(spec: QueueSpec) -> list[Index]:
+    """All that this library gives the table."""
+    return [*needed_indexes(spec), *helpful_indexes(spec)]
+
+
+def helpful_indexes(spec: QueueSpec) -> list[Index]:
+    """Those without which the queue works, and something beside claims is slow."""
+    return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
 
 
 def _terms(index: Index) -> tuple[Term, ...]:

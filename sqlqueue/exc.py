@@ -5,14 +5,14 @@
     SQLQueueError
     ├── ArgumentError               a call that cannot be carried out as written (also a ValueError)
     ├── ConfigurationError          a model that cannot be a queue; raised when its class is made
-    ├── UnsupportedDialectError     an engine, or a version of it, that cannot carry a queue
+    ├── UnsupportedDialectError     an engine, or a version of it, that cannot be used for queues
     ├── UnsupportedIsolationError   a transaction in which a claim would be wrong
     ├── ClaimLostError              the row is no longer this claim's
     ├── UnsettledClaimError         a commit would drop a claim that only locks
     ├── IllegalTransitionError      the task was never claimed, or is settled already
     ├── DuplicateTaskError          a task with this key exists
     ├── HandlerNotFoundError        no handler for this task
-    └── SchemaMismatchError         the live schema cannot carry the queue
+    └── SchemaMismatchError         the live schema does not match the models
 
 All of them carry their facts as attributes, and say what to do.  None is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
@@ -20,7 +20,7 @@ All of them carry their facts as attributes, and say what to do.  None is ever w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DontWrapMixin
@@ -50,7 +50,7 @@ class ConfigurationError(SQLQueueError):
 
 
 class UnsupportedDialectError(SQLQueueError):
-    """An engine that cannot carry a queue: ``dialect``, its ``version`` and what is ``needed``."""
+    """An engine that cannot be used for queues: ``dialect``, its ``version`` and what is ``needed``."""
 
     def __init__(self, message: str, *, dialect: str, version: str | None = None, needed: str | None = None) -> None:
         super().__init__(message)
@@ -116,11 +116,16 @@ class IllegalTransitionError(SQLQueueError):
 
 
 class DuplicateTaskError(SQLQueueError):
-    """A task of ``model`` with the same key exists.  The cause is the driver's own error."""
+    """A task of ``model`` with the same key exists.  The cause is the driver's own error.
 
-    def __init__(self, message: str, *, model: type[Any]) -> None:
+    ``keys``: those of the tasks that were to be inserted, by names of attributes, one of which it is; none if it is the
+    ``unique_key`` of a task that was to be retried, or a unique constraint of the application.
+    """
+
+    def __init__(self, message: str, *, model: type[Any], keys: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
         self.model = model
+        self.keys = tuple(keys)
 
 
 class HandlerNotFoundError(SQLQueueError):
@@ -132,7 +137,7 @@ class HandlerNotFoundError(SQLQueueError):
 
 
 class SchemaMismatchError(SQLQueueError):
-    """The live schema cannot carry the queue; ``differences`` says where."""
+    """The live schema does not match the models; ``differences`` says where."""
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
         super().__init__(message)

@@ -10,14 +10,24 @@ from sqlalchemy import Connection, MetaData, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
+from .contents import of_contents
 from .dialects import adapter_for
 from .dialects.base import AUTOCOMMIT, READ_COMMITTED, Adapter
-from .drift import MissingColumn, MissingIndex, MissingTable, WrongIndex, drift
+from .drift import (
+    Difference,
+    MissingColumn,
+    MissingIndex,
+    MissingTable,
+    WrongDefault,
+    WrongIndex,
+    drift,
+    helpful_indexes,
+)
 from .exc import ArgumentError, SchemaMismatchError, UnsupportedDialectError
 from .findings import Finding, Severity
 from .mixins import queues
 from .plans import unserved
-from .shape import misfits
+from .shape import inexact_keys, misfits
 from .spec import QueueSpec, spec_of
 
 Target: TypeAlias = Any
@@ -28,15 +38,17 @@ _CODES = {
     MissingColumn: "missing-column",
     MissingIndex: "missing-index",
     WrongIndex: "wrong-index",
+    WrongDefault: "wrong-default",
 }
-_MIGRATE = "migrate: alembic revision --autogenerate (with import sqlqueue.alembic in env.py), alembic upgrade head"
+_MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
 
 
 def check(connection: Connection, target: Target) -> Sequence[Finding]:
     """What keeps the queues of ``target`` from working in this database, on this account; empty if all is well.
 
     ``target`` is a declarative base or its ``MetaData``, for all queues in it, or a single queue model.  The server
-    comes first, then table by table: what is missing or different, rights, and whether claims find their indexes.
+    comes first, then table by table: what is missing or different, rights, whether claims find their indexes, and
+    whether there are rows that prune() keeps.
 
     Nothing is written and no row is locked.  A transaction that is open is used and left open; otherwise none is left.
     For a connection of SQLAlchemy's asyncio: ``await connection.run_sync(sqlqueue.check, target)``.
@@ -62,7 +74,7 @@ def verify_schema(connection: Connection, target: Target) -> None:
     differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
     if differences:
         raise SchemaMismatchError(
-            f"this database cannot carry the queues: {'; '.join(differences)}. To mend it, {_MIGRATE}",
+            f"the schema does not match the models: {'; '.join(differences)}. To mend it, {_MIGRATE}",
             differences=differences,
         )
 
@@ -74,7 +86,7 @@ def specs_of(target: Target) -> list[QueueSpec]:
     metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
     if not isinstance(metadata, MetaData):
         kind = type(target).__name__
-        raise ArgumentError(f"this object ({kind}) is no queue model, no declarative base and no MetaData")
+        raise ArgumentError(f"this object ({kind}) is not a queue model, a declarative base or a MetaData")
     by_table: dict[Any, QueueSpec] = {}
     for spec in queues(metadata):  # inheriting classes come after the one that they share a table with
         by_table.setdefault(spec.table, spec)
@@ -111,6 +123,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         yield from found
         if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
             yield from unserved(connection, adapter, spec)
+            yield from of_contents(connection, spec)
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
@@ -134,8 +147,10 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
     try:
         live = _columns(connection, spec)
         yield from _of_schema(connection, spec, live)
-        if live:
+        of_queue = {column.name for column in spec.columns.values()}
+        if any(column["name"] in of_queue for column in live):
             yield from adapter.table_findings(connection, spec)
+            yield from inexact_keys(spec, adapter.collations(connection, spec.table))
             yield from _of_privileges(spec, adapter.missing_privileges(connection, spec, live))
     except DBAPIError as error:
         if not adapter.is_denied(error):
@@ -145,22 +160,33 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
 
 def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
     """The columns of the live table; none if it is not there."""
-    table, inspector = spec.table, inspect(connection)
-    if not inspector.has_table(table.name, schema=table.schema):
+    table, inspector, schema = spec.table, inspect(connection), connection.schema_for_object(spec.table)
+    if not inspector.has_table(table.name, schema=schema):
         return []
-    return inspector.get_columns(table.name, schema=table.schema)
+    return inspector.get_columns(table.name, schema=schema)
 
 
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
     for difference in drift(connection, [spec]):
-        yield Finding.of(spec, Severity.ERROR, _CODES[type(difference)], difference.message, _MIGRATE)
+        yield Finding.of(spec, _severity(difference), _CODES[type(difference)], difference.message, _MIGRATE)
     if live:
         yield from misfits(connection.dialect, spec, live)
-    further = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
+    further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
-        if not inspect(connection).has_table(table.name, schema=table.schema):
+        if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
             message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"
             yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
+
+
+def _severity(difference: Difference) -> Severity:
+    """How bad it is: claims do without some indexes, and tasks that this library enqueues without a default."""
+    spec = difference.spec
+    match difference:
+        case MissingIndex() | WrongIndex() if difference.index in helpful_indexes(spec):
+            return Severity.WARNING
+        case WrongDefault() if difference.column is not spec["status"]:
+            return Severity.WARNING
+    return Severity.ERROR
 
 
 def _of_privileges(spec: QueueSpec, missing: Sequence[str]) -> Iterator[Finding]:

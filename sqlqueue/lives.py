@@ -5,7 +5,7 @@ In the order of assignments that :mod:`.transitions` tells of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,11 +55,9 @@ def _replacing(
     budget = spec["max_attempts"].name
     attempts = spec["attempt"] + proposed(budget) if budget in names else _fresh_budget(spec)
     marked = [(spec["claimed_at"], case((running, null()), else_=spec["claimed_at"]))] if rerun else []
-    values = {spec.table.c[name]: proposed(name) for name in sorted(names - queue)}
-    if spec.has("limit_key") and spec["limit_key"] in values:  # it holds a slot of the key that it has
-        values[spec["limit_key"]] = case((running, spec["limit_key"]), else_=values[spec["limit_key"]])
+    values = keeping_slot(spec, {spec.table.c[name]: proposed(name) for name in sorted(names - queue)})
     return [
-        *values.items(),
+        *values,
         *marked,
         (spec["available_at"], case((stays, spec["available_at"]), else_=moment)),
         (spec["finished_at"], null()),
@@ -68,6 +66,15 @@ def _replacing(
         *_at_stage(spec, names, proposed, kept=None if rerun else running),
         (spec["status"], case((stays, spec["status"]), else_=status)),
     ]
+
+
+def keeping_slot(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
+    """``values`` for existing rows; one that is running keeps its ``limit_key``, for it holds a slot of that."""
+    given = dict(values)
+    if spec.has("limit_key") and spec["limit_key"] in given:
+        key = spec["limit_key"]
+        given[key] = case((is_held(spec), key), else_=given[key])
+    return list(given.items())
 
 
 def _from_the_start(spec: QueueSpec, names: Container[str], running: Criterion) -> list[Assignment]:

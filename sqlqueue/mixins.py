@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import MetaData, event
 from sqlalchemy.orm import Mapped
+from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import definition
 from .backoff import ExponentialBackoff
 from .options import QueueOptions
+from .schedules import Schedule
 from .spec import QUEUE_ROLES, QueueSpec
 
 
@@ -39,7 +41,10 @@ class QueueMixin:
         """No claim once ``attempt`` has come to this."""
         claimed_by: Mapped[str | None]
         claimed_at: Mapped[datetime | None]
+        claim_token: Mapped[int]
+        """Of the last claim with a lease: a random number, by which settling knows whether a claim holds the row."""
         finished_at: Mapped[datetime | None]
+        """When it became final; ``None`` in a final row if it was in the table before that became a queue."""
         error: Mapped[str | None]
         """The text of the last failure."""
         created_at: Mapped[datetime]
@@ -119,18 +124,27 @@ class StageMixin(QueueMixin):
         """How many attempts the stages before took."""
 
 
+if TYPE_CHECKING:
+
+    class _MappedSchedule(Mapped[str | None]):
+        """Reads as text, and takes a schedule as well."""
+
+        def __set__(self, instance: Any, value: Schedule | str | SQLCoreOperations[str | None] | None) -> None: ...
+
+
 class RecurringMixin(QueueMixin):
     """A queue whose tasks run again and again, each by its own ``schedule``.
 
-    Its completion, and a failure that has used up its attempts, schedule a task anew.  It ends by ``cancel``,
-    ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.
+    When a run is completed, or has failed in its last attempt, the next is scheduled in the same statement.  A task
+    ends by ``cancel``, ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.  An application
+    declares the tasks that are to exist by :func:`.declare_schedules`.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "schedule", "drift", "scheduled_for", "attempts_before")
 
     if TYPE_CHECKING:
-        schedule: Mapped[str | None]
-        """``str`` of an :class:`.Every` or a :class:`.Cron`; see :func:`.reschedule` for changes."""
+        schedule: _MappedSchedule
+        """The text of an :class:`.Every` or a :class:`.Cron`, given as either; see :func:`.reschedule` for changes."""
         drift: Mapped[bool | None]
         """An interval counts from the end of a run if true, from its planned time if not."""
         scheduled_for: Mapped[datetime | None]
@@ -230,4 +244,6 @@ class TraceMixin(QueueMixin):
 
 
 event.listen(QueueMixin, "after_mapper_constructed", definition.make_spec, propagate=True)
+event.listen(QueueMixin, "before_insert", definition.check, propagate=True)
 event.listen(QueueMixin, "before_insert", definition.schedule, propagate=True)
+event.listen(QueueMixin, "before_update", definition.check, propagate=True)

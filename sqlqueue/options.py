@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from sqlalchemy import ColumnElement
 
 from .backoff import ExponentialBackoff, RetryPolicy
-from .checks import count, duration
+from .checks import count, duration, key
 from .exc import ArgumentError
 from .schedules import Missed
 
@@ -25,15 +25,17 @@ class QueueOptions:
     ``lease``
         How long a claim holds its row unless the call says otherwise.
     ``max_attempts``
-        After so many claims a failing or crashing task is discarded.  The default of the column; each row has its own.
+        After so many claims a failing or crashing task is discarded.  Each row has its own, which is this for all that
+        is enqueued here.  Rows that other programs insert get the default of the column, which a migration sets.
     ``retry``
         The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
         :class:`.LinearBackoff`; or :class:`.RetryByError`.
     ``on_complete``
         ``"keep"`` the completed row, or ``"delete"`` it.
     ``retention``
-        What ``prune`` removes when it is not told: final rows older than this; they get an index by which it finds
-        them, and :func:`.timeline` too.  ``None``: it must be told.
+        What ``prune``, and so each worker, deletes by itself: rows that the queue finished longer ago than this, but
+        none that were in the table before it became a queue.  An index finds them, also for :func:`.timeline`.
+        ``None``: ``prune`` must be told, and workers delete nothing.
     ``discarded_retention``
         The same for dead letters, where they are to stay longer (or less long).  ``None``: as ``retention`` says.
     ``notify``
@@ -51,8 +53,8 @@ class QueueOptions:
         What becomes of runs of a :class:`.RecurringMixin` whose time has passed while nobody could run them: all are
         made up for by ``"once"``, or each (``"all"``), or none (``"skip"``).
     ``slots``, ``limit``
-        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once, from
-        the first of them on; :func:`.set_limit` changes it.
+        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once.
+        ``limit`` is the initial limit of a new key; later use :func:`.set_limit`.
     ``columns``
         New names for columns of the mixin whose own are taken, ``{"status": "queue_status"}``.
     """
@@ -89,6 +91,8 @@ class QueueOptions:
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: a tuple of names is needed")
         _check_names("partitions", self.partitions)
         _check_names("stages", self.stages)
+        for stage in self.stages:
+            key("stages", stage)
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: one of {', '.join(get_args(Missed))}")
         count("limit", self.limit)

@@ -11,10 +11,11 @@ from sqlalchemy import MetaData, String, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped
 
+from . import checks
 from .clock import utcnow
-from .columns import LONGEST_NAME
+from .columns import LONGEST_NAME, LONGEST_TOPIC
 from .definition import place
-from .dialects import error_type, timestamp_type
+from .dialects import error_type, key_type, timestamp_type
 from .exc import ArgumentError, ConfigurationError
 from .mixins import QueueMixin, subclasses
 from .operations import default_claimer
@@ -45,7 +46,7 @@ class PauseMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
-            place(cls, "queue", {"type_": String(_LONGEST), "primary_key": True})
+            place(cls, "queue", {"type_": key_type(_LONGEST), "primary_key": True})
             place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
             place(cls, "paused_by", {"type_": String(LONGEST_NAME), "nullable": False})
             place(cls, "reason", {"type_": error_type(), "nullable": True})
@@ -82,8 +83,7 @@ def pause(
     spec = spec_of(entity)
     table, key = _place_of(spec), _key(spec, topic)
     who = default_claimer() if paused_by is None else paused_by
-    if not 1 <= len(who) <= LONGEST_NAME:
-        raise ArgumentError(f"paused_by={paused_by!r}: give a name of 1 to {LONGEST_NAME} characters")
+    checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
     adapter = open_(session, spec, claims=True)
     # an UPDATE and not a SELECT: it waits for a resume() that is not committed yet
@@ -165,8 +165,7 @@ def _key(spec: QueueSpec, topic: str | None) -> str:
         return spec.table.fullname
     if "topic" not in spec.columns:
         raise ArgumentError(f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause all of it")
-    if not isinstance(topic, str) or not topic:
-        raise ArgumentError(f"topic={topic!r}: give the name of a topic")
+    checks.key("topic", topic, LONGEST_TOPIC)
     return f"{spec.table.fullname}:{topic}"
 
 

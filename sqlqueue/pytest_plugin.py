@@ -23,7 +23,7 @@ def queue_session() -> Any:
 
 
 @pytest.fixture
-def queue(queue_worker: Any, queue_session: Any) -> Queue | AsyncQueue:
+def queue(queue_worker: Any, queue_session: Any) -> Queue[Any] | AsyncQueue[Any]:
     """The functions of :mod:`sqlqueue.testing` with the worker and the session of the test.
 
     A :class:`.Queue`, or an :class:`.AsyncQueue` if the session is an asyncio one.

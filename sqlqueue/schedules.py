@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Literal, TypeAlias
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from .checks import duration
 from .exc import ArgumentError
@@ -20,7 +20,6 @@ _INTERVAL = re.compile(
 )
 _FIELDS = 5
 _SHORTEST = timedelta(seconds=1)
-_LONGEST = timedelta(days=36_525)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ class Every:
     interval: timedelta
 
     def __post_init__(self) -> None:
-        if not _SHORTEST <= duration("interval", self.interval) <= _LONGEST:
-            raise ArgumentError(f"interval={self.interval!r}: at least a second, at most a hundred years")
+        if duration("interval", self.interval) < _SHORTEST:
+            raise ArgumentError(f"interval={self.interval!r}: give at least a second")
 
     def __str__(self) -> str:
         seconds = f"{self.interval.total_seconds() % 86400:f}".rstrip("0").rstrip(".")
@@ -70,14 +69,20 @@ class Cron:
             from cronsim import CronSim, CronSimError  # noqa: PLC0415
         except ImportError as error:
             raise ArgumentError("cron expressions take cronsim: pip install 'sqlalchemy-queue[cron]'") from error
+        zone = _zone(self.timezone)
         try:
-            times = CronSim(self.expression, moment.astimezone(ZoneInfo(self.timezone)))
+            times = CronSim(self.expression, moment.astimezone(zone))
             # in the hour that comes twice it goes by the clock on the wall, and begins with what is past already
             return next(time for time in (each.astimezone(UTC) for each in times) if time > moment)
-        except (CronSimError, ValueError, TypeError, AttributeError, OSError, KeyError) as error:
-            raise ArgumentError(f"{self}: no cron expression and time zone, as in '0 3 * * * Europe/Berlin'") from error
+        except (CronSimError, ValueError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"{self.expression!r} is not a cron expression: give five fields (minute, hour, day of the month,"
+                " month, day of the week), as in '0 3 * * mon-fri'"
+            ) from error
         except StopIteration:
-            raise ArgumentError(f"{self}: there is no such time") from None
+            raise ArgumentError(
+                f"the cron expression {self.expression!r} never comes due: there is no such date"
+            ) from None
 
     def first_after(self, planned: datetime, now: datetime) -> datetime:
         return self.after(max(planned, now))
@@ -86,21 +91,55 @@ class Cron:
 Schedule: TypeAlias = Every | Cron
 
 
+def parse(schedule: Schedule | str) -> Schedule:
+    """Return the schedule that a text stands for; raises :class:`.ArgumentError` if it stands for none."""
+    if isinstance(schedule, (Every, Cron)):
+        return schedule
+    if isinstance(schedule, str):
+        return _parse(schedule)
+    raise ArgumentError(_NOT_A_SCHEDULE.format(schedule))
+
+
+_NOT_A_SCHEDULE = (
+    "{!r} is not a schedule: give Every(timedelta(...)) or Cron('0 3 * * *', 'Europe/Berlin'), or the text of one, such"
+    " as 'PT15M' or '0 3 * * * Europe/Berlin'"
+)
+
+
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Schedule:
-    """What a stored schedule says; :class:`.ArgumentError` if it says nothing."""
-    interval = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
+def _parse(text: str) -> Schedule:
+    interval = _INTERVAL.fullmatch(text)
     if interval is not None:
         parts = {unit: float(number) for unit, number in interval.groupdict().items() if number}
         with suppress(OverflowError):
             return Every(timedelta(**parts))
-    fields = text.split() if isinstance(text, str) else ()
+    fields = text.split()
     if len(fields) in (_FIELDS, _FIELDS + 1):
         return Cron(" ".join(fields[:_FIELDS]), *fields[_FIELDS:])
-    raise ArgumentError(
-        f"{text!r} is no schedule: give str(Every(timedelta(...))), or five cron fields and a time zone,"
-        " as in '0 3 * * * Europe/Berlin'"
-    )
+    raise ArgumentError(_NOT_A_SCHEDULE.format(text))
+
+
+def text_of(schedule: Schedule | str) -> str:
+    """Return the text that is stored for a schedule; raises :class:`.ArgumentError` for what is not one."""
+    parse(schedule)
+    return str(schedule)
+
+
+def is_same(stored: str, declared: str) -> bool:
+    """Tell whether two stored schedules mean the same, however they are spelled."""
+    try:
+        return parse(stored) == parse(declared)
+    except ArgumentError:  # other programs may have stored anything
+        return False
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise ArgumentError(
+            f"{name!r} is not a time zone: give a name of the IANA database, such as 'Europe/Berlin' or 'UTC'"
+        ) from error
 
 
 def next_run(text: str, planned: datetime, now: datetime, *, drift: bool, missed: Missed) -> datetime:

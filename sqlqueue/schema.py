@@ -7,7 +7,7 @@ from sqlalchemy.sql.elements import conv
 
 from .dialects import index_options, lasting_keys
 from .spec import Criterion, QueueSpec
-from .statements import is_due, is_held, is_keyed, is_ready
+from .statements import is_available, is_due, is_held, is_keyed
 
 
 def attach_indexes(spec: QueueSpec) -> None:
@@ -18,8 +18,10 @@ def attach_indexes(spec: QueueSpec) -> None:
     """
     for partition in ((), *((column,) for column in spec.partitions)):
         ready = [spec["status"], *(term.expression for term in spec.ready_order if term.column not in partition)]
+        if all(term.column is not spec["available_at"] for term in spec.ready_order):
+            ready.append(spec["available_at"])  # a claim passes over later ones without reading the table
         due = [term.expression for term in spec.due_order if term.column not in partition]
-        _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_ready(spec))
+        _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_available(spec))
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
     if spec.options.prunes:
         _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))

@@ -12,11 +12,14 @@ from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import operations, pausing
-from .mixins import QueueMixin
+from .mixins import QueueMixin, RecurringMixin
 from .operations.claiming import Lease, OrderBy
+from .operations.counting import CAP
+from .operations.declaring import DeclaredSchedules
 from .operations.enqueueing import OnConflict
 from .operations.limits import Limit
-from .operations.sets import ErrorGroup
+from .operations.pruning import Pruned
+from .operations.sets import LAST, ErrorGroup
 from .operations.settling import Tasks
 from .operations.statistics import QueueOverview, QueueStats, V
 from .operations.timeline import Bucket
@@ -122,19 +125,21 @@ class QueueSession(Session):
     @overload
     def discard(self, tasks: Tasks, /, error: BaseException | str) -> None: ...
     @overload
-    def discard(self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
-    def discard(self, tasks: Any, /, *where: Any, **error: Any) -> int | None:
+    def discard(
+        self, entity: type[QueueMixin], /, *where: Where, error: BaseException | str, limit: int | None = None
+    ) -> int: ...
+    def discard(self, tasks: Any, /, *where: Any, **arguments: Any) -> int | None:
         """See :func:`sqlqueue.discard`."""
-        discarded: int | None = operations.discard(self, tasks, *where, **error)
+        discarded: int | None = operations.discard(self, tasks, *where, **arguments)
         return discarded
 
     @overload
     def cancel(self, tasks: Tasks, /) -> None: ...
     @overload
-    def cancel(self, entity: type[QueueMixin], /, *where: Where) -> int: ...
-    def cancel(self, tasks: Any, /, *where: Where) -> int | None:
+    def cancel(self, entity: type[QueueMixin], /, *where: Where, limit: int | None = None) -> int: ...
+    def cancel(self, tasks: Any, /, *where: Where, limit: int | None = None) -> int | None:
         """See :func:`sqlqueue.cancel`."""
-        cancelled: int | None = operations.cancel(self, tasks, *where)
+        cancelled: int | None = operations.cancel(self, tasks, *where, limit=limit)
         return cancelled
 
     def release(self, tasks: Tasks) -> None:
@@ -175,6 +180,17 @@ class QueueSession(Session):
         """See :func:`sqlqueue.enqueue`."""
         operations.enqueue(self, *tasks, **arguments)
 
+    def declare_schedules(
+        self,
+        entity: type[RecurringMixin],
+        tasks: Iterable[Mapping[str, Any] | RecurringMixin],
+        /,
+        *where: Where,
+        remove_missing: bool = False,
+    ) -> DeclaredSchedules:
+        """See :func:`sqlqueue.declare_schedules`."""
+        return operations.declare_schedules(self, entity, tasks, *where, remove_missing=remove_missing)
+
     def reschedule(
         self,
         entity: type[QueueMixin],
@@ -197,29 +213,36 @@ class QueueSession(Session):
         """See :func:`sqlqueue.limits`."""
         return operations.limits(self, entity)
 
-    def retry(self, entity: type[QueueMixin], *where: Where) -> int:
+    def retry(self, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
         """See :func:`sqlqueue.retry`."""
-        return operations.retry(self, entity, *where)
+        return operations.retry(self, entity, *where, limit=limit)
 
-    def rescue(self, entity: type[QueueMixin]) -> int:
+    def rescue(self, entity: type[QueueMixin], *, limit: int | None = None) -> int:
         """See :func:`sqlqueue.rescue`."""
-        return operations.rescue(self, entity)
+        return operations.rescue(self, entity, limit=limit)
 
-    def prune(self, entity: type[QueueMixin], older_than: timedelta | None = None, *, limit: int | None = None) -> int:
+    def prune(
+        self,
+        entity: type[QueueMixin],
+        older_than: timedelta | None = None,
+        *,
+        limit: int | None = None,
+        adopted: bool = False,
+    ) -> Pruned:
         """See :func:`sqlqueue.prune`."""
-        return operations.prune(self, entity, older_than, limit=limit)
+        return operations.prune(self, entity, older_than, limit=limit, adopted=adopted)
 
-    def stats(self, entity: type[QueueMixin], *where: Where) -> QueueStats:
+    def stats(self, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
         """See :func:`sqlqueue.stats`."""
-        return operations.stats(self, entity, *where)
+        return operations.stats(self, entity, *where, cap=cap)
 
     def stats_by(self, entity: type[QueueMixin], by: SQLCoreOperations[V], *where: Where) -> dict[V, QueueStats]:
         """See :func:`sqlqueue.stats_by`."""
         return operations.stats_by(self, entity, by, *where)
 
-    def overview(self, entity: type[QueueMixin], *where: Where) -> QueueOverview:
+    def overview(self, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
         """See :func:`sqlqueue.overview`."""
-        return operations.overview(self, entity, *where)
+        return operations.overview(self, entity, *where, cap=cap)
 
     def timeline(
         self,
@@ -231,9 +254,9 @@ class QueueSession(Session):
         """See :func:`sqlqueue.timeline`."""
         return operations.timeline(self, entity, *where, bucket=bucket, since=since)
 
-    def errors(self, entity: type[QueueMixin], *where: Where) -> list[ErrorGroup]:
+    def errors(self, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
         """See :func:`sqlqueue.errors`."""
-        return operations.errors(self, entity, *where)
+        return operations.errors(self, entity, *where, cap=cap)
 
     def find(
         self,

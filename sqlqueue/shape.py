@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Column, DateTime, Dialect, Integer, Numeric, String
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.types import TypeEngine
 
+from .clock import utcdefault
+from .dialects import adapter_for
 from .findings import Finding, Severity
+from .keytext import KeyText
 from .spec import QueueSpec
 
 _FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer, Numeric), (DateTime,))
@@ -35,12 +38,30 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
             yield _finding(spec, "unknown-column", what)
 
 
+def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:
+    """The keys that the live table does not compare to the letter."""
+    for column in spec.columns.values():
+        collation = collations.get(column.name)
+        if isinstance(column.type, KeyText) and collation is not None and not collation.lower().endswith(_EXACT):
+            what = f"compares {column.name} by {collation}, which takes different keys for the same"
+            yield _finding(spec, "inexact-key", what, Severity.WARNING)
+
+
+_EXACT = ("_bin", "_bin2")
+
+
 def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: ReflectedColumn) -> Iterator[Finding]:
     name = column.name
     if column.nullable and not live["nullable"]:
         yield _finding(spec, "not-nullable", f"does not let {name} be NULL, as it is in tasks that nobody has claimed")
+    if not column.nullable and live["nullable"]:
+        yield _finding(spec, "nullable", f"lets {name} be NULL, and no claim finds such a row")
     if column.server_default is not None and not _fills_itself(live):
         yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
+    elif _is_moment(column) and not adapter_for(dialect).same_default(dialect, str(live["default"])):
+        reason = "what other programs leave out is filled in by the time zone of their session, or less exactly"
+        what = f"has {live['default']} as the default of {name}: {reason}"
+        yield _finding(spec, "wrong-default", what, Severity.WARNING)
     declared: Any = column.type.dialect_impl(dialect)
     yield from _of_type(dialect, spec, name, getattr(declared, "impl_instance", declared), live["type"])
 
@@ -58,6 +79,11 @@ def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: 
         severity = Severity.ERROR if loses_zone else Severity.WARNING
         reason = "moments shift with the session's time zone" if loses_zone else "moments are kept less exactly"
         yield _finding(spec, "wrong-type", f"{is_not}: {reason}", severity)
+
+
+def _is_moment(column: Column[Any]) -> bool:
+    """Whether its default is the clock."""
+    return isinstance(getattr(column.server_default, "arg", None), utcdefault)
 
 
 _ANY = 2**62

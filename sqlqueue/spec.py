@@ -30,6 +30,7 @@ QUEUE_ROLES = (
     "max_attempts",
     "claimed_by",
     "claimed_at",
+    "claim_token",
     "finished_at",
     "error",
     "created_at",
@@ -98,6 +99,22 @@ class QueueSpec:
         named = (self.mapper.columns[name] for name in self.options.partitions)
         return (*(self.columns[role] for role in PARTITIONS if role in self.columns), *named)
 
+    @property
+    def holds_tasks(self) -> bool:
+        """Whether its rows are tasks, which people look after, and not slots of limits, which are claimed alongside."""
+        return not self.has("slot_key")
+
+    @cached_property
+    def column_names(self) -> dict[str, str]:
+        """attribute of the model -> name of its column"""
+        return {prop.key: getattr(prop.columns[0], "name", prop.key) for prop in self.mapper.column_attrs}
+
+    @cached_property
+    def key_parts(self) -> tuple[str, ...]:
+        """The attributes of a primary key of several columns."""
+        columns = self.primary_key if len(self.primary_key) > 1 else ()
+        return tuple(self.mapper.get_property_by_column(column).key for column in columns)
+
     def has(self, role: str) -> bool:
         return role in self.columns
 
@@ -140,7 +157,7 @@ class QueueSpec:
         column = self.mapper.columns.get(name)
         if column is None or column.table is not self.table:
             raise ConfigurationError(
-                f"{self.entity.__name__}: order_by names {name!r}, which is no column of {self.table.name};"
+                f"{self.entity.__name__}: order_by names {name!r}, which is not a column of {self.table.name};"
                 " give names of its attributes, or sqlalchemy.desc('name')",
                 model=self.entity,
             )
@@ -195,7 +212,8 @@ class QueueSpec:
 
 
 def index_name(table: str, kind: str, partition: Sequence[str] = ()) -> str:
-    name = "_".join(("ix", table, *partition, kind))
+    # hints and drivers take a percent sign for the mark of a parameter, and a backtick is not read back from MySQL
+    name = "_".join(("ix", table, *partition, kind)).replace("%", "_").replace("`", "_")
     encoded = name.encode()
     if len(encoded) <= _LONGEST_NAME:
         return name
@@ -215,7 +233,7 @@ def spec_of(entity: object) -> QueueSpec:
     if isinstance(spec, QueueSpec):
         return spec
     name = entity.__name__ if isinstance(entity, type) else repr(entity)
-    raise ArgumentError(f"{name} is no queue model: a mapped class is needed that derives from sqlqueue.QueueMixin")
+    raise ArgumentError(f"{name} is not a queue model: a mapped class is needed that derives from sqlqueue.QueueMixin")
 
 
 def conjuncts(criteria: Iterable[Criterion]) -> Sequence[Criterion]:

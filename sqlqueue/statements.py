@@ -17,6 +17,7 @@ from sqlalchemy import (
     delete,
     exists,
     literal_column,
+    or_,
     select,
     update,
 )
@@ -38,8 +39,22 @@ def state(status: Status) -> ColumnElement[str]:
     return literal_column(f"'{status.value}'")
 
 
-def is_ready(spec: QueueSpec) -> Criterion:
+def is_available(spec: QueueSpec) -> Criterion:
     return spec["status"] == state(Status.AVAILABLE)
+
+
+def has_come(spec: QueueSpec) -> Criterion:
+    return spec["available_at"] <= utcnow()
+
+
+def is_ready(spec: QueueSpec) -> Criterion:
+    """Available, and not for a later moment: other programs may insert one and leave the status to its default."""
+    return and_(is_available(spec), has_come(spec))
+
+
+def is_early(spec: QueueSpec) -> Criterion:
+    """Available for a later moment."""
+    return and_(is_available(spec), spec["available_at"] > utcnow())
 
 
 def is_due(spec: QueueSpec) -> Criterion:
@@ -59,6 +74,17 @@ def is_final(spec: QueueSpec) -> Criterion:
     return spec["status"].in_([state(status) for status in FINAL])
 
 
+def is_unplanned(spec: QueueSpec) -> Criterion:
+    """Of a recurring queue: inserted with a schedule and no moment by another program.  The first claim plans it."""
+    as_created = spec["available_at"] == spec["created_at"]
+    return and_(is_available(spec), spec["schedule"].is_not(None), as_created, spec["attempt"] == literal_column("0"))
+
+
+def is_adopted(spec: QueueSpec) -> Criterion:
+    """Final, but not finished by the queue: a row that was in the table before it became one."""
+    return and_(is_final(spec), spec["finished_at"].is_(None))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pick:
     """Which rows a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
@@ -71,7 +97,7 @@ class Pick:
     index: str | None
     """The index that serves them in that order; ``None`` if they are named by primary key."""
     exact: bool
-    """Whether every criterion, the state's too, is served by that index."""
+    """Whether that index serves every criterion, the state's too, but for the moment of ready rows, which it holds."""
     made: Memo = field(default_factory=partial(Memo, 5), init=False, repr=False)
     """The statements that adapters have made of it: few, for there are many of these."""
 
@@ -103,9 +129,7 @@ def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
 def _picks(
     spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
 ) -> tuple[Callable[[int], Pick], ...]:
-    terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
-    if spec.inherited is not None:
-        terms = [*terms, spec.inherited]
+    terms = _terms(spec, where)
     partition = [column for column in spec.partitions if _fixes(terms, column)][:1]
     by_key = all(_fixes(terms, column) for column in spec.primary_key)
     order = tuple(_ordering(term) for term in order_by)
@@ -114,22 +138,39 @@ def _picks(
         kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool
     ) -> Callable[[int], Pick]:
         index = None if by_key else spec.index_name(kind, partition)
+        # MariaDB does not see that an equality makes a text constant, and would sort, and lock, all of the partition
+        standard = tuple(term for term in standard if term.column not in partition)
         exact = by_key or (served and len(terms) == len(partition))
         shape = partial(
             Pick, spec=spec, state=state, where=tuple(terms), order=order or standard, index=index, exact=exact
         )
         return lru_cache(MOST)(lambda limit: shape(limit=limit))
 
-    due = (
+    return (
+        step("claim", (is_available(spec), has_come(spec)), spec.ready_order, served=True),
+        step("due", _come_due(spec), spec.due_order, served=False),
+    )
+
+
+def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
+    """The one step of a claim of rows that ``where`` names by primary key: the index that finds them is that."""
+    state = or_(is_ready(spec), and_(*_come_due(spec)))
+    pick = partial(Pick, spec=spec, state=(state,), where=tuple(_terms(spec, where)), order=(), index=None, exact=True)
+    return (lambda limit: pick(limit=limit),)
+
+
+def _come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
+    return (
         spec["finished_at"].is_(None),
-        spec["available_at"] <= utcnow(),
+        has_come(spec),
         is_due(spec),
         spec["attempt"] < spec["max_attempts"],
     )
-    return (
-        step("claim", (is_ready(spec),), spec.ready_order, served=True),
-        step("due", due, spec.due_order, served=False),
-    )
+
+
+def _terms(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
+    terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
+    return terms if spec.inherited is None else [*terms, spec.inherited]
 
 
 def _ordering(term: ColumnElement[Any]) -> Ordering:
@@ -158,7 +199,7 @@ def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
     criterion = given.__clause_element__() if isinstance(given, QueryableAttribute) else given
     if not isinstance(criterion, ColumnElement):
         example = f"{spec.entity.__name__}.id == 7"
-        raise ArgumentError(f"{given!r} is no criterion: give SQL expressions, as in {example}")
+        raise ArgumentError(f"{given!r} is not a criterion: give SQL expressions, as in {example}")
     froms = set(criterion._from_objects) - {spec.table}
     if not froms:
         return criterion
@@ -167,11 +208,12 @@ def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
         raise ArgumentError(
             f"the criterion {criterion} reads other tables than {spec.table.name}: use .has(), .any() or exists()"
         )
-    joins = [_same_key(spec, table) for table in sorted(froms, key=str)]
+    joins = [same_key(spec, table) for table in sorted(froms, key=str)]
     return exists().select_from(*froms).where(*joins, criterion).correlate(spec.table)
 
 
-def _same_key(spec: QueueSpec, table: Any) -> Criterion:
+def same_key(spec: QueueSpec, table: Any) -> Criterion:
+    """The row of ``table``, one of those that an inheriting class is spread over, that belongs to the queue's row."""
     return and_(*(a == b for a, b in zip(spec.primary_key, table.primary_key, strict=True)))
 
 
@@ -218,7 +260,7 @@ def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
 
 def is_hung(spec: QueueSpec) -> Criterion:
     """Its claimer's lease has ended, with nothing settled."""
-    return and_(spec["available_at"] <= utcnow(), is_held(spec))
+    return and_(has_come(spec), is_held(spec))
 
 
 def is_exhausted(spec: QueueSpec) -> Criterion:

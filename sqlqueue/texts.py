@@ -1,6 +1,11 @@
-"""The text of an error, such that any engine can store it."""
+"""Text from elsewhere: of errors, such that any engine can store it; of all kinds, such that people can read it."""
 
 from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
 
 from .exc import ArgumentError
 
@@ -21,6 +26,38 @@ def error_text(error: BaseException | str) -> str:
     if len(units) <= 2 * _LONGEST:
         return text
     return units[: 2 * (_LONGEST - 1)].decode("utf-16-le", "ignore") + "…"
+
+
+def readable(value: object, *, lines: bool = False) -> str:
+    """What a terminal or a log may be sent of ``value``: its text, with everything that is not visible escaped.
+
+    That is control characters (ESC, CR, BEL, C1), bidirectional and other formatting, surrogates, and line breaks
+    unless ``lines`` are kept.  Nothing that comes from a database, an exception or a payload is printed without it.
+    """
+    text = value if isinstance(value, str) else _text_of(value)
+    if text.isprintable():
+        return text
+    return "".join(each if _is_visible(each) or (lines and each == "\n") else repr(each)[1:-1] for each in text)
+
+
+def key_text(identity: Sequence[object]) -> str:
+    """A primary key in one word; several columns as in a line of CSV."""
+    if len(identity) == 1:
+        return str(identity[0])
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(identity)
+    return line.getvalue()
+
+
+def _is_visible(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # such as a space that does not break
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        return f"({type(value).__qualname__} without a text: {type(error).__qualname__})"
 
 
 def _described(error: BaseException) -> str:

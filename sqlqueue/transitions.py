@@ -6,11 +6,10 @@ see the old row.  So what others read (``max_attempts``, ``attempt``, ``status``
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     ColumnElement,
@@ -26,7 +25,7 @@ from sqlalchemy import (
 )
 
 from .clock import utcnow
-from .spec import Criterion, Identity, QueueSpec
+from .spec import Criterion, QueueSpec
 from .statements import Assignment, is_final, state
 from .states import Status
 
@@ -34,15 +33,17 @@ if TYPE_CHECKING:
     from .claims import Claim
 
 ATTEMPT = "sqlqueue_attempt"
-KeyIn: TypeAlias = Callable[[QueueSpec, Sequence[Identity]], Criterion]
+TOKEN = "sqlqueue_token"
 
 
-def taking(spec: QueueSpec, claimed_by: str, lease: timedelta) -> tuple[Assignment, ...]:
-    """What a claim with a lease writes."""
+def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None = None) -> tuple[Assignment, ...]:
+    """What a claim with a lease writes.  Its token is the parameter ``TOKEN`` if it is not given here."""
+    column = spec["claim_token"]
     return (
         *_planned(spec),
         (spec["status"], state(Status.RUNNING)),
         (spec["available_at"], utcnow(lease)),
+        (column, bindparam(TOKEN, type_=column.type) if token is None else literal(token, column.type)),
         *_stamp(spec, claimed_by),
     )
 
@@ -112,22 +113,17 @@ class Held:
         """Was the task enqueued anew while it ran?  Then its ``claimed_at`` has been taken away."""
         return None if self.only_locked else self.spec["claimed_at"].is_(None)
 
-    def fence(self, claims: Sequence[Claim], key_in: KeyIn) -> Criterion:
-        """Holds for the rows that are still these claims'."""
-        spec, by_attempt = self.spec, defaultdict[int, list[Identity]](list)
-        for claim in claims:
-            by_attempt[claim.attempt].append(claim.identity)
-        mine = or_(*(and_(self.attempt == n, key_in(spec, keys)) for n, keys in sorted(by_attempt.items())))
-        if len(by_attempt) > 1:  # for the optimizer: whatever the attempt, it is about these keys
-            mine = and_(key_in(spec, [claim.identity for claim in claims]), mine)
-        return self._unsettled(mine)
+    def marks(self, claim: Claim) -> tuple[int, ...]:
+        """What its row has in :attr:`marked` while ``claim`` holds it."""
+        return (claim.attempt,) if self.only_locked else (claim.attempt, claim.token)
 
-    def fence_named(self, keys: Criterion) -> Criterion:
-        """:meth:`fence` for rows that ``keys`` names, all claimed in the attempt that is the parameter ``ATTEMPT``."""
-        attempt = bindparam(ATTEMPT, type_=self.spec["attempt"].type)
-        return self._unsettled(and_(self.attempt == attempt, keys))
+    @property
+    def marked(self) -> tuple[ColumnElement[int], ...]:
+        """What tells a claim from others of the same row, which may have the same attempt."""
+        return (self.attempt,) if self.only_locked else (self.attempt, self.spec["claim_token"])
 
-    def _unsettled(self, mine: Criterion) -> Criterion:
+    def unsettled(self, mine: Criterion) -> Criterion:
+        """Holds for the rows that are ``mine`` by their keys and marks, and still held."""
         if self.only_locked:
             return and_(mine, ~is_final(self.spec))
         # said so that no optimizer takes it for the condition of an index, and reads all that are scheduled by that
@@ -249,7 +245,7 @@ def _beginning_anew(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
 
 
 def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
-    """Available now, or scheduled after ``delay``; the attempt is not held against the task."""
+    """Available now, or scheduled after ``delay``; it does not count as an attempt."""
     spec = held.spec
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
     now: list[Assignment] = [(spec["status"], state(status)), (spec["available_at"], utcnow(delay))]

@@ -287,6 +287,16 @@ class Visit(LimitMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
+    """Recurring calls of functions, each known by its key."""
+
+    __tablename__ = "chore"
+    __queue__ = QueueOptions(slots=Slot, max_attempts=2)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    note: Mapped[str | None] = mapped_column(String(100))
+
+
 class Message(QueueMixin, Base):
     """Divided by kind; tried again as its errors deserve, and kept for long if that did not help."""
 

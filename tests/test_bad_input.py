@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, aliased, load_only
+from sqlalchemy.schema import CreateTable
 
 import sqlqueue
 from sqlqueue import ArgumentError, IllegalTransitionError, QueueSession, SQLQueueError, claim_of, hung
-from tests.models import Account, Base, Document, Ledger, Mail, Spool, Task
+from tests.models import Account, Base, Document, Ledger, Mail, Seat, Spool, Task
 
 NAIVE = datetime(2020, 1, 1)
 
@@ -85,7 +87,7 @@ OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("entity", ENTITIES, ids=lambda entity: type(entity).__name__)
 @pytest.mark.parametrize("operation", OF_A_MODEL)
 def test_no_queue_model(session: Recorded, operation: str, entity: Any) -> None:
-    with refused(session, "no queue model", "QueueMixin"):
+    with refused(session, "not a queue model", "QueueMixin"):
         OF_A_MODEL[operation](session, entity)
 
 
@@ -219,7 +221,7 @@ def test_prune(session: Recorded, age: Any) -> None:
 )
 def test_stats_by(session: Recorded, by: Any) -> None:
     model = Mail if by is Mail.account else Task
-    with refused(session, f"no column of {model.__name__}"):
+    with refused(session, f"not a column of {model.__name__}"):
         session.stats_by(model, by)
 
 
@@ -255,7 +257,7 @@ def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> No
         ((Task, ["name"]), {}, "row 0"),
         ((Task, [Task()]), {}, "row 0"),
         ((Task,), {}, "rows"),
-        ((Task(), [{"name": "x"}]), {}, "no queue model"),
+        ((Task(), [{"name": "x"}]), {}, "not a queue model"),
         ((None,), {}, "NoneType"),
         (([None],), {}, "NoneType"),
         (({"name": "x"},), {}, "str"),
@@ -283,6 +285,18 @@ def test_naive_by_add(session: Recorded) -> None:
     session.add(Task(available_at=NAIVE))
     with refused(session, "naive", "time zone"):
         session.flush()
+
+
+def test_rows_with_a_part_of_their_key_missing_stop_nothing(tmp_path: Path) -> None:
+    """SQLite lets a key be NULL in a table that says nothing of it; such a row cannot be named, and is passed over."""
+    engine = create_engine(f"sqlite:///{tmp_path}/seats.db")
+    declared = str(CreateTable(Seat.__table__).compile(engine))
+    with engine.begin() as connection:
+        connection.execute(text(declared.replace("line VARCHAR(20) NOT NULL", "line VARCHAR(20)")))
+        connection.execute(insert(Seat.__table__), [{"line": line, "number": 1} for line in (None, None, "a")])
+    with QueueSession(engine) as session, session.begin():
+        assert [seat.line for seat in session.claim_many(Seat, limit=9)] == ["a"]
+    engine.dispose()
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import Engine, column, create_engine, func, inspect, make_url, select, table, update
+from sqlalchemy import Engine, NullPool, column, create_engine, func, inspect, make_url, select, table, update
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -250,8 +251,8 @@ def only_row(plan: Plan, engine: Engine) -> dict[str, Any]:
     return {
         name: offset(value - now) if name in moments and value is not None else value
         for name, value in row.items()
-        if name not in ("id", "claimed_by")
-    } | {"is_claimed_by_somebody": row["claimed_by"] is not None}
+        if name not in ("id", "claimed_by", "claim_token")
+    } | {"is_claimed_by_somebody": row["claimed_by"] is not None, "has_token": row["claim_token"] != 0}
 
 
 def offset(difference: timedelta) -> str:
@@ -371,7 +372,7 @@ def are_done(engine: Engine) -> bool:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals a group of processes")
 def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path}/bench.db")
+    engine = create_engine(f"sqlite:///{tmp_path}/bench.db", poolclass=NullPool)
     command = [*PROGRAM, "bench", "--url", str(engine.url), "--only", "drain"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
     deadline = time.monotonic() + 60
@@ -380,6 +381,9 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
         time.sleep(0.02)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does it: all of them at once
     _, errors = program.communicate(timeout=60)
-    assert (program.returncode, errors) == (130, "Stopped. The tables are gone.\n")
-    assert inspect(engine).get_table_names() == []
-    engine.dispose()
+    assert program.returncode == 130
+    # of a message to a process that was being written, which Python 3.13 cannot let go of
+    ignored = "(Exception ignored in: <_io.BytesIO object at 0x[0-9a-f]+>\nBufferError: [^\n]+\n)?"
+    assert re.fullmatch(rf"Stopped\. The tables are gone\.\n{ignored}", errors)
+    with engine.connect() as connection:
+        assert inspect(connection).get_table_names() == []

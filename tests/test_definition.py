@@ -331,7 +331,7 @@ def test_an_index_follows_the_order_and_the_topic() -> None:
         "ix_mail_finished",  # it has a retention
     }
     ddl = [str(CreateIndex(index)) for index in models.Ticket.__table__.indexes if index.name == "ix_ticket_claim"]
-    assert "(status, severity DESC, id)" in ddl[0]
+    assert "(status, severity DESC, id, available_at)" in ddl[0]
 
 
 @pytest.mark.parametrize(

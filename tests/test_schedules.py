@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sqlqueue import ArgumentError, Cron, Every
-from sqlqueue.schedules import is_missed, next_run, parse
+from sqlqueue.schedules import is_missed, is_same, next_run, parse
 
 HOUR = timedelta(hours=1)
 BERLIN = "Europe/Berlin"
@@ -76,20 +76,32 @@ def test_a_run_is_missed_once_the_next_is_due() -> None:
     "make",
     [
         *(lambda text=text: parse(text) for text in ("", "P", "PT", "PT0.5S", "P99999999999D", "1h", "* * * *", None)),
-        *(
-            lambda text=text: parse(text)
-            for text in ("61 * * * *", "0 0 30 2 *", "* * * * * Nowhere", "* * * * * ../x")
-        ),
-        lambda: parse(Every(HOUR)),  # type: ignore[arg-type]
+        *(lambda text=text: parse(text) for text in ("61 * * * *", "0 0 30 2 *")),
+        lambda: parse(HOUR),  # type: ignore[arg-type]
         lambda: Every(3600),  # type: ignore[arg-type]
         lambda: Every(-HOUR),
         lambda: Cron(3),  # type: ignore[arg-type]
-        lambda: Cron("0 3 * * *", 2),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_schedule(make: Any) -> None:
     with pytest.raises(ArgumentError, match=r"schedule|interval|cron"):
         make()
+
+
+@pytest.mark.parametrize("zone", ["Nowhere", "../x", "", "Europe", 2, "Europe/Berlin\0"])
+def test_a_bad_time_zone_is_told_from_a_bad_expression(zone: Any) -> None:
+    with pytest.raises(ArgumentError, match="not a time zone") as raised:
+        Cron("0 3 * * *", zone)
+    assert "cron expression" not in str(raised.value)
+    with pytest.raises(ArgumentError, match="not a cron expression") as raised:
+        Cron("0 3 * * mun", "Europe/Berlin")
+    assert "time zone" not in str(raised.value)
+
+
+def test_a_schedule_is_taken_for_its_text() -> None:
+    assert parse(Every(HOUR)) == parse("PT1H")
+    assert is_same("PT1H", "PT60M")
+    assert not is_same("whatever another program wrote", "PT1H")
 
 
 def test_without_cronsim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_database_in_memory_will_do(engine: Engine) -> None:
         raise ValueError("it is completed already")
 
     with Session.begin() as session:
-        session.add_all([Task(number=7), Job(task="")])
+        session.add_all([Task(number=7), Job(task="once")])
     with pytest.raises(ValueError, match="it is completed already"):
         drain(worker)
     assert drain(worker) == {}
@@ -252,15 +252,15 @@ def test_what_is_waiting(db: Database) -> None:
             (
                 Task,
                 {"name": "c"},
-                r"expected at least one of Task\(name='c'\), waiting are 0, among 3 in all\n  Task\(.*'a'",
+                r"expected at least one of Task\(name='c'\): 0 waiting \(3 in total\)\n  Task\(.*'a'",
             ),
-            (Task, {"count": 1}, r"expected 1 of Task\(\), waiting are 3"),
+            (Task, {"count": 1}, r"expected 1 of Task\(\): 3 waiting"),
             (
                 task,
                 {"to": "alan"},
                 r"expected at least one of tests.test_testing.send\(to='alan'\)[^/]*'grace', 'copies': 2",
             ),
-            (Mail, {}, r"among 0 in all$"),
+            (Mail, {}, r"\(0 in total\)$"),
         ):
             with pytest.raises(AssertionError, match=message):
                 session.hand(assert_enqueued, what, **values)

@@ -107,6 +107,7 @@ class ByHand(_InSession[Session]):
         for job in jobs:
             job.status = Status.RUNNING.value
             job.available_at = now + _LEASE
+            job.claim_token = 1
             self._stamp(job, now)
         self.session.flush()
         return jobs

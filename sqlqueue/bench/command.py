@@ -13,6 +13,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import SQLQueueError
+from sqlqueue.texts import readable
 
 from ..demo.errors import DemoError
 from .models import Key
@@ -79,13 +80,13 @@ def bench(
 
         sqlqueue bench --url postgresql+psycopg://me@host/test
 
-    [b]enqueue[/b]: one by one, in bulk, by COPY. [b]drain[/b]: loops that claim and complete, and workers whose
+    enqueue: one by one, in bulk, by COPY. drain: loops that claim and complete, and workers whose
     handlers do nothing. Each is done in turns with the same work written by hand, in SQL for the driver alone and with
     SQLAlchemy's ORM. Told are the median of all rounds, the least and the most, and the ratio within a round.
 
-    [b]pickup[/b]: how soon a worker begins a task, how late it is for a moment, and what it sends while it is idle.
+    pickup: how soon a worker begins a task, how late it is for a moment, and what it sends while it is idle.
 
-    [b]growth[/b]: drains amid hundreds of thousands of other tasks. It takes long, and has to be asked for.
+    growth: drains amid hundreds of thousands of other tasks. It takes long, and has to be asked for.
 
     Tables named sqlqueue_bench_... are made and dropped. Exit status: 0; 2 if it could not be measured.
     """
@@ -136,7 +137,7 @@ def _refusals(console: Console) -> Iterator[None]:
         yield
     except (BenchError, DemoError, SQLQueueError, DBAPIError) as error:
         reason: Any = f"the database refuses: {error.orig}" if isinstance(error, DBAPIError) else error
-        console.print(Text(f"sqlqueue bench: {reason}"))
+        console.print(Text(readable(f"sqlqueue bench: {reason}", lines=True)), soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         console.print("Stopped. The tables are gone.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import JSON, URL, DateTime, String, TextClause, text
 from sqlalchemy.engine import Dialect
@@ -12,8 +12,9 @@ from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from ..clock import utc, utcnow
+from ..clock import utc, utcdefault, utcnow
 from ..exc import UnsupportedDialectError
+from ..keytext import key_text
 from ..spec import Criterion
 from .base import Adapter
 from .cockroachdb import CockroachDB
@@ -61,6 +62,14 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
     return compiled
 
 
+@compiles(utcdefault)
+def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
+    if compiler.dialect.name == StrCompileDialect.name:
+        return "utcdefault()"
+    # in parentheses, without which most engines take nothing but CURRENT_TIMESTAMP
+    return f"({compiler.process(adapter_for(compiler.dialect).default(), **{**kw, 'literal_binds': True})})"
+
+
 def timestamp_type() -> TypeEngine[Any]:
     """Moments in UTC, with microseconds and as aware datetimes, on every engine."""
     return _on_every_engine(utc(DateTime, timezone=True), "timestamp")
@@ -71,9 +80,14 @@ def error_type() -> TypeEngine[Any]:
     return _on_every_engine(String(2000), "error_text")
 
 
-def key_type() -> TypeEngine[Any]:
-    """Keys of up to 255 characters, which are the same only if they are so to the letter, on every engine."""
-    return _on_every_engine(String(255), "key")
+def key_type(length: int) -> TypeEngine[Any]:
+    """Keys of up to ``length`` characters, which are the same only if they are so to the letter, on every engine."""
+    kind: TypeEngine[Any] = key_text(String, length=length)
+    for adapter in adapters().values():
+        variant = adapter.key(length)
+        if variant is not None:
+            kind = kind.with_variant(variant, adapter.name)
+    return kind
 
 
 def json_type() -> TypeEngine[Any]:
@@ -88,6 +102,11 @@ def _on_every_engine(kind: TypeEngine[Any], attribute: str) -> TypeEngine[Any]:
         if variant is not None:
             kind = kind.with_variant(variant, adapter.name)
     return kind
+
+
+def moment_defaults() -> dict[str, str]:
+    """What fills in a moment that an INSERT leaves out: the words of each engine, by the name of its dialect."""
+    return {name: str(utcdefault().compile(dialect=_dialect(name))) for name in adapters()}
 
 
 def lasting_keys() -> dict[str, Any]:
@@ -115,4 +134,5 @@ def _in_words_of(name: str, criterion: Criterion) -> TextClause:
 
 @cache
 def _dialect(name: str) -> Dialect:
-    return URL.create(name).get_dialect()()
+    create: Any = URL.create(name).get_dialect()
+    return cast(Dialect, create(paramstyle="named"))  # percent signs are for the driver to double

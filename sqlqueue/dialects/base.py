@@ -34,7 +34,7 @@ from .keys import ByKey
 from .liveness import Liveness
 from .moments import Moments
 from .requests import Requests
-from .rows import Rows
+from .rows import Parameters, Rows
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
 """From the values that an insert proposed, by column name, to what an existing row is given."""
@@ -58,8 +58,8 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
     error_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of errors, where ``String`` does not hold all of Unicode."""
-    key: ClassVar[TypeEngine[Any] | None] = None
-    """The type of keys of up to 255 characters, where ``String`` takes different ones for the same."""
+    exact: ClassVar[str | None] = None
+    """The collation of keys, where that of the database takes different ones for the same."""
     json: ClassVar[TypeEngine[Any] | None] = None
     """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
@@ -75,6 +75,8 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     """Whether all that claim wait for one another anyway."""
     orders_freely: ClassVar[bool] = True
     """Whether rows are locked after the sort, so that an order without an index is only slow."""
+    changes_unseen: ClassVar[bool] = False
+    """Whether a transaction that reads an old snapshot changes what was committed since, instead of failing."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
     """Isolation levels in which a claim can neither fail nor be in anybody's way."""
     refused_levels: ClassVar[Collection[str]] = ()
@@ -83,6 +85,10 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     def __init__(self) -> None:
         self._verified: weakref.WeakSet[Dialect] = weakref.WeakSet()
         self._warned: weakref.WeakSet[Dialect] = weakref.WeakSet()
+
+    def key(self, length: int) -> TypeEngine[Any] | None:
+        """The type of keys of up to ``length`` characters, where ``String`` takes different ones for the same."""
+        return None
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +107,7 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         return ""
 
     def judge(self, version: tuple[Any, ...], banner: str) -> None:
-        """:class:`.UnsupportedDialectError` if such a server cannot carry a queue."""
+        """:class:`.UnsupportedDialectError` if such a server cannot be used for queues."""
         numbers = tuple(part for part in version if isinstance(part, int))
         if numbers < self.minimum:
             needed = f"{self.product} {'.'.join(map(str, self.minimum))} or newer"
@@ -109,7 +115,7 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
 
     def refuse(self, version: str, needed: str, reason: str) -> None:
         raise UnsupportedDialectError(
-            f"{self.product} {version} cannot carry a queue: it lacks {reason}. {needed} is needed.",
+            f"{self.product} {version} cannot be used for queues: it lacks {reason}. {needed} is needed.",
             dialect=self.name,
             version=version,
             needed=needed,
@@ -150,6 +156,10 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         """What a claim here and now would run in."""
         return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
 
+    def may_change_unseen(self, connection: Connection) -> bool:
+        """Whether this transaction may change rows in a version that it cannot read."""
+        return self.changes_unseen and self.level(connection) not in self.harmless_levels
+
     def check_level(self, connection: Connection) -> None:
         level = self.present_level(connection)
         if level is None or level in self.harmless_levels:
@@ -173,17 +183,21 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         session: Session,
         pick: Pick,
         assignments: Sequence[Assignment],
+        parameters: Parameters | None = None,
         *,
         delete: bool = False,
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
-        """Lock the rows of ``pick``, write ``assignments`` to them or ``delete`` them; the instances, in order."""
+        """Lock the rows of ``pick``, write ``assignments`` to them or ``delete`` them; the instances, in order.
+
+        ``parameters``: of the assignments.
+        """
         spec = pick.spec
         identities = self.lock(session, pick)
         for keys in self.batches(identities if assignments else ()):
             count = self.named_for(spec, len(keys))
             writing = pick.made.get((self, assignments, count), partial(self._writing, spec, count, assignments))
-            self.execute(session, spec, writing, self.key_names(spec, keys))
+            self.execute(session, spec, writing, {**self.key_names(spec, keys), **(parameters or {})})
         tasks = self.load(session, spec, identities, options, latest=not assignments)
         if delete:
             self.delete(session, spec, identities)
@@ -248,6 +262,10 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         """Whether a unique key was violated, by code."""
+        raise NotImplementedError
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        """Whether a foreign key kept a row from being deleted, by code."""
         raise NotImplementedError
 
     # -- the indexes --------------------------------------------------------------------------------------------------

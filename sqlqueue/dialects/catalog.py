@@ -7,6 +7,8 @@ from collections.abc import Collection
 from sqlalchemy import Boolean, ColumnElement, Connection, Table, cast, column, func, select, table
 from sqlalchemy.dialects import postgresql
 
+from .naming import live_name
+
 STORAGE_DIALECT = "postgresql"
 _PARAMETERS = {
     "fillfactor": "80",
@@ -15,7 +17,8 @@ _PARAMETERS = {
     "autovacuum_vacuum_cost_delay": "0",
     "autovacuum_analyze_scale_factor": "0.02",
 }
-_FORMAT = postgresql.dialect().identifier_preparer.format_table  # type: ignore[no-untyped-call]
+# not as a driver would want it, which takes percent signs for those of parameters
+_FORMAT = postgresql.dialect(paramstyle="named").identifier_preparer.format_table  # type: ignore[no-untyped-call]
 _CLASS = table(
     "pg_class",
     column("oid"),
@@ -29,7 +32,7 @@ _INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("ind
 def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
     """What a CREATE INDEX CONCURRENTLY leaves behind when it fails."""
     names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
-    return connection.scalars(names.where(_INDEX.c.indrelid == _oid(of), ~_INDEX.c.indisvalid)).all()
+    return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
 
 
 def storage_statement(of: Table, *, give: bool) -> str:
@@ -40,9 +43,9 @@ def storage_statement(of: Table, *, give: bool) -> str:
 
 def lacks_storage(connection: Connection, of: Table) -> bool:
     """Whether one of the parameters was never given to the table; to what, is for its owner to say."""
-    options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(of))).all()
+    options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
     return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
 
 
-def _oid(of: Table) -> ColumnElement[int]:
-    return cast(func.to_regclass(_FORMAT(of)), postgresql.OID)
+def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
+    return cast(func.to_regclass(live_name(connection, of)), postgresql.OID)

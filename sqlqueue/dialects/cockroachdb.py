@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Select, Table
 
 from .health import Plan
 from .postgresql import PostgreSQL
+from .requests import Interrupt
 
 
 class CockroachDB(PostgreSQL):
@@ -30,6 +31,10 @@ class CockroachDB(PostgreSQL):
     @property
     def predicate_option(self) -> str | None:
         return PostgreSQL.partial_index
+
+    def interruption(self, connection: Connection) -> Interrupt:
+        driver: Any = connection.connection.driver_connection
+        return lambda _: driver.cancel()
 
     def notify(self, connection: Connection, name: str) -> None:
         """There is no NOTIFY."""

@@ -68,10 +68,12 @@ def read_only(reason: str, fix: str) -> Finding:
 
 def explain(connection: Connection, prefix: str, statement: ClauseElement) -> CursorResult[Any]:
     """The rows of ``prefix``, in the engine's own words, before ``statement``."""
-    text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
+    schemas = connection.get_execution_options().get("schema_translate_map")
+    translated = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
+    text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}, **translated))
     return connection.exec_driver_sql(f"{prefix} {text}")
 
 
-def bare(target: Table, live: Sequence[ReflectedColumn]) -> TableClause:
+def bare(connection: Connection, target: Table, live: Sequence[ReflectedColumn]) -> TableClause:
     """``target`` as it is, without the defaults that an INSERT or an UPDATE of it would add."""
-    return table(target.name, *(column(each["name"]) for each in live), schema=target.schema)
+    return table(target.name, *(column(each["name"]) for each in live), schema=connection.schema_for_object(target))

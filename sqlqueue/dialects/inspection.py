@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Index, Table, inspect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
+
+from ..clock import utcdefault
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class Inspection:
     partial_index: ClassVar[str | None] = None
     """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
 
+    alters_defaults: ClassVar[bool] = True
+    """Whether a column that is there can be given another default, other than by copying its table."""
+
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         """Whether ``table``, which is there, has other storage parameters than the tables of queues are to have."""
         return False
@@ -53,7 +58,7 @@ class Inspection:
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         """The indexes that ``table`` has now, by name."""
-        reflected = inspect(connection).get_indexes(table.name, schema=table.schema)
+        reflected = inspect(connection).get_indexes(table.name, schema=connection.schema_for_object(table))
         downward = self.descending(connection, table, reflected)
         unusable = self.unusable(connection, table)
         return {
@@ -81,6 +86,10 @@ class Inspection:
         """The indexes of ``table`` that are there and do not serve queries."""
         return ()
 
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        """The collations of the columns of ``table``, by name, where keys have one of their own."""
+        return {}
+
     def same_predicate(self, dialect: Dialect, index: Index, live: LiveIndex) -> bool:
         """Whether the server's index has the condition of ``index``, whatever words it keeps it in."""
         option = self.predicate_option
@@ -89,6 +98,10 @@ class Inspection:
             return live.predicate is None
         ours = wanted.compile(dialect=dialect, compile_kwargs={"literal_binds": True, "include_table": False})
         return live.predicate is not None and _words(str(ours)) == _words(live.predicate)
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        """Whether ``live``, the default of a moment in the server's words, is the one that models declare."""
+        return _words(live) == _words(str(utcdefault().compile(dialect=dialect)))
 
     def _live_predicate(self, index: ReflectedIndex) -> str | None:
         option = self.predicate_option

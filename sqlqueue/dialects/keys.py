@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import bindparam, or_, tuple_
+from sqlalchemy import BindParameter, ColumnElement, bindparam, or_, tuple_
 
 from ..spec import Criterion, Identity, QueueSpec
 
@@ -15,6 +15,7 @@ ByKey: TypeAlias = Any
 _KEY = "sqlqueue_key_{}_{}"
 KEYS = "sqlqueue_keys"
 MANY = 0
+ROWS = "sqlqueue_rows"
 
 
 class Keys:
@@ -24,6 +25,8 @@ class Keys:
     """How many keys one statement names at the most."""
     tuples: ClassVar[bool] = True
     """Whether the rows for a list of tuples are found by an index."""
+    names_rows: ClassVar[bool] = True
+    """Whether :meth:`rows_in` can be had with parameters, and not for given rows alone."""
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         """The rows with these primary keys."""
@@ -51,6 +54,18 @@ class Keys:
         if self.named_for(spec, len(keys)) != MANY:
             return {_KEY.format(number, n): part for number, key in enumerate(keys) for n, part in enumerate(key)}
         return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
+
+    def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
+        """The rows whose ``columns`` have the values of one of ``rows``; of :meth:`row_names`, if those are not given.
+
+        No index need serve it.
+        """
+        given: BindParameter[Any] = bindparam(ROWS if rows is None else None, rows, expanding=True)
+        return tuple_(*columns).in_(given)
+
+    def row_names(self, rows: Sequence[Identity]) -> dict[str, Any]:
+        """The parameters of :meth:`rows_in`."""
+        return {ROWS: rows}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         """``statement``, which names rows by primary key, such that no others are read and waited for."""

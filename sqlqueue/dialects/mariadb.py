@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import timedelta
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
-from sqlalchemy import ColumnClause, Connection, Delete, Table, column, table, text
-from sqlalchemy.dialects import mysql
+from sqlalchemy import Connection, Delete, Select, Table, func, select, text
+from sqlalchemy.orm import Session
 
-from ..spec import QueueSpec
+from ..clock import utcnow
+from ..spec import Identity, QueueSpec
+from ..statements import Pick, is_available
 from .mysql import MySQL, force_index
+from .naming import Naming
+
+_PASSED = 300
+"""So many rows, locked by others, a claim is expected to pass."""
 
 
 class MariaDB(MySQL):
-    """Claims as MySQL does."""
+    """Claims as MySQL does, but for available rows whose moment has not come.
+
+    MySQL lets go of an entry of an index that it has locked and found not to match; MariaDB keeps it until the end of
+    the transaction.  So a claim looks first whether it would come upon such rows, and does not go by the index if so.
+    """
 
     name = "mariadb"
     product = "MariaDB"
-    key = mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_nopad_bin")
+    exact: ClassVar[str | None] = "utf8mb4_nopad_bin"
     minimum: ClassVar[tuple[int, ...]] = (10, 6)
     reads_only = "tx_read_only"
     # from 1,000 values on an IN becomes a join with a derived table, which may be read, and locked, in any order
     batch = 999
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        if pick.exact and pick.index is not None:
+            looking = pick.made.get((self, "early"), partial(self._looking_for_early, pick))
+            some_are_early = self.execute(session, pick.spec, looking).scalar()
+            if some_are_early is None:
+                return []  # none is available
+            if some_are_early:
+                return super().lock(session, replace(pick, exact=False))
+        return super().lock(session, pick)
+
+    def _looking_for_early(self, pick: Pick) -> Select[Any]:
+        """Whether one is available for a later moment, as far from the front as a claim goes to get past others."""
+        available = replace(pick, state=(is_available(pick.spec),), limit=_PASSED + 4 * pick.limit)
+        nearest = self.looking(available, pick.spec["available_at"].label("moment")).subquery("nearest")
+        return select((func.max(nearest.c.moment) > utcnow()).label("some_are_early"))
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         return ()  # an index that is IGNORED is one that SQLAlchemy does not find
@@ -32,7 +60,6 @@ class MariaDB(MySQL):
 
     def deleting_by_key(self, spec: QueueSpec, statement: Delete) -> Delete:
         # index hints belong to the form of DELETE that names its tables twice
-        target: ColumnClause[None] = column(spec.table.name)
-        target.table = table(spec.table.schema) if spec.table.schema else None
+        target = Naming("{}", spec.table, qualified=True)
         multiple: Delete = force_index(statement.prefix_with(target), spec, "PRIMARY")
         return multiple

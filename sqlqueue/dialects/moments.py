@@ -14,6 +14,10 @@ class Moments:
         """The database's clock in UTC, ``seconds`` later if given."""
         raise NotImplementedError
 
+    def default(self) -> ColumnElement[Any]:
+        """The clock in UTC, as the default of a column: for what an INSERT leaves out, in any session's time zone."""
+        return self.now(None)
+
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         """How many there are from ``earlier`` to ``later``, exactly: a whole number, NULL if one of the two is."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -12,13 +12,17 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    Delete,
     Select,
     String,
     Table,
+    Update,
+    and_,
     cast,
     column,
     func,
     literal_column,
+    or_,
     select,
     table,
     text,
@@ -30,19 +34,26 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.util import ClauseAdapter
+from sqlalchemy.types import TypeEngine
 
 from ..clock import utc
 from ..findings import Finding
-from ..spec import QueueSpec
+from ..keytext import key_text
+from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
 from .keys import ByKey
+from .naming import live_name
+from .rows import Parameters
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
 _INDEXES = table(
     "indexes", *map(column, ("object_id", "index_id", "is_disabled")), column("name", String), schema="sys"
+)
+_COLUMNS = table(
+    "columns", column("object_id"), *(column(name, String) for name in ("name", "collation_name")), schema="sys"
 )
 _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
 
@@ -61,16 +72,21 @@ class SQLServer(Adapter):
     needed = "filtered indexes and DATETIME2 arithmetic as this library uses them"
     timestamp = utc(mssql.DATETIME2, precision=6)
     error_text = mssql.NVARCHAR(2000)
-    key = mssql.NVARCHAR(255, collation="Latin1_General_100_BIN2")
+    exact: ClassVar[str | None] = "Latin1_General_100_BIN2"
     partial_index: ClassVar[str | None] = "mssql_where"
     orders_freely = False
     # SQLSTATE: communication link failure, cannot connect, login timeout
     outages: ClassVar[Collection[str]] = ("08S01", "08001", "08003", "HYT00")
-    # 2,100 parameters at the most, and a statement may name each key three times: all, by attempt, and those not locked
-    batch = 600
+    # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and those
+    # that are not locked
+    batch = 400
     tuples = False
+    names_rows = False
     # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
     refused_levels = ("SNAPSHOT", "SERIALIZABLE")
+
+    def key(self, length: int) -> TypeEngine[Any] | None:
+        return key_text(mssql.NVARCHAR, length=length, collation=self.exact)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.sysutcdatetime()
@@ -94,6 +110,7 @@ class SQLServer(Adapter):
         session: Session,
         pick: Pick,
         assignments: Sequence[Assignment],
+        parameters: Parameters | None = None,
         *,
         delete: bool = False,
         options: Sequence[ExecutableOption] = (),
@@ -101,8 +118,8 @@ class SQLServer(Adapter):
         spec = pick.spec
         # OUTPUT is refused where the table has a trigger; Table(implicit_returning=False) says so, and means two steps
         if not assignments or delete or not spec.table.implicit_returning:
-            return super().take(session, pick, assignments, delete=delete, options=options)
-        rows = self.execute(session, spec, self.claiming(pick, assignments)).all()
+            return super().take(session, pick, assignments, parameters, delete=delete, options=options)
+        rows = self.execute(session, spec, self.claiming(pick, assignments), parameters).all()
         count = len(pick.order)
         for n, term in reversed(list(enumerate(pick.order))):
             rows = sorted(rows, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
@@ -120,21 +137,35 @@ class SQLServer(Adapter):
         order = [before[term.column.name] for term in pick.order]
         return update(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
 
+    def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
+        # it compares no tuples
+        pairs = (zip(columns, row, strict=True) for row in rows or ())
+        return or_(*(and_(*(column == value for column, value in each)) for each in pairs))
+
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         # a scan would wait for what others have locked on its way
         return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
+
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
+        # a scan waits for what others have locked, and some 5,000 locks of one statement become one of the whole table
+        return self.sweep_by_key(session, spec, statement, limit)
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
         name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
         same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
-        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(table))
+        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(connection, table))
         return {(index, column) for index, column in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        disabled = select(_INDEXES.c.name).where(_is_of(table), _INDEXES.c.is_disabled == 1)
+        disabled = select(_INDEXES.c.name).where(_is_of(connection, table), _INDEXES.c.is_disabled == 1)
         return connection.scalars(disabled).all()
+
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        mine = _COLUMNS.c.object_id == func.object_id(live_name(connection, table))
+        found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
+        return {each[0]: each[1] for each in connection.execute(found)}
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
         # a sql_variant, which not every driver reads
@@ -146,7 +177,7 @@ class SQLServer(Adapter):
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         # of the whole table: rights to single columns do not count here
-        name = _full_name(spec.table)
+        name = live_name(connection, spec.table)
         asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
         granted = connection.execute(
             select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
@@ -160,6 +191,9 @@ class SQLServer(Adapter):
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(_numbers(error) & {"2627", "2601"})
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        return bool(_numbers(error) & {"547"})
 
     def is_transient(self, error: DBAPIError) -> bool:
         # deadlock, lock timeout, update conflict of a snapshot
@@ -175,9 +209,5 @@ def _null_first(value: Any) -> tuple[bool, Any]:
     return value is not None, value
 
 
-def _is_of(table: Table) -> ColumnElement[bool]:
-    return _INDEXES.c.object_id == func.object_id(_full_name(table))
-
-
-def _full_name(table: Table) -> str:
-    return ".".join(_QUOTE(part) for part in (*(table.schema or "").split("."), table.name) if part)
+def _is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
+    return _INDEXES.c.object_id == func.object_id(live_name(connection, table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -34,14 +35,18 @@ from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import TableClause
+from sqlalchemy.types import TypeEngine
 
 from ..clock import utc
 from ..findings import Finding, Severity
+from ..keytext import key_text
 from ..spec import Identity, QueueSpec
 from ..statements import Pick, UniqueBy
 from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
 from .keys import ByKey
+from .killing import Requests
+from .naming import Naming, live_name
 from .requests import milliseconds
 from .rows import Parameters, again
 
@@ -55,6 +60,15 @@ _STATISTICS = table(
 _TABLES = table(
     "tables", column("table_schema"), column("table_name"), column("engine", String), schema="information_schema"
 )
+_COLUMNS = table(
+    "columns",
+    *map(column, ("table_schema", "table_name")),
+    *(column(name, String) for name in ("column_name", "collation_name")),
+    schema="information_schema",
+)
+_PARTITIONS = table(
+    "partitions", *map(column, ("table_schema", "table_name", "partition_name")), schema="information_schema"
+)
 _OFF = ("0", "OFF")
 _READ_ONLY = (1290, 1792, 1836)
 """The server or the transaction, whatever this account may do."""
@@ -62,7 +76,7 @@ _DENIED = (1044, 1142, 1143)
 """To a database, a table, a column."""
 
 
-class MySQL(Adapter):
+class MySQL(Requests, Adapter):
     """The claim is two statements: a locking SELECT of the primary keys, then an UPDATE of those.
 
     InnoDB locks what it scans, before it sorts.  So the claim names its index, whose order is the claim's: any other
@@ -70,7 +84,8 @@ class MySQL(Adapter):
 
     An entry of an index stays locked although its row is then found not to match (MariaDB), or to be locked by others,
     who wait as soon as they write to it.  So what one index alone does not serve is found without a lock first, and
-    then locked by primary key, one after the other until there are enough.
+    then locked by primary key, one after the other until there are enough.  So are rows of a table in partitions: each
+    has an index of its own, whose next entry is read, and locked, to tell which of all comes first.
     """
 
     name = "mysql"
@@ -79,7 +94,7 @@ class MySQL(Adapter):
     needed = "SKIP LOCKED"
     timestamp = utc(mysql.DATETIME, fsp=6)
     error_text = mysql.VARCHAR(2000, charset="utf8mb4")
-    key = mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_0900_bin")
+    exact: ClassVar[str | None] = "utf8mb4_0900_bin"
     reads_only: ClassVar[str] = "transaction_read_only"
     """The variable that says so of a session."""
     # deadlock, lock wait timeout, lock not available at once, record has changed since last read
@@ -96,6 +111,7 @@ class MySQL(Adapter):
     sends_values_alone = True
     returning = False
     orders_freely = False
+    changes_unseen = True
 
     def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
         return adapters["mariadb"] if getattr(dialect, "is_mariadb", False) else self
@@ -108,6 +124,9 @@ class MySQL(Adapter):
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return func.timestampdiff(text("MICROSECOND"), earlier, later, type_=BigInteger())
+
+    def key(self, length: int) -> TypeEngine[Any] | None:
+        return key_text(mysql.VARCHAR, length=length, charset="utf8mb4", collation=self.exact)
 
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.version())))
@@ -123,12 +142,18 @@ class MySQL(Adapter):
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")
         return hinted
 
+    def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        hinted: Select[Any] = force_index(super().looking(pick, *columns), pick.spec, pick.index or "PRIMARY")
+        return hinted
+
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        if pick.exact:
+        if pick.exact and not _is_partitioned(pick.spec.table):
             return super().lock(session, pick)
         found: list[Identity] = []
         for number in (1_000 + 4 * pick.limit, _ALL):  # most claims need not look at all that match
-            candidates = self._candidates(session, pick, number)
+            # in a statement of its own: a view of the rows older than their locks is error 1020
+            looking = self.looking(replace(pick, limit=number), *pick.spec.primary_key)
+            candidates = self.keys(session, pick.spec, looking)
             fresh = [key for key in candidates if key not in set(found)]
             while fresh and len(found) < pick.limit:
                 size = min(pick.limit - len(found), self.batch)
@@ -137,12 +162,6 @@ class MySQL(Adapter):
             if len(found) == pick.limit or len(candidates) < number:
                 break
         return found
-
-    def _candidates(self, session: Session, pick: Pick, number: int) -> list[Identity]:
-        # in a statement of its own: a view of the rows older than their locks is error 1020
-        matching = pick.select(*pick.spec.primary_key).limit(number)
-        hinted = force_index(matching, pick.spec, pick.index or "PRIMARY")
-        return self.keys(session, pick.spec, hinted)
 
     def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
         """Those of ``keys`` that are free, and still match."""
@@ -168,7 +187,7 @@ class MySQL(Adapter):
 
     def deleting_by_key(self, spec: QueueSpec, statement: Delete) -> Delete:
         # the syntax of DELETE has no place for index hints, but for this one
-        return statement.prefix_with(f"/*+ INDEX(`{spec.table.name}` PRIMARY) */")
+        return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
 
     def change(
         self,
@@ -219,11 +238,15 @@ class MySQL(Adapter):
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
         terms = select(_STATISTICS.c.index_name, _STATISTICS.c.column_name).where(_STATISTICS.c.collation == "D")
-        return {(index, name) for index, name in connection.execute(terms.where(_is_of(table)))}
+        return {(index, name) for index, name in connection.execute(terms.where(_is_of(connection, table)))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        hidden = select(_STATISTICS.c.index_name).where(_is_of(table), _STATISTICS.c.is_visible == "NO")
+        hidden = select(_STATISTICS.c.index_name).where(_is_of(connection, table), _STATISTICS.c.is_visible == "NO")
         return connection.scalars(hidden).all()
+
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        found = select(_COLUMNS.c.column_name, _COLUMNS.c.collation_name).where(_is_of(connection, table, _COLUMNS))
+        return {each[0]: each[1] for each in connection.execute(found)}
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
         of_session = literal_column(f"@@session.{self.reads_only}", String)
@@ -234,18 +257,24 @@ class MySQL(Adapter):
             yield read_only("this server has read_only set, as a replica has", "connect to the primary")
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        storage = connection.scalar(select(_TABLES.c.engine).where(_is_of(spec.table, _TABLES)))
+        storage = connection.scalar(select(_TABLES.c.engine).where(_is_of(connection, spec.table, _TABLES)))
         if storage and storage.upper() != "INNODB":
-            name = connection.dialect.identifier_preparer.format_table(spec.table)
+            name = live_name(connection, spec.table)
             message = f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims keep nobody out"
             fix = f"ALTER TABLE {name} ENGINE = InnoDB"
             yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
+        partitioned = _PARTITIONS.c.partition_name.is_not(None)
+        parts = connection.scalar(select(func.count()).where(_is_of(connection, spec.table, _PARTITIONS), partitioned))
+        if parts and not _is_partitioned(spec.table):
+            message = f"{spec.table.fullname} is in partitions, of which its model does not tell: claims lock too much"
+            fix = f'__table_args__ = {{"{self.name}_partition_by": "..."}}, as the table has it'
+            yield Finding.of(spec, Severity.WARNING, "undeclared-partitions", message, fix)
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         # EXPLAIN needs the rights of what it explains, and knows of roles, patterns and single columns
-        target = bare(spec.table, live)
+        target = bare(connection, spec.table, live)
         nothing: dict[str, Any] = {each.name: null() for each in spec.columns.values() if each.name in target.c}
         asked: dict[str, Any] = {
             "SELECT": select(*target.columns).where(false()),
@@ -277,19 +306,14 @@ class MySQL(Adapter):
         )
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        # of queries alone: the server has no such limit for statements that write
+        # of queries alone: for statements that write, the server has no such limit of its own
         connection.execute(text(f"SET SESSION max_execution_time = {milliseconds(timeout)}"))
-
-    def type_name(self, code: Any) -> str:
-        try:
-            from pymysql.constants import FIELD_TYPE  # noqa: PLC0415  # a user of MySQL may have another driver
-        except ImportError:
-            return str(code)
-        names = {number: name for name, number in vars(FIELD_TYPE).items() if isinstance(number, int)}
-        return names.get(code, str(code)).lower()
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return self.code(error) in (1062, 1586)
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        return self.code(error) in (1217, 1451)
 
 
 def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
@@ -299,6 +323,11 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     return statement.with_hint(hint)
 
 
+def _is_partitioned(table: Table) -> bool:
+    """Whether the model says so: PARTITION BY is an option of its table, for MySQL or for MariaDB."""
+    return any(f"{name}_partition_by" in table.kwargs for name in ("mysql", "mariadb"))
+
+
 def _has_other_keys(table: Table, by: UniqueBy) -> bool:
     """Whether a row could meet another by another key; by its primary key only if that is given."""
     constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
@@ -306,6 +335,6 @@ def _has_other_keys(table: Table, by: UniqueBy) -> bool:
     return any(columns != by.columns for columns in (*constraints, *indexes))
 
 
-def _is_of(table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
-    schema = func.database() if table.schema is None else table.schema
+def _is_of(connection: Connection, table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
+    schema = connection.schema_for_object(table) or func.database()
     return (source.c.table_schema == schema) & (source.c.table_name == table.name)

@@ -38,6 +38,7 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
+from sqlalchemy.sql import operators
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import ClauseElement
 
@@ -49,7 +50,8 @@ from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
 from .inspection import LiveIndex, Term
-from .requests import milliseconds
+from .requests import Interrupt, milliseconds
+from .rows import Parameters
 
 _BLOCK = """\
 DECLARE
@@ -137,13 +139,13 @@ class Oracle(Adapter):
         session: Session,
         pick: Pick,
         assignments: Sequence[Assignment],
+        parameters: Parameters | None = None,
         *,
         delete: bool = False,
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
-        result = self.execute(
-            session, pick.spec, ClaimBlock(self.picking(pick, _rowid(pick.spec.table)), pick, assignments)
-        )
+        block = ClaimBlock(self.picking(pick, _rowid(pick.spec.table)), pick, assignments)
+        result = self.execute(session, pick.spec, block, parameters)
         rowids = (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
         tasks: list[Any] = []
         for some in self.batches(rowids):
@@ -156,8 +158,7 @@ class Oracle(Adapter):
         if pick.index is None:
             return super().lock(session, pick)
         # no limit goes with FOR UPDATE, so candidates are found first, and those locked that are still what is wanted
-        wanted = pick.select(*pick.spec.primary_key).limit(pick.limit)
-        found = self.keys(session, pick.spec, wanted)
+        found = self.keys(session, pick.spec, self.looking(pick, *pick.spec.primary_key))
         here = [
             replace(pick, where=(*pick.where, self.key_in(pick.spec, some)), index=None) for some in self.batches(found)
         ]
@@ -186,7 +187,7 @@ class Oracle(Adapter):
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         dialect: Any = connection.dialect
-        owner = table.schema or dialect.default_schema_name
+        owner = connection.schema_for_object(table) or dialect.default_schema_name
         is_of_table = (_INDEXES.c.table_owner == dialect.denormalize_name(owner)) & (
             _INDEXES.c.table_name == dialect.denormalize_name(table.name)
         )
@@ -204,7 +205,7 @@ class Oracle(Adapter):
     ) -> Sequence[str]:
         # of the whole table: rights to single columns do not count here
         dialect: Any = connection.dialect
-        owner = dialect.denormalize_name(spec.table.schema or dialect.default_schema_name)
+        owner = dialect.denormalize_name(connection.schema_for_object(spec.table) or dialect.default_schema_name)
         if owner == connection.scalar(select(func.sys_context("USERENV", "SESSION_USER"))):
             return ()
         is_of_table = (_GRANTS.c.table_schema == owner) & (
@@ -219,8 +220,15 @@ class Oracle(Adapter):
         driver: Any = connection.connection.driver_connection
         driver.call_timeout = milliseconds(timeout)
 
+    def interruption(self, connection: Connection) -> Interrupt:
+        driver: Any = connection.connection.driver_connection
+        return lambda _: driver.cancel()
+
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(self.code(error) == 1)
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        return self.code(error) in (2292,)
 
     def code(self, error: DBAPIError) -> Any:
         return getattr(super().code(error), "code", None)
@@ -266,5 +274,5 @@ def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
     return _UPDATE.format(
         table=compiler.preparer.format_table(table),
         assignments=", ".join(assignments),
-        guard=compiler.process(and_(*block.pick.state), **kw),
+        guard=compiler.process(and_(*block.pick.state).self_group(against=operators.and_), **kw),
     )

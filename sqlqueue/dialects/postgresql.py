@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -26,8 +27,10 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
@@ -35,14 +38,17 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from ..exc import ArgumentError
 from ..findings import Finding
-from ..spec import Criterion, QueueSpec
+from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, write
 from .base import Adapter, Replacement
 from .catalog import invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
-from .keys import KEYS, MANY
+from .keys import KEYS, MANY, ROWS
+from .naming import live_name, plain
 from .notifications import Notifications
-from .requests import milliseconds
+from .requests import Answer, Interrupt, milliseconds
+from .rows import Parameters
+from .streaming import stream
 
 # admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (as a primary that was demoted)
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
@@ -50,6 +56,8 @@ _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
 _OUTAGE_CLASSES = ("08", "53", "58")
 # idle-in-transaction and transaction timeout, which end the connection too
 _TOO_SLOW = frozenset({"25P03", "25P04"})
+# as good a default as any, where the column keeps the zone
+_CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_timestamp()")
 
 
 class PostgreSQL(Notifications, Adapter):
@@ -68,12 +76,16 @@ class PostgreSQL(Notifications, Adapter):
     passes_over: ClassVar[bool] = True
     # serialization failure, deadlock, lock not available
     transient: ClassVar[Collection[Any]] = ("40001", "40P01", "55P03")
+    request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         # not clock_timestamp(): a volatile function cannot bound an index scan
         now = func.statement_timestamp()
         parts = [literal_column("0", Integer)] * 6  # years, months, weeks, days, hours, minutes
         return now if seconds is None else now + func.make_interval(*parts, seconds, type_=Interval())
+
+    def default(self) -> ColumnElement[Any]:
+        return func.current_timestamp()  # its columns keep the zone
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         # rounded: some versions have seconds as floating-point numbers, which come close
@@ -88,20 +100,22 @@ class PostgreSQL(Notifications, Adapter):
         session: Session,
         pick: Pick,
         assignments: Sequence[Assignment],
+        parameters: Parameters | None = None,
         *,
         delete: bool = False,
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
         spec = pick.spec
         if not assignments or delete:
-            return super().take(session, pick, assignments, delete=delete, options=options)
+            return super().take(session, pick, assignments, parameters, delete=delete, options=options)
         whole = spec.is_plain and not options
         statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
         if not whole:
-            rows = sorted(self.execute(session, spec, statement), key=itemgetter(0))
+            rows = sorted(self.execute(session, spec, statement, parameters), key=itemgetter(0))
             return self.load(session, spec, [tuple(row[1:]) for row in rows], options)
+        loading = {"populate_existing": True}
         taken: Any = session.execute(
-            statement, execution_options={"populate_existing": True}, bind_arguments=spec.bind_arguments
+            statement, parameters, execution_options=loading, bind_arguments=spec.bind_arguments
         )
         return [task for _, task in sorted(taken, key=itemgetter(0))]
 
@@ -129,6 +143,20 @@ class PostgreSQL(Notifications, Adapter):
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
         return super().keys_named(spec, count)
 
+    def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
+        # a list of tuples would be compared one by one, where these are hashed; and without IS TRUE it would become a
+        # join, for which a plan may choose nested loops
+        values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
+        names = [f"{ROWS}_{n}" if rows is None else None for n, _ in enumerate(columns)]
+        lists = [
+            bindparam(name, value, type_=ARRAY(column.type), required=value is None)
+            for name, value, column in zip(names, values, columns, strict=True)
+        ]
+        return tuple_(*columns).in_(select(*map(func.unnest, lists))).is_(true())
+
+    def row_names(self, rows: Sequence[Identity]) -> dict[str, Any]:
+        return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}
+
     def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
         # joined, and the condition not repeated: of how many rows it holds the planner has no idea
         key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
@@ -146,15 +174,17 @@ class PostgreSQL(Notifications, Adapter):
         )
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        preparer = connection.dialect.identifier_preparer
-        names = ", ".join(preparer.quote(column) for column in columns)
-        command = f"COPY {preparer.format_table(table)} ({names}) FROM STDIN"
+        names = ", ".join(plain(connection.dialect, column) for column in columns)
+        command = f"COPY {live_name(connection, table)} ({names}) FROM STDIN"
         if connection.dialect.driver not in ("psycopg", "psycopg_async"):
             raise ArgumentError(f"copy=True needs the driver psycopg, not {connection.dialect.driver}")
         try:
             _copy(connection, command, rows)
         except connection.dialect.loaded_dbapi.IntegrityError as error:
             raise IntegrityError(command, None, error) from error
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        return super().same_default(dialect, live) or live in _CLOCKS
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         return lacks_storage(connection, table)
@@ -174,11 +204,11 @@ class PostgreSQL(Notifications, Adapter):
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
-        schema = spec.table.schema
+        schema = connection.schema_for_object(spec.table)
         if schema and not connection.scalar(select(func.has_schema_privilege(schema, "USAGE"))):
             return [f"USAGE on the schema {schema}"]
         # rights to single columns are enough, if they are the right ones
-        name = connection.dialect.identifier_preparer.format_table(spec.table)
+        name = live_name(connection, spec.table)
         of_queue = {each.name for each in spec.columns.values()}
         present = [column["name"] for column in live]
         needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
@@ -209,6 +239,19 @@ class PostgreSQL(Notifications, Adapter):
         setting = func.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
         connection.execute(select(setting))
 
+    def interruption(self, connection: Connection) -> Interrupt:
+        process = connection.scalar(select(func.pg_backend_pid()))
+
+        def interrupt(by_force: bool) -> None:
+            end = func.pg_terminate_backend if by_force else func.pg_cancel_backend
+            with connection.engine.connect() as other:
+                other.execute(select(end(process)))
+
+        return interrupt
+
+    def answer(self, connection: Connection, request: str) -> AbstractContextManager[Answer]:
+        return stream(connection, request, self.type_name)
+
     def type_name(self, code: Any) -> str:
         try:
             from psycopg import adapters  # noqa: PLC0415  # a user of PostgreSQL may have another driver
@@ -219,6 +262,9 @@ class PostgreSQL(Notifications, Adapter):
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return bool(self.code(error) == "23505")
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        return self.code(error) in ("23001", "23503")
 
     def code(self, error: DBAPIError) -> Any:
         return getattr(error.orig, "sqlstate", None)

@@ -27,6 +27,10 @@ class Rows(Keys):
         """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
         return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True)
 
+    def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """These columns of the rows of ``pick``, whether they are free or not, without a lock."""
+        return pick.select(*columns).limit(pick.limit)
+
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
         return self.keys(session, pick.spec, locking)

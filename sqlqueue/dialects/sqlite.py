@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
+import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Insert,
+    Integer,
     Select,
     Table,
     cast,
@@ -25,8 +26,9 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from ..findings import Finding, Severity
@@ -34,14 +36,11 @@ from ..spec import QueueSpec
 from ..statements import Pick, UniqueBy
 from .base import READ_COMMITTED, Adapter, Replacement
 from .health import Plan, explain, read_only
+from .requests import Answer, Interrupt
 
 _MOMENT = "%Y-%m-%d %H:%M:%f000"
 """What SQLAlchemy stores, as far as the clock goes: milliseconds."""
 _SECONDS = len("2026-01-01 00:00:00")
-
-
-_STEPS = 10_000
-"""Of SQLite's virtual machine, between two looks at the clock: some hundred microseconds."""
 
 
 class SQLite(Adapter):
@@ -57,6 +56,7 @@ class SQLite(Adapter):
     tuples: ClassVar[bool] = False
     batch: ClassVar[int] = 500
     partial_index: ClassVar[str | None] = "sqlite_where"
+    alters_defaults: ClassVar[bool] = False
     lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
     # busy, locked
     transient: ClassVar[Collection[int]] = (5, 6)
@@ -88,7 +88,13 @@ class SQLite(Adapter):
         return self.level(connection)
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        return pick.select(*columns).limit(pick.limit)
+        key = pick.spec.primary_key
+        # it lets a part of a key be NULL unless the table says otherwise, and such a row cannot be named
+        named = () if len(key) == 1 and isinstance(key[0].type, Integer) else (part.is_not(None) for part in key)
+        return pick.select(*columns).where(*named).limit(pick.limit)
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        return nullcontext()  # a statement is undone alone; and the end of a savepoint may be that of the transaction
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         statement = insert(spec.table)
@@ -105,12 +111,17 @@ class SQLite(Adapter):
     ) -> Collection[tuple[Any, str]]:
         found: set[tuple[Any, str]] = set()
         for index in reflected:
-            where = [index["name"], *([table.schema] if table.schema else [])]
+            schema = connection.schema_for_object(table)
+            where = [index["name"], *([schema] if schema else [])]
             term = func.pragma_index_xinfo(*where).table_valued("name", "desc")
             found.update(
                 (index["name"], name) for name in connection.scalars(select(term.c.name).where(term.c.desc == 1))
             )
         return found
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        # it is in UTC too, and fractions of a second are not worth copying the table
+        return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
 
     def absent(self, url: URL) -> str | None:
         path = url.database
@@ -144,13 +155,25 @@ class SQLite(Adapter):
         used = (step.partition(" INDEX ")[2].partition(" ")[0] for step in steps)
         return Plan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
 
-    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+    def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection
-        end = time.monotonic() + timeout.total_seconds()
-        driver.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+        return lambda _: driver.interrupt()
+
+    @contextmanager
+    def answer(self, connection: Connection, request: str) -> Iterator[Answer]:
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = lambda text: text.decode(errors="replace")  # it may be any bytes
+        try:
+            with super().answer(connection, request) as answer:
+                yield answer
+        except sqlite3.Warning as error:  # before Python 3.12, for more than one statement
+            raise ProgrammingError(request, None, error) from error
 
     def is_duplicate(self, error: IntegrityError) -> bool:
         return self.code(error) in (1555, 2067)
+
+    def is_referenced(self, error: IntegrityError) -> bool:
+        return self.code(error) in (787, 1811)  # the latter if ON DELETE RESTRICT
 
     def code(self, error: DBAPIError) -> Any:
         return getattr(error.orig, "sqlite_errorcode", None)

@@ -12,7 +12,8 @@ from typing import Any, Protocol, get_type_hints
 from sqlalchemy.orm import Session
 
 from ..exc import ArgumentError
-from .plain import Kinds, PlainCodec, is_plain, is_portable
+from ..jsontext import not_json
+from .plain import Kinds, PlainCodec, is_plain
 
 _SESSIONS = ("Session", "QueueSession", "AsyncSession", "AsyncQueueSession")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -49,8 +50,8 @@ class Arguments:
         except ValueError as error:
             raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
         for name, value in stored.items():
-            if not is_portable(value):
-                raise ArgumentError(f"{self.function}{self.signature}: {name} cannot be kept as JSON")
+            if (problem := not_json(value, name)) is not None:
+                raise ArgumentError(f"{self.function}{self.signature}: {problem}, which cannot be kept as JSON")
         return stored
 
     def restore(self, stored: object) -> BoundArguments:
@@ -84,7 +85,10 @@ def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
     """:class:`.ArgumentError` if some of them could not be stored."""
     parameters = list(inspect.signature(function).parameters.values())
     kinds = _annotations(function, name)
-    takes_session = bool(parameters) and _is_session(parameters[0], kinds.get(parameters[0].name))
+    takes_session = bool(parameters) and is_session(parameters[0], kinds.get(parameters[0].name))
+    misplaced = [each.name for each in parameters[1:] if _is_session_type(kinds.get(each.name))]
+    if misplaced:
+        raise ArgumentError(f"{name}: {', '.join(misplaced)}: a session is the first parameter, before the arguments")
     if takes_session:
         del parameters[0]
     return Arguments(
@@ -110,11 +114,17 @@ def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from error
 
 
-def _is_session(parameter: Parameter, kind: Any) -> bool:
+def is_session(parameter: Parameter, kind: Any = None) -> bool:
+    """Tell whether a parameter is for a session, by its name or its annotation; ``kind`` is that looked up."""
     if parameter.kind in (*_VARIADIC, Parameter.KEYWORD_ONLY):
         return False
-    is_one = isinstance(kind, type) and (issubclass(kind, Session) or hasattr(kind, "sync_session_class"))
-    return parameter.name == "session" or is_one
+    return parameter.name == "session" or _is_session_type(parameter.annotation if kind is None else kind)
+
+
+def _is_session_type(kind: Any) -> bool:
+    if isinstance(kind, str):  # not looked up
+        return kind.rpartition(".")[2] in _SESSIONS
+    return isinstance(kind, type) and (issubclass(kind, Session) or hasattr(kind, "sync_session_class"))
 
 
 def _kind(parameter: Parameter, kind: Any) -> Any:
@@ -131,7 +141,8 @@ def _codec(name: str, kinds: Kinds) -> Codec:
         from .validated import ValidatedCodec  # noqa: PLC0415
     except ImportError as error:
         raise ArgumentError(
-            f"{name}: {', '.join(unlike)}: such arguments take pydantic: pip install 'sqlalchemy-queue[pydantic]'"
+            f"{name}: {', '.join(unlike)}: such arguments need pydantic: pip install 'sqlalchemy-queue[pydantic]', the"
+            " distribution of sqlqueue"
         ) from error
     try:
         return ValidatedCodec(kinds)

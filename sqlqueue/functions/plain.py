@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -14,8 +13,6 @@ Kinds: TypeAlias = Mapping[str, Any]
 """parameter -> annotation, with ``Any`` for those that have none."""
 _UNIONS = (typing.Union, types.UnionType)
 _SCALARS = (Any, str, int, float, bool, None, types.NoneType, list, dict)
-_LONGEST_INTEGER = 2**63
-"""Beyond this MySQL makes a number with a fraction of it."""
 
 
 class PlainCodec:
@@ -44,22 +41,6 @@ def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
         hints = _hints(kind)
         return all(field.init and is_plain(hints[field.name], (*within, kind)) for field in fields(kind))
     return any(kind is each for each in _SCALARS)
-
-
-def is_portable(value: object) -> bool:
-    """Whether it is JSON that every engine gives back as it is."""
-    match value:
-        case None | bool() | str():
-            return True
-        case int():
-            return -_LONGEST_INTEGER <= value < _LONGEST_INTEGER
-        case float():
-            return math.isfinite(value)
-        case list():
-            return all(map(is_portable, value))
-        case dict():
-            return all(isinstance(key, str) and is_portable(each) for key, each in value.items())
-    return False
 
 
 def _is_dataclass(kind: Any) -> bool:
@@ -94,7 +75,7 @@ def _convert(name: str, kind: Any, value: Any, of_dataclass: _OfDataclass) -> An
             return value
     # without the value, which is nobody's business in a log
     wanted = kind.__name__ if isinstance(kind, type) and not inner else kind
-    raise ValueError(f"{name}: a {type(value).__name__} does not fit {wanted}")
+    raise ValueError(f"{name}: expected {wanted}, got {type(value).__name__}")
 
 
 def _is_one(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
@@ -109,7 +90,7 @@ def _is_one(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
 
 def _from_dataclass(name: str, kind: Any, value: Any) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"{name}: a {type(value).__name__} does not fit {kind.__name__}")
+        raise ValueError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
     hints = _hints(kind)
     given = {field.name: getattr(value, field.name) for field in fields(kind)}
     return {field: _convert(f"{name}.{field}", hints[field], each, _from_dataclass) for field, each in given.items()}
@@ -118,7 +99,7 @@ def _from_dataclass(name: str, kind: Any, value: Any) -> Any:
 def _to_dataclass(name: str, kind: Any, value: Any) -> Any:
     hints = _hints(kind)
     if not isinstance(value, dict) or not hints.keys() >= value.keys():
-        raise ValueError(f"{name}: it does not fit {kind.__name__}")
+        raise ValueError(f"{name}: expected the fields of {kind.__name__}")
     given = {field: _convert(f"{name}.{field}", hints[field], each, _to_dataclass) for field, each in value.items()}
     try:
         return kind(**given)

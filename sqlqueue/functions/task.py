@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from sqlalchemy.orm import Session, scoped_session
 
 from .. import operations
-from ..checks import duration
+from ..checks import duration, key
 from ..clock import utcnow
 from ..columns import LONGEST_TASK
 from ..exc import ArgumentError
@@ -139,7 +139,7 @@ def _job_spec(entity: type[Any]) -> QueueSpec:
 
 def _name_of(function: Any) -> str:
     if not callable(function):
-        raise ArgumentError(f"{function!r} is no function")
+        raise ArgumentError(f"{function!r} is not a function")
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if module is None or name is None or "<lambda>" in name:
         raise ArgumentError(f"{function!r} has no name of its own: give one, as in worker.task(Job, name='send')")
@@ -147,6 +147,4 @@ def _name_of(function: Any) -> str:
 
 
 def _checked_name(name: object) -> str:
-    if isinstance(name, str) and 0 < len(name) <= LONGEST_TASK:
-        return name
-    raise ArgumentError(f"name={name!r}: give a name of 1 to {LONGEST_TASK} characters")
+    return key("name", name, LONGEST_TASK)

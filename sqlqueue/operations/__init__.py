@@ -2,11 +2,13 @@
 
 from ._connection import default_claimer
 from .claiming import claim, claim_many, claiming, consume, consume_many
+from .declaring import DeclaredSchedules, declare_schedules
 from .enqueueing import enqueue
 from .limits import Limit, limits, set_limit
 from .listing import find
 from .planning import reschedule, unschedule
-from .sets import ErrorGroup, errors, prune, rescue, retry
+from .pruning import Pruned, prune
+from .sets import ErrorGroup, errors, rescue, retry
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
 from .timeline import Bucket, Durations, timeline
@@ -14,9 +16,11 @@ from .turns import claim_in_turns
 
 __all__ = [
     "Bucket",
+    "DeclaredSchedules",
     "Durations",
     "ErrorGroup",
     "Limit",
+    "Pruned",
     "QueueOverview",
     "QueueStats",
     "cancel",
@@ -27,6 +31,7 @@ __all__ = [
     "complete",
     "consume",
     "consume_many",
+    "declare_schedules",
     "default_claimer",
     "discard",
     "enqueue",

@@ -27,7 +27,7 @@ def session_of(session: AnySession) -> Session:
     advice = (
         ", it is an asyncio one: await session.run_sync(sqlqueue.claim, Task)" if hasattr(session, "run_sync") else ""
     )
-    raise ArgumentError(f"{session!r} is no sqlalchemy.orm.Session{advice}")
+    raise ArgumentError(f"{session!r} is not a sqlalchemy.orm.Session{advice}")
 
 
 def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: bool = False) -> Adapter:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import Delete, Update, and_
+from sqlalchemy import ColumnElement, Delete, Update, and_, bindparam
 from sqlalchemy.orm import Session
 
 from ..claims import Claim
 from ..dialects.base import Adapter
 from ..spec import Criterion, Identity
 from ..statements import Assignment, write
-from ..transitions import ATTEMPT, Held
+from ..transitions import ATTEMPT, TOKEN, Held
 
 Apply: TypeAlias = Callable[[Adapter, Session, Held, Sequence[Claim]], set[Identity]]
 """Writes to the rows of claims that are still theirs, and says which those are."""
@@ -52,12 +52,55 @@ def change(
     def named(mine: Criterion) -> Criterion:
         return mine if held.waits else adapter.passing_over(spec, mine)
 
-    if like is None or any(claim.attempt != claims[0].attempt for claim in claims):
-        statement = make(named(held.fence(claims, adapter.key_in)))
+    alike = are_alike(held, claims)
+    if like is None or not (alike or adapter.names_rows):
+        statement = make(named(fence(adapter, held, claims)))
     else:
         count = adapter.named_for(spec, len(keys))
         statement = spec.made.get(
-            (adapter, held, like, count), lambda: make(named(held.fence_named(adapter.keys_named(spec, count))))
+            (adapter, held, like, count, alike), lambda: make(named(_fence_named(adapter, held, count, alike=alike)))
         )
-        parameters = {**adapter.key_names(spec, keys), ATTEMPT: claims[0].attempt}
+        parameters = _fence_names(adapter, held, claims, alike=alike)
     return adapter.change(session, spec, statement, keys, parameters, waits=held.waits)
+
+
+_MARKS = (ATTEMPT, TOKEN)
+"""The parameters for :attr:`.Held.marked`, where all claims have the same there."""
+
+
+def are_alike(held: Held, claims: Sequence[Claim]) -> bool:
+    """Whether one call made them, in one attempt."""
+    return len({held.marks(claim) for claim in claims}) == 1
+
+
+def fence(adapter: Adapter, held: Held, claims: Sequence[Claim]) -> Criterion:
+    """Holds for the rows that are still held by these claims."""
+    keys = adapter.key_in(held.spec, [claim.identity for claim in claims])
+    if are_alike(held, claims):
+        marks = zip(held.marked, held.marks(claims[0]), strict=True)
+        return held.unsettled(and_(*(column == mark for column, mark in marks), keys))
+    # the keys by themselves too, by which rows are found
+    return held.unsettled(and_(keys, adapter.rows_in(_columns(held), _rows(held, claims))))
+
+
+def _fence_named(adapter: Adapter, held: Held, count: int, *, alike: bool) -> Criterion:
+    """:func:`fence` with the parameters of :func:`_fence_names`."""
+    keys = adapter.keys_named(held.spec, count)
+    if not alike:
+        return held.unsettled(and_(keys, adapter.rows_in(_columns(held))))
+    marks = zip(held.marked, _MARKS, strict=False)
+    return held.unsettled(and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys))
+
+
+def _fence_names(adapter: Adapter, held: Held, claims: Sequence[Claim], *, alike: bool) -> dict[str, Any]:
+    names = adapter.key_names(held.spec, [claim.identity for claim in claims])
+    marks = zip(_MARKS, held.marks(claims[0]), strict=False)
+    return {**names, **(dict(marks) if alike else adapter.row_names(_rows(held, claims)))}
+
+
+def _columns(held: Held) -> Sequence[ColumnElement[Any]]:
+    return (*held.spec.primary_key, *held.marked)
+
+
+def _rows(held: Held, claims: Sequence[Claim]) -> list[Identity]:
+    return [(*claim.identity, *held.marks(claim)) for claim in claims]

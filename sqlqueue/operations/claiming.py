@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -15,24 +14,30 @@ from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
+from .. import checks
 from ..checks import count, duration
-from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of, settle
+from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of, new_token, settle
 from ..columns import LONGEST_NAME
 from ..dialects.base import Adapter
+from ..dialects.rows import Parameters
 from ..exc import ArgumentError, ClaimLostError, UnsettledClaimError
+from ..logs import logger_of
 from ..memo import MOST
 from ..spec import QueueSpec, T, Where, spec_of
-from ..statements import Assignment, Pick, picks
-from ..transitions import Held, consuming, taking
+from ..statements import Assignment, Pick, named_picks, picks
+from ..texts import error_text
+from ..transitions import TOKEN, Held, consuming, taking
 from ._connection import AnySession, default_claimer, open_, open_to_claim, session_of
+from .attempts import Attempt, brief
+from .limited import LimitedClaim
 from .recurring import Renewals
+from .scoping import scope_of
 from .settling import complete, fail
-from .slots import Slots
 
 Lease: TypeAlias = timedelta | Literal["default"] | None
 OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
 OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
-logger = logging.getLogger("sqlqueue")
+logger = logger_of("sqlqueue")
 _taking, _consuming = lru_cache(MOST)(taking), lru_cache(MOST)(consuming)
 
 
@@ -106,8 +111,11 @@ class Wanted:
         self.options = options
         self.steps = picks(spec, where, self.order)
 
-    def narrowed(self, where: Sequence[Where]) -> Wanted:
-        return Wanted(self.spec, where, self.order, self.options)
+    def narrowed(self, where: Sequence[Where], *, named: bool = False) -> Wanted:
+        """The same of rows that satisfy ``where``; ``named``: which are those that it names by primary key."""
+        narrowed = Wanted(self.spec, where, self.order, self.options)
+        narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
+        return narrowed
 
     @cached_property
     def ready(self) -> Wanted:
@@ -122,28 +130,35 @@ def claim_wanted(
 ) -> Sequence[Any]:
     """:func:`claim_many`."""
     _check(limit, lease)
+    session = session_of(session)
+    wanted = _scoped(session, wanted)
     claiming = _claim_due if wanted.spec.options.slots is None else _claim_limited
     until = wanted.spec.options.lease if lease == "default" else lease
-    return claiming(session_of(session), wanted, limit, _claimer(claimed_by), until)
+    return claiming(session, wanted, limit, _claimer(claimed_by), until)
+
+
+def _scoped(session: Session, wanted: Wanted) -> Wanted:
+    """What is ``wanted``, of the rows that the session may see."""
+    scope = scope_of(session, wanted.spec, wanted.options)
+    return wanted.narrowed([*wanted.where, *scope]) if scope else wanted
 
 
 def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    if wanted.spec.has("schedule") and wanted.spec.options.missed == "skip":
-        return _claim_unless_missed(session, wanted, limit, claimer, lease)
+    if wanted.spec.has("schedule"):
+        return _claim_runs(session, wanted, limit, claimer, lease)
     return _hold(session, wanted, limit, claimer, lease)
 
 
-def _claim_unless_missed(
-    session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None
-) -> list[Any]:
-    """Those whose time has passed are scheduled anew, and others take their place."""
+def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
+    """Those that are not to be run now are scheduled for when they are, and others take their place."""
     spec = wanted.spec
     kept: list[Any] = []
     while True:
         tasks = _hold(session, wanted, limit - len(kept), claimer, lease)
         held = Held(spec=spec, claimed_by=claimer if lease is None else None)
         renewals = Renewals(open_(session, spec), session, held)
-        skipped = renewals.skip_missed([claim_of(task) for task in tasks]) if tasks else set()
+        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
+        skipped = renewals.skip([claim_of(task) for task in doubtful]) if doubtful else set()
         kept += [task for task in tasks if spec.identity_of(task) not in skipped]
         for task in tasks:
             if spec.identity_of(task) in skipped:
@@ -154,27 +169,41 @@ def _claim_unless_missed(
 
 def _hold(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
     spec = wanted.spec
-    tasks = _take(session, wanted, limit, () if lease is None else _taking(spec, claimer, lease))
+    token = new_token()
+    if lease is None:
+        tasks = _take(session, wanted, limit)
+    else:
+        tasks = _take(session, wanted, limit, _taking(spec, claimer, lease), {TOKEN: token})
     if lease is None and tasks:
         guard(session, session.connection(spec.bind_arguments))
     attempt, more, locked_by = spec.attributes["attempt"], lease is None, claimer if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        held = Claim(type(task), spec.identity_of(task), getattr(task, attempt) + more)
+        held = Claim(type(task), spec.identity_of(task), getattr(task, attempt) + more, token)
         holds.append((instance_state(task), Hold(held, locked_by)))
     ledger_of(session).remember(session, holds)
     return tasks
 
 
+def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
+    """Whether another program may have inserted it with a schedule and no moment, as far as the instance shows."""
+    shown = instance_state(task).dict
+    needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
+    if not shown.keys() >= set(needed.values()):
+        return True  # the call has left something out by its loader options
+    schedule, created_at, *planned = (shown[name] for name in needed.values())
+    return schedule is not None and created_at in planned
+
+
 def _claim_limited(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
     """Each with a slot of its key."""
 
-    def take(where: Sequence[Where], limit: int) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, wanted.narrowed(where), limit, claimer, lease)
+    def take(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer, lease)
         return [(task, claim_of(task)) for task in tasks]
 
     adapter = open_to_claim(session, wanted.spec)
-    return Slots(session, adapter, wanted.spec, lease).claim(wanted.where, wanted.order, limit, take)
+    return LimitedClaim(session, adapter, wanted.spec, take, lease).claim(wanted.where, wanted.order, limit)
 
 
 def consume(
@@ -216,7 +245,8 @@ def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_b
     _check(limit, "default")
     deletes = spec.options.on_complete == "delete"
     assignments = () if deletes else _consuming(spec, _claimer(claimed_by))
-    tasks = _take(session, wanted, limit, assignments, delete=deletes)
+    tasks = _take(session, _scoped(session, wanted), limit, assignments, delete=deletes)
+    ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():
         session.expunge(task)
     return tasks
@@ -249,6 +279,7 @@ def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: A
         yield None
         return
     held = claim_of(task)
+    attempt = Attempt.of(spec_of(entity), held, task)
     savepoint = session.begin_nested()
     try:
         yield task
@@ -258,7 +289,8 @@ def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: A
             savepoint.rollback()  # where the engine has ended the whole transaction, as for a deadlock, this raises
         if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
             raise
-        logger.exception("%s failed", held)
+        prospect, reason = attempt.failing(type(error), None), brief(error_text(error))
+        logger.log(prospect.level, "%s failed (%s), %s", attempt, reason, prospect.text, exc_info=error)
         fail(session, held, error)
     else:
         if is_unsettled(task):
@@ -266,7 +298,13 @@ def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: A
 
 
 def _take(
-    session: Session, wanted: Wanted, limit: int, assignments: Sequence[Assignment], *, delete: bool = False
+    session: Session,
+    wanted: Wanted,
+    limit: int,
+    assignments: Sequence[Assignment] = (),
+    parameters: Parameters | None = None,
+    *,
+    delete: bool = False,
 ) -> list[Any]:
     """Ready rows, and due ones if those run short."""
     adapter = open_to_claim(session, wanted.spec)
@@ -278,7 +316,7 @@ def _take(
             if held:
                 pick = pick.without(adapter.key_in(wanted.spec, held))
             _check_order(adapter, pick, wanted.order)
-            tasks += adapter.take(session, pick, assignments, delete=delete, options=wanted.options)
+            tasks += adapter.take(session, pick, assignments, parameters, delete=delete, options=wanted.options)
     return tasks
 
 
@@ -306,7 +344,4 @@ def _check(limit: int, lease: Lease) -> None:
 
 
 def _claimer(claimed_by: str | None) -> str:
-    name = default_claimer() if claimed_by is None else claimed_by
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise ArgumentError(f"claimed_by={claimed_by!r}: give a name of 1 to {LONGEST_NAME} characters")
-    return name
+    return default_claimer() if claimed_by is None else checks.name("claimed_by", claimed_by, LONGEST_NAME)

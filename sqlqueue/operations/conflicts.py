@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, and_, insert, literal, null, or_, select
+from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, literal_column, null, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -31,9 +31,8 @@ class Conflicts:
 
     def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, by names of attributes, each with the expressions of ``fixed``."""
-        names = {prop.key: prop.columns[0].name for prop in self.spec.mapper.column_attrs}
-        common = {names[key]: value for key, value in fixed.items()} | _discriminator(self.spec)
-        values = [{names[key]: value for key, value in row.items()} for row in rows]
+        common = column_values(self.spec, fixed) | discriminator(self.spec)
+        values = [column_values(self.spec, row) for row in rows]
         if self.on_conflict == "rerun":
             self._refuse_own(session, values)
         for (given, ways), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
@@ -75,7 +74,10 @@ class Conflicts:
         keys = {column.name for column in (*by.columns, *self.spec.primary_key)}
         given = [name for name in names if name not in keys]
         rerun = self.on_conflict == "rerun"
-        return lambda proposed: replacing(self.spec, given, proposed, rerun=rerun, version=self.version)
+        changed = _next_version(self.spec) if self.version is not self.spec.mapper.version_id_col else {}
+        return lambda proposed: replacing(
+            self.spec, given, lambda name: changed.get(name, proposed(name)), rerun=rerun, version=self.version
+        )
 
     def _update_or_insert(
         self, session: Session, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]
@@ -137,6 +139,17 @@ class Conflicts:
         return bool(adapter.count(session, spec, adapter.by_key(spec, update)))
 
 
+def _next_version(spec: QueueSpec) -> dict[str, ColumnElement[Any]]:
+    """The column that counts the versions of a row for the ORM, and the next number.
+
+    A version of another type is generated without regard to the one before, and the proposed one serves.
+    """
+    column = spec.mapper.version_id_col
+    if column is None or not callable(spec.mapper.version_id_generator) or not isinstance(column.type, Integer):
+        return {}
+    return {column.name: spec.table.c[column.name] + literal_column("1")}
+
+
 def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:
     def proposed(name: str) -> ColumnElement[Any]:
         value = row[name]
@@ -147,7 +160,12 @@ def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:
     return proposed
 
 
-def _discriminator(spec: QueueSpec) -> Row:
+def column_values(spec: QueueSpec, row: Row) -> Row:
+    """The values of ``row`` by the names of columns instead of attributes."""
+    return {spec.column_names[key]: value for key, value in row.items()}
+
+
+def discriminator(spec: QueueSpec) -> Row:
     """What tells the class of a row, where several share a table."""
     if spec.mapper.polymorphic_on is None:
         return {}

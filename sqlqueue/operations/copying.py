@@ -40,7 +40,7 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
                 given[n] = process(given[n])
             yield given
 
-    with translating(adapter, spec):
+    with translating(adapter, spec, rows):
         values = complete() if made or processed else map(tuple, map(dict.values, rows))
         adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
 

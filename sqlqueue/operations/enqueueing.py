@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 from sqlalchemy import Column, insert, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
-from sqlalchemy.orm.attributes import instance_state
 
 from ..checks import duration
 from ..clock import aware, utcnow
+from ..columns import check_values
 from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
-from ..schedules import parse
+from ..schedules import parse, text_of
 from ..spec import QueueSpec, spec_of
 from ..states import Status
 from ..wakeups import announce
@@ -25,9 +25,9 @@ from ._connection import AnySession, check_engine, open_, session_of
 from ._duplicates import translating
 from .conflicts import Conflicts
 from .copying import copy_rows
+from .relating import Instances, Row, values_of
 
 OnConflict = Literal["raise", "ignore", "replace", "rerun"]
-Row = dict[str, Any]
 
 
 @overload
@@ -85,10 +85,13 @@ def enqueue(
     With ``version``, an attribute that every row gives (a number, a moment), the row is touched only by what is newer:
     an update that comes late changes nothing and causes no run.
 
-    For all but ``"raise"`` the values of instances are written and the instances are left as they are.  A row that is
-    being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.  Transactions that
-    enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can meet others by more
-    than the key that it goes by, in the same order too.
+    For all but ``"raise"`` the values of instances are written, with the foreign keys that their many-to-one
+    relationships give; new parents are inserted first.  The instances themselves stay out of the session and of their
+    parents' collections.  :class:`.ArgumentError` for children, and for a parent that is detached or another session's.
+
+    A row that is being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.
+    Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can meet
+    others by more than the key that it goes by, in the same order too.
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):
@@ -110,11 +113,14 @@ def enqueue(
         for spec, group in groups:
             _add(session, spec, group, delay)
         return
-    batches = [(spec, [_values(spec, task) for task in group]) for spec, group in groups]
-    for spec, values in batches:
-        _check_rows(spec, values, how)
-    for spec, values in batches:
-        _enqueue_rows(session, spec, values, how)
+    batches = [(spec, Instances(session, spec, group)) for spec, group in groups]
+    for spec, instances in batches:
+        _check_rows(spec, instances.rows, how)
+    for _, instances in batches:
+        instances.withdraw()
+    for spec, instances in batches:
+        open_(session, spec, meets=True)  # which flushes their parents
+        _enqueue_rows(session, spec, instances.flushed_rows(), how)
 
 
 class _How(NamedTuple):
@@ -139,7 +145,7 @@ class _How(NamedTuple):
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
     """The instances, those of one class that stand together as a group."""
     if not isinstance(tasks, (QueueMixin, Iterable)):
-        raise ArgumentError(f"{type(tasks).__name__} is no queue model: give a task, or an iterable of tasks")
+        raise ArgumentError(f"{type(tasks).__name__} is not a queue model: give a task, or an iterable of tasks")
     instances = [tasks] if isinstance(tasks, QueueMixin) else list(tasks)
     return [(spec_of(cls), list(group)) for cls, group in groupby(instances, key=type)]
 
@@ -148,20 +154,14 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta |
     adapter = open_(session, spec)
     fixed = _delayed(spec, delay)
     for number, task in enumerate(tasks if fixed else ()):
-        _check_delay(spec, number, _values(spec, task))
+        _check_delay(spec, number, values_of(spec, task))
     for task in tasks:
         for name, value in fixed.items():
             setattr(task, name, value)
-    with translating(adapter, spec):
+    given = [values_of(spec, task) for task in tasks]  # before the server makes keys
+    with translating(adapter, spec, given):
         session.add_all(tasks)
         session.flush()
-
-
-def _values(spec: QueueSpec, task: Any) -> Row:
-    """What an instance would insert; None stands for what was not given."""
-    given = instance_state(task).dict
-    keys = (prop.key for prop in spec.mapper.column_attrs)
-    return {key: given[key] for key in keys if given.get(key) is not None}
 
 
 def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
@@ -177,7 +177,9 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
     fixed = _delayed(spec, how.delay)
     if spec.has("schedule") and not fixed:
         _plan(session, adapter, spec, rows)
-    with translating(adapter, spec):
+    if how.copy or how.on_conflict != "raise":  # elsewhere the ORM does so
+        _give_versions(spec, rows)
+    with translating(adapter, spec, rows if how.on_conflict == "raise" else None):
         if how.copy:
             copy_rows(session, adapter, spec, rows)
         elif how.on_conflict == "raise":
@@ -224,6 +226,16 @@ def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: li
             row.setdefault(key, now)
 
 
+def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
+    """What the mapper's ``version_id_col`` begins with."""
+    generate, column = spec.mapper.version_id_generator, spec.mapper.version_id_col
+    if column is not None and callable(generate):
+        key = spec.mapper.get_property_by_column(column).key
+        for row in rows:
+            if row.get(key) is None:
+                row[key] = generate(None)
+
+
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
     """The first runs of recurring tasks."""
     now: datetime = adapter.execute(session, spec, select(utcnow())).scalar_one()
@@ -240,14 +252,13 @@ def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     found: list[Row] = []
     for number, row in enumerate(rows):
         if type(row) is not dict and not isinstance(row, Mapping):  # the former is told at once
-            raise ArgumentError(f"row {number}: {row!r} is no dictionary")
+            raise ArgumentError(f"row {number}: {row!r} is not a dictionary")
         found.append(dict(row))
     return found
 
 
 def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
     """Refuse what cannot be stored, and say what each row is."""
-    known = {prop.key for prop in spec.mapper.column_attrs}
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
     version = how.version.key if how.version_in(spec) is not None and how.version is not None else None
     if how.on_conflict != "raise" and len(spec.mapper.tables) > 1:
@@ -256,9 +267,7 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
     if how.copy and (how.on_conflict != "raise" or how.delay is not None):
         raise ArgumentError(f"copy=True cannot be combined with on_conflict={how.on_conflict!r} or a delay")
     for number, row in enumerate(rows):
-        if not known.issuperset(row):
-            unknown = ", ".join(sorted(set(row) - known))
-            raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
+        check_attributes(spec, number, row)
         if how.on_conflict != "raise":
             _check_key(spec, number, row, how.on_conflict)
         if version is not None and row.get(version) is None:
@@ -270,6 +279,17 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
             if isinstance(when, datetime):
                 aware(when)
             row.setdefault(status, Status.SCHEDULED.value)
+
+
+def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
+    """Refuse what the model has no column for, and what cannot be stored; a schedule becomes its text."""
+    if not spec.column_names.keys() >= row.keys():
+        unknown = ", ".join(sorted(map(str, row.keys() - spec.column_names.keys())))
+        raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
+    schedule = spec.attributes.get("schedule")
+    if schedule is not None and row.get(schedule) is not None:
+        row[schedule] = text_of(row[schedule])
+    check_values(spec, row)
 
 
 def _check_delay(spec: QueueSpec, number: int, row: Row) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import and_, case, func, literal_column, select
 from sqlalchemy.orm import Session
 
+from .. import checks
 from ..clock import utcnow
 from ..columns import LONGEST_KEY
 from ..dialects.base import Adapter
@@ -17,7 +18,8 @@ from ..spec import Criterion, QueueSpec, spec_of
 from ..statements import Assignment, remove, state, write
 from ..states import Status
 from ._connection import AnySession, open_, session_of
-from .slots import ENDLESS, FOREVER, introduce, is_busy, is_usable, make, slots_of
+from .introducing import ENDLESS, introduce, make, slots_of
+from .slots import FOREVER, is_busy, is_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,12 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     slots = slots_of(spec)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise ArgumentError(f"limit={limit!r}: give a whole number, not negative")
-    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
-        raise ArgumentError(f"key={key!r}: give a key of 1 to {LONGEST_KEY} characters")
+    checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
     adapter = open_(session, slots, claims=True)
     of_key = slots["slot_key"] == key
     if not adapter.exists(session, slots, of_key):
-        introduce(session, adapter, spec, key)
+        introduce(session, adapter, spec, [key])
     used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
     kept = (used + idle)[:limit]
     gone = idle[max(limit - len(used), 0) :]
@@ -58,7 +59,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
         keys = [(key, number) for number in gone]
         adapter.change(session, slots, remove(slots, adapter.key_in(slots, keys)), keys)
     first = max(used + idle, default=0) + 1
-    make(session, adapter, slots, key, range(first, first + limit - len(kept)))
+    make(session, adapter, slots, ((key, number) for number in range(first, first + limit - len(kept))))
 
 
 def _lock_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,11 +14,12 @@ from ..clock import utcnow
 from ..exc import ArgumentError
 from ..lives import planning, stopping
 from ..mixins import QueueMixin
-from ..schedules import Schedule, parse
+from ..schedules import Schedule, parse, text_of
 from ..spec import Criterion, QueueSpec, Where, spec_of
 from ..statements import Assignment, is_final, is_held, only
 from ..wakeups import announce
 from ._connection import AnySession, open_, session_of
+from .scoping import within
 from .sets import change
 
 
@@ -32,19 +34,19 @@ def reschedule(
 
     Those that wait, or have ended, run next at the first time of it from now on.  One that is running goes on, and runs
     next by the new one.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none of
-    their own are left alone.  In the session's transaction.  Raises :class:`.ArgumentError` for what is no schedule.
+    their own are left alone.  In the session's transaction.  Raises :class:`.ArgumentError` for what is not a schedule.
     """
-    spec = _recurring(entity)
+    spec = recurring_spec(entity)
     session = session_of(session)
-    text = None if schedule is None else str(schedule)
+    text = None if schedule is None else text_of(schedule)
     given: list[Assignment] = [] if drift is None else [(spec["drift"], drift)]
-    chosen = only(spec, *where)
+    chosen = only(spec, *within(session, spec, where))
     if text is not None:
-        changed = _plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
+        changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
     else:
         own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
         texts: Any = open_(session, spec).execute(session, spec, own).scalars().all()
-        changed = sum(_plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
+        changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
     if changed:
         announce(session, spec)
     return changed
@@ -56,22 +58,34 @@ def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> 
     Those that wait are ``cancelled``, and keep their ``schedule``, by which :func:`reschedule` starts them anew.  One
     that is running loses it: it goes on as an ordinary task, which its completion ends.  In the session's transaction.
     """
-    spec = _recurring(entity)
+    spec = recurring_spec(entity)
     session = session_of(session)
-    chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *where)
+    chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *within(session, spec, where))
+    return stop(session, spec, chosen)
+
+
+def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment] = ()) -> int:
+    """End the recurrence of tasks that recur, with what is ``given``; returns how many."""
     running, mine = is_held(spec), ledger_of(session).locked(spec.table)
     if mine:
         running = or_(running, open_(session, spec).key_in(spec, mine))
-    return change(session, spec, chosen, stopping(spec, running))
+    return change(session, spec, chosen, [*given, *stopping(spec, running)])
 
 
-def _plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: list[Assignment]) -> int:
+def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
+    """Let tasks run next at the first time of a schedule from now on, with what is ``given``; returns how many."""
+    return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
+
+
+def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
+    """The first time of a schedule from now on, by the database's clock."""
     schedule = parse(text)
     now: datetime = open_(session, spec).execute(session, spec, select(utcnow())).scalar_one()
-    return change(session, spec, chosen, planning(spec, schedule.after(now), given))
+    return schedule.after(now)
 
 
-def _recurring(entity: type[QueueMixin]) -> QueueSpec:
+def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
+    """The queue of a model; raises :class:`.ArgumentError` if its tasks cannot recur."""
     spec = spec_of(entity)
     if not spec.has("schedule"):
         raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,13 +14,14 @@ from ..claims import Claim
 from ..clock import utcnow
 from ..dialects.base import Adapter
 from ..exc import ArgumentError
-from ..schedules import is_missed, next_run
+from ..logs import logger_of
+from ..schedules import is_missed, next_run, parse
 from ..spec import Identity, QueueSpec
 from ..statements import Assignment
 from ..transitions import Held, renewing
 from .applying import Apply, updating
 
-logger = logging.getLogger("sqlqueue")
+logger = logger_of("sqlqueue")
 
 
 class Run(NamedTuple):
@@ -34,7 +34,21 @@ class Run(NamedTuple):
     attempt: int
     max_attempts: int
     tries: int
+    created_at: datetime
     now: datetime
+
+    @property
+    def first(self) -> datetime | None:
+        """When the first run is due, if this is none: an INSERT that gave a schedule and no moment.
+
+        By the defaults of the table it is available from its creation on, to the microsecond.
+        """
+        if self.schedule is None or self.tries > 1 or self.planned != self.created_at:
+            return None
+        try:
+            return parse(self.schedule).after(self.created_at)
+        except ArgumentError:
+            return None  # it is run once, and then there is no next
 
     def next(self, spec: QueueSpec) -> datetime | None:
         """When the next one is due; ``None`` if there is none."""
@@ -90,16 +104,20 @@ class Renewals:
         self._renew(spent, runs, kept, fail)
         return set(runs)
 
-    def skip_missed(self, claims: Sequence[Claim]) -> set[Identity]:
-        """Schedule those anew that come too late to be run; which those are."""
-        late = {identity: run for identity, run in self._runs(claims).items() if run.is_missed}
+    def skip(self, claims: Sequence[Claim]) -> set[Identity]:
+        """Schedule those anew that are not to be run now: too late, or before the first time; which those are."""
+        skips = self.spec.options.missed == "skip"
         groups: defaultdict[datetime | None, list[Claim]] = defaultdict(list)
+        runs = self._runs(claims)
         for claim in claims:
-            if claim.identity in late:
-                groups[late[claim.identity].next(self.spec)].append(claim)
+            run = runs.get(claim.identity)
+            if run is not None and run.first is not None:
+                groups[run.first].append(claim)
+            elif run is not None and skips and run.is_missed:
+                groups[run.next(self.spec)].append(claim)
         for moment, group in groups.items():
             self._write(renewing(self.held, moment), group)
-        return set(late)
+        return {claim.identity for group in groups.values() for claim in group}
 
     def _renew(
         self, claims: Sequence[Claim], runs: Mapping[Identity, Run], kept: Sequence[Assignment], end: Apply
@@ -126,7 +144,14 @@ class Renewals:
         """The runs of those of ``claims`` that still hold their rows, which are locked from here on."""
         spec, adapter = self.spec, self.adapter
         planned = func.coalesce(spec["scheduled_for"], spec["available_at"])
-        roles = (spec["claimed_at"], spec["attempt"], spec["max_attempts"], self.held.tries, utcnow())
+        roles = (
+            spec["claimed_at"],
+            spec["attempt"],
+            spec["max_attempts"],
+            self.held.tries,
+            spec["created_at"],
+            utcnow(),
+        )
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
         mine = self._write([(spec["claimed_by"], spec["claimed_by"])], claims)
         found: dict[Identity, Run] = {}

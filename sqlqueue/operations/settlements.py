@@ -16,6 +16,7 @@ from ..checks import duration
 from ..claims import Claim
 from ..dialects.base import Adapter
 from ..exc import ArgumentError
+from ..jsontext import check_json
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, remove
 from ..states import Status
@@ -34,6 +35,8 @@ class Settlement(NamedTuple):
 
 
 def completing(result: object = None, stage: str | None = None) -> Settlement:
+    """Raises :class:`.ArgumentError` for a result that is not JSON."""
+    check_json("result", result)
     return Settlement("completed", partial(_completing, result=result, stage=stage))
 
 

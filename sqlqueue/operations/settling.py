@@ -18,7 +18,7 @@ from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..mixins import QueueMixin
 from ..spec import QueueSpec, Where, spec_of
-from ..statements import is_ready
+from ..statements import is_available
 from ..texts import error_text
 from ..transitions import Held
 from ..wakeups import announce
@@ -71,18 +71,32 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
 @overload
 def discard(session: AnySession, tasks: Tasks, /, error: BaseException | str) -> None: ...
 @overload
-def discard(session: AnySession, entity: type[QueueMixin], /, *where: Where, error: BaseException | str) -> int: ...
-def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseException | str | None = None) -> int | None:
+def discard(
+    session: AnySession,
+    entity: type[QueueMixin],
+    /,
+    *where: Where,
+    error: BaseException | str,
+    limit: int | None = None,
+) -> int: ...
+def discard(
+    session: AnySession,
+    tasks: Any,
+    /,
+    *where: Any,
+    error: BaseException | str | None = None,
+    limit: int | None = None,
+) -> int | None:
     """Give up at once: ``discarded``, a dead letter, with the text of ``error``.
 
     With claims it settles them, see :func:`complete`.  With a model it discards all of its tasks that satisfy ``where``
-    and are not final, running ones included (their claims are lost), and returns how many.
+    and are not final, running ones included (their claims are lost), and returns how many; see :func:`cancel`.
     """
     if isinstance(tasks, type):
         if error is None:
             raise ArgumentError("a dead letter says why it is one: discard(session, Task, Task.id == 7, error='...')")
-        return discard_where(session_of(session), spec_of(tasks), where, error_text(error))
-    if len(where) + (error is not None) != 1:
+        return discard_where(session_of(session), spec_of(tasks), where, error_text(error), limit)
+    if len(where) + (error is not None) != 1 or limit is not None:
         raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
     _settle(session, tasks, discarding(error_text(where[0] if error is None else error)))
     return None
@@ -91,16 +105,23 @@ def discard(session: AnySession, tasks: Any, /, *where: Any, error: BaseExceptio
 @overload
 def cancel(session: AnySession, tasks: Tasks, /) -> None: ...
 @overload
-def cancel(session: AnySession, entity: type[QueueMixin], /, *where: Where) -> int: ...
-def cancel(session: AnySession, tasks: Any, /, *where: Where) -> int | None:
+def cancel(session: AnySession, entity: type[QueueMixin], /, *where: Where, limit: int | None = None) -> int: ...
+def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None = None) -> int | None:
     """No longer wanted: ``cancelled``.
 
     With claims it settles them, see :func:`complete`.  With a model it cancels all of its tasks that satisfy ``where``
     and are not final, running ones included (their claims are lost), and returns how many.
+
+    That is in the session's transaction, and as far as the engine allows in one statement, however many rows there are;
+    it waits for rows that others have locked, and all rows stay locked until the transaction ends.  Of a large set,
+    change at most ``limit`` rows in a transaction: fewer are changed only when none is left::
+
+        while session.cancel(Email, Email.campaign_id == 12, limit=1_000):
+            session.commit()
     """
     if isinstance(tasks, type):
-        return cancel_where(session_of(session), spec_of(tasks), where)
-    if where:
+        return cancel_where(session_of(session), spec_of(tasks), where, limit)
+    if where or limit is not None:
         raise ArgumentError("criteria go with a model: cancel(session, Task, Task.id == 7)")
     _settle(session, tasks, CANCELLING)
     return None
@@ -147,8 +168,8 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if settlement.how is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
-    # what waits for nobody can do so in an isolation level that knows of such reads alone
-    adapter = open_(session, spec, claims=not waits)
+    # what waits for nobody can do so in an isolation level that knows of such reads alone; and slots have to be seen
+    adapter = open_(session, spec, claims=not waits, meets=spec.options.slots is not None)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for hold, _ in holds:
@@ -202,8 +223,8 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
     if how not in ("completed", "failed", "discarded") or not spec.has("unique_key"):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
-    ready = (and_(adapter.key_in(spec, some), is_ready(spec)) for some in adapter.batches(keys))
-    return any(adapter.exists(session, spec, each) for each in ready)
+    available = (and_(adapter.key_in(spec, some), is_available(spec)) for some in adapter.batches(keys))
+    return any(adapter.exists(session, spec, each) for each in available)
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:
@@ -212,6 +233,8 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
     if how is not None:
         settled = [(state, hold._replace(settled=how)) for hold, state in present]
         ledger_of(session).remember(session, settled)
+    else:
+        ledger_of(session).wrote(session, [state for _, state in present])
     for hold, state in present:
         task = state.obj()
         if task is not None and state.session is session:
@@ -222,4 +245,8 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
 def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]:
     """What an instance may no longer show; what cannot have changed stays at hand, for asyncio's sake too."""
     roles = ["available_at"] if how is None else [role for role in spec.columns if role not in _UNTOUCHED]
-    return [spec.attributes[role] for role in roles if role != "attempt" or locked]
+    written = [spec.attributes[role] for role in roles if role != "attempt" or locked]
+    mapper = spec.mapper
+    if mapper.version_id_col is not None and not mapper.version_id_generator:  # the server makes a new one each time
+        written.append(mapper.get_property_by_column(mapper.version_id_col).key)
+    return written

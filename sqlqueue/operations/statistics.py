@@ -1,24 +1,28 @@
-"""How it stands with a queue: how many, since when, and how fast.  Each is one query, which locks nothing."""
+"""The figures of a queue: how many tasks, since when, and how fast.  Each is one query, which locks nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, literal_column, select
 from sqlalchemy.orm import QueryableAttribute
 from sqlalchemy.sql.elements import SQLCoreOperations
 
+from ..checks import count
 from ..clock import utcnow
+from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..mixins import QueueMixin
 from ..spec import Criterion, QueueSpec, Where, spec_of
 from ..statements import is_held, is_hung, only, picks
-from ..states import FINAL, Status
+from ..states import DUE, FINAL, Status
 from ._connection import AnySession, open_, session_of
+from .counting import CAP, Portion, capped, counted, portions, waits
+from .scoping import within
 
 V = TypeVar("V")
 _ONE: ColumnElement[int] = literal_column("1")
@@ -27,11 +31,13 @@ _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """How many tasks there are in each state."""
+    """How many tasks there are in each state; one that was inserted as available, but for later, is scheduled."""
 
     counts: Mapping[Status, int]
     hung: int = 0
     """How many of those that are running have been so for longer than their lease."""
+    capped: frozenset[str] = frozenset()
+    """The figures that are lower bounds, because counting ended at the cap: states, and names of attributes."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -62,14 +68,21 @@ class QueueOverview(QueueStats):
     """How many have become final since; not those that were deleted, by ``on_complete="delete"`` or ``prune``."""
 
 
-def stats(session: AnySession, entity: type[QueueMixin], *where: Where) -> QueueStats:
-    """The number of tasks in each state, those without any included."""
+def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
+    """The number of tasks in each state, those without any included.
+
+    Exact while fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or running, and
+    fewer than ``cap`` are final.  In a group that has more, counting ends at ``cap``, and :attr:`QueueStats.capped`
+    names the figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  With a
+    criterion that no index serves, all rows are read in any case.
+    """
     spec = spec_of(entity)
     session = session_of(session)
+    _check(cap)
     adapter = open_(session, spec)
-    counted = select(spec["status"], func.count(), _count(is_hung(spec)))
-    counted = counted.where(only(spec, spec["status"].is_not(None), *where)).group_by(spec["status"])
-    return _stats(adapter.execute(session, spec, counted))
+    asked = portions(spec)
+    rows: Any = adapter.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
+    return _stats(_by_state(rows), capped(rows, asked, cap))
 
 
 def stats_by(
@@ -78,7 +91,7 @@ def stats_by(
     """The number of tasks in each state, for each value of ``by``: ``stats_by(session, Email, Email.topic)``.
 
     ``by`` is a column of the model, or an expression of its columns.  In the order of its values; only those that
-    there are, ``None`` included.  :class:`.ArgumentError` if it is of another table.
+    there are, ``None`` included.  It reads all rows.  :class:`.ArgumentError` if it is of another table.
     """
     spec = spec_of(entity)
     value = _own_column(spec, by).label("divided_by")
@@ -86,35 +99,51 @@ def stats_by(
     adapter = open_(session, spec)
     # grouped from without: an engine may take an expression with parameters for another one each time it comes
     each = (
-        select(value, spec["status"].label("status"), case((is_hung(spec), _ONE)).label("hung"))
+        select(
+            value,
+            spec["status"].label("status"),
+            case((is_hung(spec), _ONE)).label("hung"),
+            case((waits(spec), _ONE)).label("waits"),
+        )
         .select_from(spec.mapper.persist_selectable)
-        .where(only(spec, spec["status"].is_not(None), *where))
+        .where(only(spec, spec["status"].is_not(None), *within(session, spec, where)))
         .subquery("each_task")
     )
-    counted = select(each.c.divided_by, each.c.status, func.count(), func.count(each.c.hung))
-    grouped = counted.group_by(each.c.divided_by, each.c.status).order_by(each.c.divided_by)
+    tasks, hung, waiting = func.count(), func.count(each.c.hung), func.count(each.c.waits)
+    by_value = select(each.c.divided_by, each.c.status, tasks, hung, waiting)
+    grouped = by_value.group_by(each.c.divided_by, each.c.status).order_by(each.c.divided_by)
     rows: dict[V, list[Any]] = {}
     for row in adapter.execute(session, spec, grouped):
         rows.setdefault(row[0], []).append(row[1:])
     return {found: _stats(some) for found, some in rows.items()}
 
 
-def overview(session: AnySession, entity: type[QueueMixin], *where: Where) -> QueueOverview:
-    """The number of tasks in each state, what waits for how long, what hangs, and how many were finished lately."""
+def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
+    """The number of tasks in each state, what waits for how long, what hangs, and how many were finished lately.
+
+    For ``cap`` see :func:`stats`.  What was finished lately is counted by an index that begins with ``finished_at``
+    (``retention`` gives a model one), up to the cap; where there is none, among the last ``cap`` final tasks by
+    primary key.
+    """
     spec = spec_of(entity)
     session = session_of(session)
+    _check(cap)
     adapter = open_(session, spec)
-    rows: Any = adapter.execute(session, spec, _looking_over(spec, where)).all()
-    found = _stats(row[:3] for row in rows)
+    asked = _looking_over(adapter, spec)
+    rows: Any = adapter.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
+    limits = capped(rows, asked, cap)
+    limits |= {name for name in ("finished_last_minute", "finished_last_hour") if _is_capped(name, rows, limits, cap)}
+    found = _stats(_by_state(rows), limits)
     return QueueOverview(
         found.counts,
         found.hung,
+        found.capped,
         claimable=sum(row.claimable for row in rows),
         overdue=sum(row.overdue for row in rows),
         oldest_claimable=_age(rows, "claimable_since"),
         oldest_running=_age(rows, "running_since"),
-        finished_last_minute=sum(row.last_minute for row in rows),
-        finished_last_hour=sum(row.last_hour for row in rows),
+        finished_last_minute=sum(row.finished_last_minute for row in rows),
+        finished_last_hour=sum(row.finished_last_hour for row in rows),
     )
 
 
@@ -126,32 +155,82 @@ def hung(entity: type[QueueMixin]) -> Criterion:
     return is_hung(spec_of(entity))
 
 
-def _looking_over(spec: QueueSpec, where: Iterable[Where]) -> Select[Any]:
-    ready, due = (and_(*step(1).state) for step in picks(spec, (), ()))
-    measures: dict[str, ColumnElement[Any]] = {
-        "tasks": func.count(),
-        "hung": _count(is_hung(spec)),
-        "claimable": _count(or_(ready, due)),
-        "overdue": _count(and_(due, ~is_held(spec))),
-        "claimable_since": func.min(case((or_(ready, due), spec["available_at"]))),
-        "running_since": func.min(case((is_held(spec), spec["claimed_at"]))),
-        "last_minute": _count(spec["finished_at"] >= utcnow(-_MINUTE)),
-        "last_hour": _count(spec["finished_at"] >= utcnow(-_HOUR)),
-        "moment": func.max(utcnow()),  # no engine minds an aggregate here
+def _looking_over(adapter: Adapter, spec: QueueSpec) -> list[Portion]:
+    _, step = picks(spec, (), ())
+    can_be_claimed = and_(*step(1).state)
+    lately = {
+        "finished_last_minute": spec["finished_at"] >= utcnow(-_MINUTE),
+        "finished_last_hour": spec["finished_at"] >= utcnow(-_HOUR),
     }
-    asked = select(spec["status"], *(measure.label(name) for name, measure in measures.items()))
-    return asked.where(only(spec, spec["status"].is_not(None), *where)).group_by(spec["status"])
+    due, ready, final = portions(spec)
+    found = [
+        replace(
+            due,
+            flags={**due.flags, "claimable": can_be_claimed, "overdue": and_(can_be_claimed, ~is_held(spec))},
+            moments={
+                "claimable_since": case((can_be_claimed, spec["available_at"])),
+                "running_since": case((is_held(spec), spec["claimed_at"])),
+            },
+        ),
+        replace(
+            ready,
+            flags={**ready.flags, "claimable": ~waits(spec)},
+            moments={"claimable_since": case((~waits(spec), spec["available_at"]))},
+        ),
+    ]
+    if _finds_finished(adapter, spec):
+        in_hour = Portion(rows=lately["finished_last_hour"], flags=lately, order=[spec["finished_at"].desc()])
+        return [*found, final, in_hour]
+    return [*found, replace(final, flags=lately, order=[key.desc() for key in spec.primary_key])]
 
 
-def _count(criterion: Criterion) -> ColumnElement[int]:
-    return func.count(case((criterion, _ONE)))
+def _finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
+    """Whether an index begins with ``finished_at``; that of due tasks holds no others where it is partial."""
+    partial = {spec.index_name("due")} if adapter.partial_index is not None else set[str]()
+    return any(
+        next(iter(index.columns), None) is spec["finished_at"]
+        for index in spec.table.indexes
+        if index.name not in partial
+    )
 
 
-def _stats(rows: Iterable[Any]) -> QueueStats:
-    """From rows of a status, how many have it, and how many of these hang."""
-    found = {Status(status): (tasks, hung) for status, tasks, hung in rows}
-    counts = dict.fromkeys(Status, 0) | {status: tasks for status, (tasks, _) in found.items()}
-    return QueueStats(MappingProxyType(counts), sum(hung for _, hung in found.values()))
+def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int | None) -> bool:
+    """By itself, or with the final tasks among which it was counted."""
+    lately = next((row for row in rows if row.status is None), None)
+    if lately is None:
+        return Status.COMPLETED in limits
+    return cap is not None and getattr(lately, name) >= cap
+
+
+def _by_state(rows: Iterable[Any]) -> Iterator[tuple[str, int, int, int]]:
+    return ((row.status, row.tasks, row.hung, row.waits) for row in rows if row.status is not None)
+
+
+def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> QueueStats:
+    """From rows of a status, how many have it, and how many of these hang, or wait as available."""
+    counts, all_hung = dict.fromkeys(Status, 0), 0
+    for status, tasks, hung, waiting in rows:
+        counts[Status(status)] += tasks - waiting
+        counts[Status.SCHEDULED] += waiting
+        all_hung += hung
+    return QueueStats(MappingProxyType(counts), all_hung, frozenset(limits) | _follow(limits))
+
+
+def _follow(limits: Collection[str]) -> set[str]:
+    """The figures that are made of states which are capped."""
+    unfinished = (Status.AVAILABLE, *DUE)
+    made = {
+        **dict.fromkeys(("hung", "overdue", "oldest_running"), DUE),
+        # some that are available by their status may wait as if they were scheduled
+        **dict.fromkeys((Status.SCHEDULED, "claimable", "oldest_claimable", "unfinished"), unfinished),
+        "total": tuple(Status),
+    }
+    return {name for name, states in made.items() if not set(states).isdisjoint(limits)}
+
+
+def _check(cap: int | None) -> None:
+    if cap is not None:
+        count("cap", cap)
 
 
 def _age(rows: Iterable[Any], name: str) -> timedelta | None:
@@ -164,5 +243,5 @@ def _own_column(spec: QueueSpec, by: object) -> ColumnElement[Any]:
     column = by.__clause_element__() if isinstance(by, QueryableAttribute) else by
     if not isinstance(column, ColumnElement) or not set(column._from_objects) <= {*spec.mapper.tables}:
         name = spec.entity.__name__
-        raise ArgumentError(f"{by!r} is no column of {name}: give one of its attributes, as in {name}.status")
+        raise ArgumentError(f"{by!r} is not a column of {name}: give one of its attributes, as in {name}.status")
     return column

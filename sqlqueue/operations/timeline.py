@@ -18,6 +18,7 @@ from ..spec import QueueSpec, Where, spec_of
 from ..statements import only, state
 from ..states import Status
 from ._connection import AnySession, open_, session_of
+from .scoping import within
 
 MOST = 10_000
 """Buckets, and days that they go back."""
@@ -80,8 +81,8 @@ def timeline(
     spec = spec_of(entity)
     _check(bucket, since)
     session = session_of(session)
-    adapter = open_(session, spec)
-    rows = adapter.execute(session, spec, _asked(adapter, spec, where, bucket, since)).all()
+    adapter, scoped = open_(session, spec), within(session, spec, where)
+    rows = adapter.execute(session, spec, _asked(adapter, spec, scoped, bucket, since)).all()
     now: datetime = rows[0].moment
     found = {each.start: each for each in _read(rows)}
     first, last = _start(now - since, bucket), _start(now, bucket)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_, literal_column, select
+from sqlalchemy import and_, func, literal_column, select
 from sqlalchemy.orm import Session
 
 from ..checks import count
 from ..claims import Claim
 from ..clock import utcnow
+from ..dialects.base import Adapter
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import is_due, picks, state, write
+from ..statements import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
 from ..states import Status
 from ..transitions import Held
 from ._connection import AnySession, open_, session_of
+from .applying import fence
+from .scoping import within
 from .settlements import extending_by
 from .settling import settle_some
 from .slots import Slots
@@ -28,19 +32,34 @@ def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> ti
 
     By the database's clock, in one statement that locks nothing.  A task that others are about to claim counts.
     """
+    return look(session, entity, *where).due
+
+
+class Look(NamedTuple):
+    """What there is to be claimed."""
+
+    due: timedelta | None
+    """See :func:`next_due`."""
+    early: bool
+    """Whether tasks are available for a later moment: :func:`postpone` is for them.  Unknown if a task is ready."""
+
+
+def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
+    """:func:`next_due`, and whether there is something to be postponed; the same one statement."""
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
-    ready, due = (step(1) for step in picks(spec, where, ()))
+    ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
     waiting = replace(due, state=(*_waits(spec), spec["attempt"] < spec["max_attempts"]))
-    first = ready.select(literal_column("1")).limit(1).scalar_subquery()
+    first = ready.select(spec["available_at"]).limit(1).scalar_subquery()
+    # looked for only if none is ready: there may be very many of those, and then few others
+    early = select(func.min(spec["available_at"])).where(is_early(spec), *ready.where).scalar_subquery()
     moment = waiting.select(spec["available_at"]).limit(1).scalar_subquery()
-    asked = select(first, moment, utcnow())
-    row: tuple[int | None, datetime | None, datetime] = tuple(adapter.execute(session, spec, asked).one())
-    is_ready, at, now = row
-    if is_ready is not None:
-        return timedelta(0)
-    return None if at is None else max(at - now, timedelta(0))
+    asked = select(func.coalesce(first, early, type_=spec["available_at"].type), moment, utcnow())
+    row: Any = adapter.execute(session, spec, asked).one()
+    available, scheduled, now = row
+    waits = [max(each - now, timedelta(0)) for each in (available, scheduled) if each is not None]
+    return Look(min(waits, default=None), early=available is not None and available > now)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000) -> int:
@@ -54,15 +73,58 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     session = session_of(session)
     count("limit", limit)
     adapter = open_(session, spec, claims=True)
-    _, due = picks(spec, (), ())
-    waits = (*_waits(spec), spec["available_at"] <= utcnow(), spec["status"] != state(Status.RUNNING))
-    keys = adapter.lock(session, replace(due(limit), state=waits))
-    available = [(spec["status"], state(Status.AVAILABLE))]
-    return sum(
-        # by more than the key: MySQL would read, and wait for, all rows of a small table whose key alone is asked for
-        len(adapter.change(session, spec, write(spec, and_(adapter.key_in(spec, some), *waits), available), some))
-        for some in adapter.batches(keys)
-    )
+    _, due = picks(spec, within(session, spec), ())
+    waits = (*_waits(spec), has_come(spec), spec["status"] != state(Status.RUNNING))
+    pick = replace(due(limit), state=waits)
+    keys = adapter.lock(session, pick)
+    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(keys))
+
+
+def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
+    """Make tasks ``scheduled`` that are ``available`` for a later moment, as other programs insert them; how many.
+
+    A claim passes over such a task, and reads it each time until it is scheduled.  Only the first ``limit`` available
+    tasks, in the order of a claim by ``where``, are looked at, without a lock: what is behind tasks that can be claimed
+    is in no claim's way.  What others have locked is passed over.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    count("limit", limit)
+    adapter = open_(session, spec, claims=True)
+    ready, _ = picks(spec, within(session, spec, where), ())
+    keys = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+    available = replace(ready(limit), state=(is_available(spec),))
+    first = adapter.looking(available, *keys, spec["available_at"].label("moment")).subquery("first_available")
+    early = select(*(first.c[key.name] for key in keys)).where(first.c.moment > utcnow())
+    postponed = 0
+    for some in adapter.batches(adapter.keys(session, spec, early)):
+        named = (adapter.key_in(spec, some),)
+        pick = Pick(spec=spec, state=(is_early(spec),), where=named, order=(), limit=len(some), index=None, exact=True)
+        locked = adapter.lock(session, pick)
+        postponed += _become(Status.SCHEDULED, session, adapter, pick, locked) if locked else 0
+    return postponed
+
+
+def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
+    """Give the rows of ``keys``, which ``pick`` has locked, another status; how many."""
+    # by more than the key: MySQL would read, and wait for, all rows of a small table whose key alone is asked for
+    named = and_(adapter.key_in(pick.spec, keys), *pick.state)
+    statement = write(pick.spec, named, [(pick.spec["status"], state(status))])
+    return len(adapter.change(session, pick.spec, statement, keys))
+
+
+def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[tuple[Claim, int]]:
+    """Up to ``limit`` tasks that :func:`.rescue` would discard, with the number of the last attempt; locks nothing."""
+    spec = spec_of(entity)
+    adapter = open_(session, spec)
+    _, due = picks(spec, within(session, spec), ())
+    pick = replace(due(limit), state=(is_exhausted(spec),))
+    before = spec["attempts_before"] if spec.has("attempts_before") else literal_column("0")
+    rows: Any = adapter.execute(session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit))
+    found: list[tuple[Claim, int]] = []
+    for *identity, earlier, attempt in rows:
+        found.append((Claim(spec.entity, tuple(identity), attempt), attempt - earlier))
+    return found
 
 
 def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
@@ -71,11 +133,11 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
         return set()
     spec = spec_of(claims[0].entity)
     adapter, held = open_(session, spec), Held(spec=spec)
-    found: set[Identity] = set()
+    found: set[tuple[Any, ...]] = set()
     for some in adapter.batches(claims):
-        mine = select(*spec.primary_key, spec["attempt"]).where(held.fence(some, adapter.key_in))
+        mine = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(fence(adapter, held, some))
         found.update(tuple(row) for row in adapter.execute(session, spec, mine))
-    return {claim for claim in claims if (*claim.identity, claim.attempt) in found}
+    return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
 
 
 def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:

@@ -17,12 +17,13 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from ..checks import count, duration
-from ..claims import Claim, Hold, ledger_of
+from ..claims import Claim, Hold, ledger_of, new_token
 from ..dialects.base import Adapter
 from ..exc import ArgumentError
 from ..mixins import OutboxMixin
 from ..operations import default_claimer
 from ..operations._connection import AnySession, open_to_claim, session_of
+from ..operations.scoping import within
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..statements import Assignment, Pick, picks, write
 from ..transitions import taking
@@ -58,21 +59,22 @@ def claim_messages(
     if lease is not None:
         duration("lease", lease)
     session = session_of(session)
+    scoped = within(session, spec, where)
     adapter = open_to_claim(session, spec)
-    wanted = _Wanted(spec, where, limit)
+    wanted = _Wanted(spec, scoped, limit)
     lines = _followed(session, adapter, wanted, _heads(session, adapter, wanted))
     free = _lock(session, adapter, wanted, list(chain(*lines)))
     mine = _without_gaps(lines, free)
-    taken = _take(
-        session, adapter, wanted, mine, taking(spec, claimed_by or default_claimer(), lease or spec.options.lease)
-    )
-    return _remembered(session, spec, adapter.load(session, spec, _without_gaps(lines, taken)))
+    token = new_token()
+    writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
+    taken = _take(session, adapter, wanted, mine, writing)
+    return _remembered(session, spec, adapter.load(session, spec, _without_gaps(lines, taken)), token)
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
     spec = spec_of(entity)
     if not issubclass(entity, OutboxMixin):
-        raise ArgumentError(f"{entity.__name__} is no outbox: derive it from sqlqueue.outbox.OutboxMixin")
+        raise ArgumentError(f"{entity.__name__} is not an outbox: derive it from sqlqueue.outbox.OutboxMixin")
     return spec
 
 
@@ -146,14 +148,11 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
     return [identity for line in lines for identity in takewhile(held.__contains__, line)]
 
 
-def _remembered(session: Session, spec: QueueSpec, messages: list[Any]) -> list[Any]:
+def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: int) -> list[Any]:
     """The instances know that they are claimed."""
-    holds = [
-        (
-            instance_state(each),
-            Hold(Claim(type(each), spec.identity_of(each), getattr(each, spec.attributes["attempt"]))),
-        )
-        for each in messages
-    ]
-    ledger_of(session).remember(session, holds)
+    attempt = spec.attributes["attempt"]
+    claims = [Claim(type(each), spec.identity_of(each), getattr(each, attempt), token) for each in messages]
+    ledger_of(session).remember(
+        session, [(instance_state(each), Hold(claim)) for each, claim in zip(messages, claims, strict=True)]
+    )
     return messages

@@ -15,7 +15,7 @@ from ..worker.outcomes import COMPLETED, Outcome, outcome_of
 from ..worker.reports import Reports, logger
 from ..worker.threads import DaemonThreads
 
-Publish: TypeAlias = Callable[[Sequence[Any]], object]
+Publish: TypeAlias = Callable[[list[Any]], object]
 """A function of messages, or a coroutine function."""
 
 
@@ -71,7 +71,7 @@ class Delivery:
                 return error
             return None
 
-    def _call(self, messages: Sequence[Any]) -> BaseException | None:
+    def _call(self, messages: list[Any]) -> BaseException | None:
         try:
             result = self._publish(messages)
         except BaseException as error:

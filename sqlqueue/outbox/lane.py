@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..operations.upkeep import promote
 from ..worker.config import Handler
 from ..worker.crew import Crew
 from ..worker.jobs import Job
-from ..worker.lane import PROMOTE_EVERY
 from ..worker.lookout import Lookout
 from ..worker.outcomes import RELEASED, Outcome
 from ..worker.patience import keep_on
+from ..worker.sorting import Sorting
 from .claiming import claim_messages
 from .delivery import Delivery
 
@@ -31,7 +29,7 @@ class RelayLane:
         self._draining = self._busy = False
         self._jobs: Sequence[Job] = ()
         self._publishing: asyncio.Task[None] | None = None
-        self._promoted = time.monotonic()
+        self._sorting = Sorting(handler.entity, crew)
 
     @property
     def is_idle(self) -> bool:
@@ -55,7 +53,7 @@ class RelayLane:
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database."""
-        await keep_on(self._turn, lambda: self._draining, self._crew.reports)
+        await keep_on(self._turn, f"claim {self._handler.entity.__name__}", lambda: self._draining, self._crew.reports)
 
     async def _turn(self) -> None:
         self._lookout.expect()
@@ -70,7 +68,7 @@ class RelayLane:
         if self._jobs:
             await self._settle(outcomes)
             self._lookout.refresh()
-            await self._promote()
+            await self._sorting.now_and_then(self._crew.gate.where(self._handler.spec) or ())
         elif not self._draining:
             await self._lookout.wait()
 
@@ -100,9 +98,3 @@ class RelayLane:
         """In one transaction, so that the first of a key and those after it change together."""
         settler = self._crew.settlers[self._handler.spec]
         await settler.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])
-
-    async def _promote(self) -> None:
-        """Under load claims do not come to what has come due."""
-        if time.monotonic() - self._promoted >= PROMOTE_EVERY:
-            self._promoted = time.monotonic()
-            await self._crew.database.run(partial(promote, entity=self._handler.entity))

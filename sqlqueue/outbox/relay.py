@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Relay(Worker):
-    """Publishes the messages of an outbox, until it is stopped.  Nothing that a database or a broker does ends it.
+    """Publishes the messages of an outbox, until it is stopped.  Survives outages of the database and of the broker.
 
     ``publish`` is a function, called in a thread, or a coroutine function.  It is given up to ``batch`` messages, those
     of a key one after the other in its order, and returns when all of them are taken over.  Then they are completed, in
@@ -56,7 +56,7 @@ class Relay(Worker):
         self,
         sessions: Sessions,
         entity: type[M],
-        publish: Callable[[Sequence[M]], object],
+        publish: Callable[[list[M]], object],
         *,
         batch: int = 100,
         lease: timedelta | None = None,
@@ -128,7 +128,7 @@ class Relay(Worker):
         return RelayLane(handler, crew, self._deliver())
 
 
-def _one(publish: Callable[[Sequence[M]], Any]) -> Callable[[M], object]:
+def _one(publish: Callable[[list[M]], Any]) -> Callable[[M], object]:
     """As a handler of single messages."""
     try:
         inspect.signature(publish).bind(())

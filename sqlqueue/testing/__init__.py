@@ -8,6 +8,7 @@ Everything here takes an asyncio session as well, and is then to be awaited.
 """
 
 from .assertions import assert_enqueued
+from .fixture import AsyncQueue, Queue
 from .performing import Counts, drain, perform
 
-__all__ = ["Counts", "assert_enqueued", "drain", "perform"]
+__all__ = ["AsyncQueue", "Counts", "Queue", "assert_enqueued", "drain", "perform"]

@@ -104,7 +104,7 @@ def _shown(spec: QueueSpec, task: object, *, all_: bool = False) -> dict[str, An
 
 def _complaint(spec: QueueSpec, wanted: str, count: int | None, found: int, waiting: list[Any]) -> str:
     number = "at least one" if count is None else str(count)
-    lines = [f"expected {number} of {wanted}, waiting are {found}, among {len(waiting)} in all"]
+    lines = [f"expected {number} of {wanted}: {found} waiting ({len(waiting)} in total)"]
     for task in waiting[:_SHOWN]:
         lines.append(f"  {spec.entity.__name__}({_listed(_shown(spec, task))})")
     return "\n".join([*lines, "  ..."] if len(waiting) > _SHOWN else lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ..functions import TaskFunction
 from ..functions.task import J
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 _NOW = timedelta(0)
+S = TypeVar("S", bound=AnySession)
+A = TypeVar("A", bound="AsyncSession | async_scoped_session[Any]")
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """What the fixture ``queue`` gives.  Each method is the function of the same name, where it is documented."""
+class Queue(Generic[S]):
+    """What the fixture ``queue`` gives: ``Queue[QueueSession]``, where ``queue_session`` returns a ``QueueSession``.
+
+    Each method is the function of the same name, where it is documented.
+    """
 
     worker: Worker
-    session: AnySession
+    session: S
 
     def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
         """See :func:`sqlqueue.testing.drain`."""
@@ -51,11 +56,11 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class AsyncQueue:
-    """:class:`Queue` with an asyncio session."""
+class AsyncQueue(Generic[A]):
+    """:class:`Queue` with an asyncio session: ``AsyncQueue[AsyncQueueSession]``."""
 
     worker: Worker
-    session: AsyncSession | async_scoped_session[Any]
+    session: A
 
     async def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
         """See :func:`sqlqueue.testing.drain`."""

@@ -162,7 +162,9 @@ class _Draining:
         """Do one task, if there is one."""
         while True:
             for handler in self.handlers:
-                task = operations.claim(session, handler.entity, *handler.where, claimed_by=_NAME)
+                task = operations.claim(
+                    session, handler.entity, *handler.where, options=handler.options, claimed_by=_NAME
+                )
                 if task is not None:
                     return _perform(session, handed, handler, task)
             if not self.ahead or not self._wait(session):
@@ -208,7 +210,11 @@ def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin
     adapter = open_(session, spec_of(type(task)), claims=True)
     handler = _handler(session, adapter, worker.handlers, task)
     if not is_unsettled(task):
-        _claim(session, task)
+        _claim(session, task, handler)
+    elif handler.options:
+        session.flush()
+        identity = handler.spec.identity_of(task)
+        adapter.load(session, handler.spec, [identity], handler.options)
     return _perform(session, handed, handler, task)
 
 
@@ -224,10 +230,11 @@ def _handler(session: Session, adapter: Adapter, handlers: Iterable[Handler], ta
     raise HandlerNotFoundError(f"this worker has no handler for {task!r}, a {name}: register one", name=name)
 
 
-def _claim(session: Session, task: QueueMixin) -> None:
+def _claim(session: Session, task: QueueMixin, handler: Handler) -> None:
     spec = spec_of(type(task))
     identity = spec.identity_of(task)
-    if operations.claim(session, type(task), spec.key(identity), claimed_by=_NAME) is not task:
+    mine = spec.key(identity)
+    if operations.claim(session, type(task), mine, options=handler.options, claimed_by=_NAME) is not task:
         status, since = (getattr(task, spec.attributes[role]) for role in ("status", "available_at"))
         raise ArgumentError(f"{type(task).__name__} {identity} cannot be claimed now: it is {status}, of {since}")
 

@@ -16,8 +16,10 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.slots import introduce
-from sqlqueue.operations.upkeep import extend, next_due, promote
+from sqlqueue.operations.claiming import Wanted, _claim_due
+from sqlqueue.operations.introducing import introduce
+from sqlqueue.operations.limited import LimitedClaim
+from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.pausing import not_paused
@@ -25,6 +27,7 @@ from sqlqueue.statements import picks
 from tests.dialects.recorder import KEY
 from tests.models import (
     Base,
+    Chore,
     CreditNote,
     DataBase,
     Dispatch,
@@ -182,6 +185,7 @@ def _upkeep() -> Iterator[tuple[str, Call]]:
     for model in (Task, Ticket, Seat, CreditNote):
         yield f"{model.__name__}.next_due", lambda s, m=model: next_due(s, m)
         yield f"{model.__name__}.promote", lambda s, m=model: promote(s, m, limit=100)
+        yield f"{model.__name__}.postpone", lambda s, m=model: postpone(s, m, limit=100)
         yield f"{model.__name__}.extend", lambda s, m=model: extend(s, _claims(m, 3), MINUTE)
     yield "Mail.next_due(topic)", lambda s: next_due(s, Mail, Mail.topic == "t")
 
@@ -201,6 +205,10 @@ def _recurring() -> Iterator[tuple[str, Call]]:
     yield "Report.reschedule(own)", lambda s: s.reschedule(Report)
     yield "Report.unschedule", lambda s: s.unschedule(Report, Report.id == 7)
     yield "Report.unschedule(locked)", lambda s: (_locked(s, Report), s.unschedule(Report))
+    report, chore = {"id": 1, "schedule": "PT90S"}, {"unique_key": "a", "task": "b", "schedule": "PT60S"}
+    yield "Report.declare", lambda s: s.declare_schedules(Report, [report, report | {"id": 7}])
+    yield "Report.declare(removing)", lambda s: s.declare_schedules(Report, [], remove_missing=True)
+    yield "Chore.declare", lambda s: s.declare_schedules(Chore, [chore], Chore.note == "c", remove_missing=True)
 
 
 def _limited() -> Iterator[tuple[str, Call]]:
@@ -212,9 +220,21 @@ def _limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.discard(where)", lambda s: s.discard(Visit, Visit.limit_key == "a", error="no")
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.limits", lambda s: s.limits(Visit)
-    yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, "a")
+    yield "Visit.claim(candidates)", _claim_candidates
+    yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"])
     yield "Message.claim_in_turns", lambda s: s.claim_in_turns(Message, Message.kind, ["a", "b"], limit=2)
     yield "Message.prune", lambda s: s.prune(Message)
+
+
+def _claim_candidates(session: QueueSession) -> None:
+    """What follows in a claim once tasks have been found, of a key and of none."""
+    spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
+
+    def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = _claim_due(session, Wanted(spec).narrowed(where, named=named), limit, "claimer", MINUTE)
+        return [(task, sqlqueue.claim_of(task)) for task in tasks]
+
+    LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())
 
 
 def _outbox() -> Iterator[tuple[str, Call]]:
@@ -258,7 +278,7 @@ def _claims(model: type[sqlqueue.QueueMixin], count: int) -> list[Claim]:
     """Claims of `count` rows in two different attempts."""
     keys: dict[type, Callable[[int], tuple[Any, ...]]] = {Seat: lambda n: ("x", n), Parcel: lambda n: (KEY,)}
     key = keys.get(model, lambda n: (n,))
-    return [Claim(model, key(n + 1), 1 + n % 2) for n in range(count)]
+    return [Claim(model, key(n + 1), 1 + n % 2, 7) for n in range(count)]
 
 
 def statements(engine: Engine, log: list[str]) -> dict[str, str]:

@@ -140,13 +140,13 @@ def test_a_rollback_leaves_no_trace(db: Database) -> None:
 
 def test_what_makes_no_sense_is_refused(sync_db: Database) -> None:
     with sync_db.session() as actor:
-        with pytest.raises(ArgumentError, match="Task is no outbox: derive it from"):
+        with pytest.raises(ArgumentError, match="Task is not an outbox: derive it from"):
             actor.run(claim_messages, Task, limit=1)
         with pytest.raises(ArgumentError, match="limit=0"):
             actor.run(claim_messages, Outgoing, limit=0)
         with pytest.raises(ArgumentError, match="lease="):
             actor.run(claim_messages, Outgoing, limit=1, lease=timedelta(0))
-    with pytest.raises(ArgumentError, match="Task is no outbox"):
+    with pytest.raises(ArgumentError, match="Task is not an outbox"):
         Relay(sync_db.sessions(), Task, print)  # type: ignore[type-var]
     with pytest.raises(ArgumentError, match="batch=0"):
         Relay(sync_db.sessions(), Outgoing, print, batch=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,14 +16,13 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
 from sqlqueue import Claim, QueueSession, Worker
-from tests.engines import patient
-from tests.models import Ledger, Task, Visit
+from tests.models import Chore, Ledger, Task, Visit
 from tests.processes import Gate
 
 
 @contextmanager
 def session(url: URL) -> Iterator[QueueSession]:
-    engine = create_engine(patient(url))
+    engine = create_engine(url)
     with QueueSession(engine, expire_on_commit=False) as opened:
         yield opened
     engine.dispose()
@@ -121,3 +120,14 @@ SETTLING: dict[str, Callable[[Any, Any], None]] = {
     "heartbeat": lambda s, task: s.heartbeat(task),
 }
 """Every call that settles or extends a claim, of sync and async sessions alike."""
+
+
+def declare(gate: Gate, url: URL, declarations: Sequence[Mapping[str, Any]], remove_missing: bool) -> Any:
+    """What an application does when it starts: as one of many, all at once."""
+    engine = create_engine(url)
+    engine.connect().close()
+    gate.wait()
+    with QueueSession(engine) as session, session.begin():
+        declared = session.declare_schedules(Chore, declarations, remove_missing=remove_missing)
+    engine.dispose()
+    return declared

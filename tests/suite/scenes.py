@@ -118,6 +118,11 @@ def clock(db: Database) -> datetime:
         return connection.execute(select(utcnow())).scalar_one()
 
 
+def zones(db: Database) -> list[Database]:
+    """The engine as it is, and with sessions to the east and to the west of UTC, where sessions have a time zone."""
+    return [db, *(db.variant(on_connect=statement) for statement in db.case.time_zones())]
+
+
 def end_leases(db: Database, model: Any = Task) -> None:
     """Time passes: the lease of every running row is over."""
     with db.engine.begin() as connection:

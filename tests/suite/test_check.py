@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,11 +30,14 @@ from typer.testing import CliRunner
 
 from sqlqueue import Finding, SchemaMismatchError, UnsupportedDialectError, check, verify_schema
 from sqlqueue.cli import application
+from sqlqueue.clock import NEVER
 from sqlqueue.dialects import adapter_for
+from sqlqueue.mixins import queues
 from sqlqueue.statements import picks
 from tests.checked import Base, OwnBase, Post, Slip
 from tests.engines import PASSWORD
 from tests.harness import Database
+from tests.models import Base as Models
 from tests.suite.scenes import contenders, without_waiting
 
 TABLE: Table = Post.__table__  # type: ignore[assignment]
@@ -75,6 +80,12 @@ def test_a_healthy_database(healthy: Database) -> None:
     assert findings(healthy) == []
     with healthy.session_engine.connect() as connection:
         verify_schema(connection, Base)
+
+
+@pytest.mark.parametrize("model", [spec.entity for spec in queues(Models.metadata)], ids=lambda model: model.__name__)
+def test_every_kind_of_queue_is_healthy(sync_db: Database, model: Any) -> None:
+    level = "READ COMMITTED" if sync_db.case.locks_rows else "SERIALIZABLE"
+    assert findings(sync_db.variant(isolation_level=level), model) == []
 
 
 def test_a_table_that_is_not_there(healthy: Database) -> None:
@@ -124,6 +135,7 @@ OTHERWISE: dict[str, tuple[Callable[[Table], None], str]] = {
     "no default": (_changed("attempt", server_default=None), "missing-default"),
     "other type": (_changed("priority", type=String(20), server_default=None, nullable=True), "wrong-type"),
     "too short": (_changed("claimed_by", type=String(10)), "wrong-type"),
+    "nullable": (_changed("priority", nullable=True), "nullable"),
     "unknown": (lambda table: table.append_column(Column("extra", Integer, nullable=False)), "unknown-column"),
 }
 
@@ -150,6 +162,16 @@ def test_columns_of_others_are_their_own_affair(healthy: Database) -> None:
 def test_moments_without_a_zone_or_fractions(healthy: Database) -> None:
     _make_otherwise(healthy, _changed("claimed_at", type=DateTime()))
     assert found(healthy) == {(healthy.case.naive_moments, "wrong-type")}
+
+
+@pytest.mark.requires("loose_collation")
+def test_keys_that_are_not_compared_to_the_letter(healthy: Database) -> None:
+    _make_otherwise(healthy, _changed("topic", type=String(128, collation=healthy.case.loose_collation)))
+    (finding,) = findings(healthy)
+    assert (finding.severity, finding.code) == ("warning", "inexact-key")
+    assert f"compares topic by {healthy.case.loose_collation}" in finding.message
+    with healthy.session_engine.connect() as connection:
+        verify_schema(connection, Base)
 
 
 def _make_otherwise(db: Database, change: Callable[[Table], None]) -> None:
@@ -314,6 +336,20 @@ def _plan(connection: Connection) -> Any:
     return adapter.plan(connection, adapter.picking(ready(1), Post.__queue_spec__["status"]))
 
 
+# -- rows from before ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("retention", "code"), [(None, None), (timedelta(days=7), "adopted-rows")])
+def test_rows_from_before_the_table_became_a_queue(
+    healthy: Database, monkeypatch: pytest.MonkeyPatch, retention: timedelta | None, code: str | None
+) -> None:
+    healthy.insert(Post, [{"status": "completed", "available_at": NEVER}])
+    healthy.insert(Post, [{} for _ in range(30)])
+    spec = Post.__queue_spec__
+    monkeypatch.setattr(Post, "__queue_spec__", replace(spec, options=replace(spec.options, retention=retention)))
+    assert found(healthy) == ({("note", code)} if code else set())
+
+
 # -- it only looks -------------------------------------------------------------------------------------------------
 
 
@@ -406,4 +442,4 @@ def test_the_command_with_an_account_that_is_refused(healthy: Database) -> None:
         application(), ["check", "--url", url.render_as_string(hide_password=False), "tests.checked:Base"]
     )
     assert told.exit_code == 2
-    assert "the database refuses" in told.stderr
+    assert "cannot connect: " in told.stderr

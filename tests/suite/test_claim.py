@@ -153,8 +153,8 @@ def test_a_due_row_without_attempts_left_is_never_claimed(db: Database) -> None:
     assert claimed(db) == [1, 2]
 
 
-def test_an_available_row_is_claimed_whatever_its_time_and_attempts(db: Database) -> None:
-    db.insert(Task, [{"id": 1, "attempt": 3, "max_attempts": 3, "available_at": FUTURE}])
+def test_an_available_row_is_claimed_whatever_its_attempts(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "attempt": 3, "max_attempts": 3, "available_at": PAST}])
     assert claimed(db) == [1]
 
 
@@ -165,7 +165,9 @@ def test_ready_before_due_and_due_by_time(db: Database) -> None:
         {"id": n, "status": s, "priority": 9 - n, "available_at": at}
         for (n, s, _), at in zip(due, moments, strict=True)
     ]
-    db.insert(Task, [*rows, {"id": 4, "status": "available", "priority": 100, "available_at": FUTURE}])
+    db.insert(
+        Task, [*rows, {"id": 4, "status": "available", "priority": 100, "available_at": PAST + timedelta(days=1)}]
+    )
     assert claimed(db) == [4, 2, 3, 1]
 
 
@@ -263,7 +265,7 @@ def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
     db.insert(Task, [{"id": 7}])
     with db.begin() as session:
         held = claim_of(session.claim(Task))
-    assert held == Claim(Task, (7,), 1)
+    assert held == Claim(Task, (7,), 1, row(db, Task, 7).claim_token)
     with db.begin() as session:
         session.complete(pickle.loads(pickle.dumps(held)))
     assert row(db, Task, 7).status == "completed"

@@ -72,7 +72,20 @@ def test_records_the_failure_and_goes_on(db: Database, caplog: pytest.LogCapture
     assert written(db) == [2, 100, 200]
     assert (row(db, 1).status, row(db, 1).error, row(db, 1).attempt) == ("retryable", "ValueError: no such address", 1)
     assert row(db, 2).status == "completed"
-    assert [(record.name, record.levelno) for record in caplog.records] == [("sqlqueue", logging.ERROR)]
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("sqlqueue", logging.WARNING)
+    assert record.getMessage() == "Task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
+
+
+def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    sync_db.insert(Task, [{"attempt": 2}])
+    with sync_db.begin() as session, session.claiming(Task):
+        raise ValueError("no such address\x1b[2J\nINFO all is well")
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().endswith(": attempt 3/3 failed (ValueError: no such address\\x1b[2J), discarded")
+    assert "\x1b" not in caplog.text
+    assert "\nINFO" not in caplog.text
 
 
 def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
 from tests.harness import Database
-from tests.models import Mail, Parcel, Seat, Task
+from tests.models import Listing, Mail, Parcel, Seat, Task, Visit
 from tests.suite.scenes import PAST, TOMORROW, clock
 
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
@@ -19,10 +21,14 @@ HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": P
 
 
 def told(db: Database, command: str, *arguments: str, target: str = "Task", driver: str = "sync_driver") -> Any:
-    url = db.url.set(drivername=getattr(db.case, driver)).render_as_string(hide_password=False)
-    result = CliRunner().invoke(application(), [command, "--url", url, f"tests.models:{target}", *arguments])
+    result = called(db, command, *arguments, target=target, driver=driver)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout) if "--json" in arguments else result.stdout
+
+
+def called(db: Database, command: str, *arguments: str, target: str = "Task", driver: str = "sync_driver") -> Any:
+    url = db.url.set(drivername=getattr(db.case, driver)).render_as_string(hide_password=False)
+    return CliRunner().invoke(application(), [command, "--url", url, f"tests.models:{target}", *arguments])
 
 
 def states(db: Database, model: Any = Task) -> dict[Any, str]:
@@ -110,7 +116,8 @@ def test_retry_some_and_then_all(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": n, "error": "x" * n, **FAILED} for n in (1, 2, 3)])
     assert told(sync_db, "retry", "--id", "2") == "1 task of Task is available again.\n"
     assert told(sync_db, "retry", "--error", "y%") == "0 tasks of Task are available again.\n"
-    assert told(sync_db, "retry", "--yes", "--json") == {"queue": "task", "action": "retry", "tasks": 2}
+    changed = {"tasks": 2, "taken": 0, "stopped": False}
+    assert told(sync_db, "retry", "--yes", "--json") == {"queue": "task", "action": "retry", **changed}
     assert set(states(sync_db).values()) == {"available"}
 
 
@@ -121,6 +128,42 @@ def test_cancel_and_discard(sync_db: Database) -> None:
     assert states(sync_db) == {(1,): "discarded", (2,): "cancelled", (3,): "discarded", (4,): "cancelled"}
     (group,) = told(sync_db, "errors", "--json")
     assert (group["message"], group["count"]) == ("a mistake", 2)
+
+
+def test_tasks_whose_key_is_taken(sync_db: Database) -> None:
+    sync_db.insert(Listing, [{**FAILED, "former_key": key} for key in "abcde"])
+    sync_db.insert(Listing, [{"unique_key": "c"}])
+    told_ = told(sync_db, "retry", "--yes", target="Listing")
+    assert told_ == "4 tasks of Listing are available again.\n1 cannot be: another task has taken the unique_key.\n"
+
+
+@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
+@pytest.mark.parametrize(("presses", "done"), [(1, 4), (2, 2)])
+def test_stopped_by_the_keyboard(
+    sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second batch: once, and it is the last; twice, and it is rolled back."""
+    monkeypatch.setattr("sqlqueue.cli.changes.BATCH", 2)
+    sync_db.insert(Task, [{"id": n} for n in range(1, 8)])
+    updates = 0
+
+    def press(*sent: Any) -> None:
+        nonlocal updates
+        updates += sent[2].startswith("UPDATE")
+        if updates == 2 and sent[2].startswith("UPDATE"):
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
+
+    event.listen(Engine, "after_cursor_execute", press)
+    try:
+        stopped = called(sync_db, "cancel", "--yes", driver=driver)
+    finally:
+        event.remove(Engine, "after_cursor_execute", press)
+    assert stopped.exit_code == 130
+    assert stopped.stdout == f"{done} tasks of Task are cancelled.\n"
+    assert stopped.stderr.startswith("Stopped.")
+    assert list(states(sync_db).values()).count("cancelled") == done
+    assert told(sync_db, "cancel", "--yes", driver=driver) == f"{7 - done} tasks of Task are cancelled.\n"
 
 
 def test_prune(sync_db: Database) -> None:
@@ -152,3 +195,25 @@ def test_pause_and_resume(sync_db: Database, driver: str) -> None:
     resumed = told(sync_db, "resume", *arguments, target="Mail", driver=driver)
     assert resumed == {"queue": "mail", "topic": "news", "changed": True, "paused": []}
     assert told(sync_db, "resume", *arguments, target="Mail", driver=driver)["changed"] is False
+
+
+@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
+def test_limits(sync_db: Database, driver: str) -> None:
+    sync_db.insert(Visit, [{"limit_key": key} for key in ("a.org", "a.org", "b.org")])
+    with sync_db.begin() as session:
+        assert len(session.claim_many(Visit, limit=3)) == 3
+    changed = told(sync_db, "set-limit", "a.org", "1", "--json", target="Visit", driver=driver)
+    assert changed == {"queue": "visit", "key": "a.org", "limit": 1, "before": 2, "running": 2}
+    assert told(sync_db, "limits", "--json", target="Visit", driver=driver) == [
+        {"queue": "visit", "key": "a.org", "limit": 1, "running": 2},
+        {"queue": "visit", "key": "b.org", "limit": 2, "running": 1},
+    ]
+    with sync_db.begin() as session:
+        assert [(each.key, each.limit) for each in session.limits(Visit)] == [("a.org", 1), ("b.org", 2)]
+
+
+def test_a_snoozed_task_is_not_retried_and_the_command_says_why(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": 7, "status": "scheduled", "available_at": TOMORROW}])
+    said = told(sync_db, "retry", "--id", "7")
+    assert said.startswith("0 tasks of Task are available again.\nFound: 1 scheduled. sqlqueue retry is for retryable,")
+    assert states(sync_db) == {(7,): "scheduled"}

@@ -42,13 +42,14 @@ def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Scene:
     return scene
 
 
-def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any]) -> Scene:
-    """In another transaction than the claim's."""
+def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any], calls: int = 1) -> Scene:
+    """In another transaction than the claims', which so many calls made."""
 
     def scene(db: Database, number: int) -> Call:
         fill(db, model, many, number)
         with db.begin() as session:
-            tasks = [claim_of(task) for task in session.claim_many(model, limit=many)]
+            claimed = [session.claim_many(model, limit=many // calls) for _ in range(calls)]
+            tasks = [claim_of(task) for some in claimed for task in some]
         assert len(tasks) == many
         return lambda session: call(session, tasks, number)
 
@@ -89,7 +90,7 @@ def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> 
         Seat: lambda n: {"line": f"line {os.urandom(4).hex()}", "number": n},
         Listing: lambda n: {"unique_key": os.urandom(8).hex()},
         Film: lambda n: {"unique_key": os.urandom(8).hex()},
-        Report: lambda n: {"schedule": "PT60S"},
+        Report: lambda n: {"schedule": "PT60S", "created_at": PAST - MINUTE},  # with a moment of its own
         Visit: lambda n: {"limit_key": os.urandom(8).hex()},
     }
     common = {"created_at": PAST}  # with nothing to call, a driver sends many rows at once
@@ -125,6 +126,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
     for name, call in SETTLINGS.items():
         for many in (1, 10):
             yield f"{name} {many}", settles(Task, many, call)
+        yield f"{name} 10 of 5 claims", settles(Task, 10, call, calls=5)
     yield "claim due", claims(Mail, 10, "scheduled", "retryable", "expired")
     yield "claim 10 of a topic", claims(Mail, 10)
     yield "claim, lock only, and complete 10", plainly(lambda session, _: locks(session), claims(Task, 10))

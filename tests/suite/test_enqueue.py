@@ -170,9 +170,9 @@ def test_a_rollback_enqueues_nothing(db: Database) -> None:
 def test_raise(db: Database, as_rows: bool) -> None:
     db.insert(Document, [{"id": "a"}])
     session = db.session()
-    with pytest.raises(DuplicateTaskError, match="on_conflict") as duplicate:
+    with pytest.raises(DuplicateTaskError, match=r"^Document with id 'a' exists: .*on_conflict") as duplicate:
         session.enqueue(Document, [{"id": "a"}]) if as_rows else session.enqueue(Document(id="a"))
-    assert duplicate.value.model is Document
+    assert (duplicate.value.model, duplicate.value.keys) == (Document, ({"id": "a"},))
     assert isinstance(duplicate.value.__cause__, IntegrityError)
     session.rollback()
     with db.begin() as session:

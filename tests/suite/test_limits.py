@@ -432,7 +432,7 @@ class Other(DeclarativeBase):
         (LimitMixin, {}, r"where are its slots\? Name the model that derives from SlotMixin"),
         (LimitMixin, {"slots": Visit}, "its slots are no slots: Visit does not derive from SlotMixin"),
         (QueueMixin, {"slots": Slot}, "slots are for models that derive from LimitMixin"),
-        (QueueMixin, {"partitions": ("kind",)}, "partitions names 'kind', which is no column of"),
+        (QueueMixin, {"partitions": ("kind",)}, "partitions names 'kind', which is not a column of"),
     ],
 )
 def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], message: str) -> None:
@@ -457,7 +457,7 @@ def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
         ((Task, "a", 1), "Task has no limits: derive it from LimitMixin"),
         ((Visit, "a", -1), "limit=-1: give a whole number, not negative"),
         ((Visit, "a", True), "limit=True"),
-        ((Visit, "", 1), "key='': give a key of 1 to 255 characters"),
+        ((Visit, "", 1), "key='': give a text that is not empty"),
         ((Visit, 7, 1), "key=7"),
     ],
 )

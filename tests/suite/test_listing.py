@@ -92,7 +92,7 @@ def test_find_among_inheriting_classes(db: Database) -> None:
 
 
 def test_find_needs_a_model_and_a_number(sync_db: Database) -> None:
-    with pytest.raises(ArgumentError, match="no queue model"):
+    with pytest.raises(ArgumentError, match="not a queue model"):
         sync_db.session().find(Account)
     with pytest.raises(ArgumentError, match="limit=0"):
         sync_db.session().find(Task, limit=0)
@@ -161,7 +161,7 @@ def test_discard_on_renamed_columns(db: Database) -> None:
         (([],), {}, "criteria go with a model"),
         (([], "a"), {"error": "b"}, "criteria go with a model"),
         (([], Task.id == 7), {"error": "b"}, "criteria go with a model"),
-        ((Account,), {"error": "b"}, "no queue model"),
+        ((Account,), {"error": "b"}, "not a queue model"),
         ((Task,), {"error": 7}, "give an exception or a string"),
     ],
 )

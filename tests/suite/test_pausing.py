@@ -146,10 +146,10 @@ def test_what_a_pause_is_told(db: Database) -> None:
     ("call", "said"),
     [
         (lambda session: session.pause(Task, "news"), "has no topics"),
-        (lambda session: session.pause(Mail, ""), "name of a topic"),
-        (lambda session: session.pause(Mail, 7), "name of a topic"),
+        (lambda session: session.pause(Mail, ""), "topic='': give a text that is not empty"),
+        (lambda session: session.pause(Mail, 7), "topic=7: expected str, got int"),
         (lambda session: session.pause(Task, paused_by=""), "1 to 200 characters"),
-        (lambda session: session.pause(QueuePause), "no queue model"),
+        (lambda session: session.pause(QueuePause), "not a queue model"),
     ],
 )
 def test_what_cannot_be_paused(sync_db: Database, call: Any, said: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
+from sqlqueue.clock import NEVER
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import next_due, promote
 from sqlqueue.plans import unserved
@@ -107,12 +108,13 @@ def to_be_found(db: Database, model: Any, start: int = 0) -> int:
 
 
 def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
-    """What they must not look at: finished a moment ago, scheduled for later, and running."""
+    """What they must not look at: finished a moment ago, scheduled for later, running, and there before the queue."""
     now = clock(db)
     others = [
         *[{"status": "completed", "available_at": now, "finished_at": now}] * number,
         *[{"status": "scheduled", "available_at": TOMORROW}] * number,
         *[{"status": "running", "available_at": TOMORROW, "attempt": 1}] * (number // 10),
+        *[{"status": "completed", "available_at": NEVER}] * number,
     ]
     stored(db, model, start, others)
 
@@ -203,7 +205,7 @@ def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], 
     start = to_be_found(sync_db, model)
     in_the_way(sync_db, model, start, FEW)
     small = efforts(sync_db, model, calls)
-    in_the_way(sync_db, model, start + 3 * FEW, MANY)
+    in_the_way(sync_db, model, start + 4 * FEW, MANY)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows nothing"
     counted(model)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"

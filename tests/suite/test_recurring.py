@@ -351,13 +351,13 @@ def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  #
 
 def test_what_is_no_schedule_is_refused(sync_db: Database) -> None:
     with sync_db.session() as actor:
-        with pytest.raises(ArgumentError, match="no schedule"):
+        with pytest.raises(ArgumentError, match="not a schedule"):
             actor.enqueue(Report, [{"schedule": "hourly"}])
-        with pytest.raises(ArgumentError, match="no schedule"):
+        with pytest.raises(ArgumentError, match="not a schedule"):
             actor.enqueue(Report(schedule="hourly"))
         actor.rollback()
         for schedule in ("hourly", HOUR):
-            with pytest.raises(ArgumentError, match="no schedule"):
+            with pytest.raises(ArgumentError, match="not a schedule"):
                 actor.reschedule(Report, schedule=schedule)
         for call in (actor.reschedule, actor.unschedule):
             with pytest.raises(ArgumentError, match="Task has no schedules: derive it from RecurringMixin"):

@@ -141,8 +141,9 @@ def test_stats(db: Database) -> None:
     db.insert(Task, [{"id": 100, "number": 1}])
     with db.begin() as session:
         stats, some, none = session.stats(Task), session.stats(Task, Task.number == 1), session.stats(Letter)
-    assert stats.counts == {status: 1 + (status == "available") for status in Status}
-    assert (stats.total, stats.unfinished, stats["available"], stats[Status.RUNNING]) == (8, 5, 2, 1)
+    # the one that is available in the future is scheduled
+    assert stats.counts == {status: 1 + (status == "scheduled") for status in Status}
+    assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (8, 5, 2, 1)
     assert (some.total, some["available"]) == (1, 1)
     assert none.counts == dict.fromkeys(Status, 0)
 

@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateIndex, DropIndex
 
 import sqlqueue
-from sqlqueue import Bucket, Durations, QueueOverview, Status, hung
+from sqlqueue import ArgumentError, Bucket, Durations, QueueOverview, Status, hung
+from sqlqueue.clock import NEVER
 from sqlqueue.dialects import adapter_for
 from tests.harness import Database
 from tests.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task
@@ -39,7 +40,7 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def elsewhere(db: Database) -> Database:
     """With sessions at +05:30, where sessions have a time zone: no hour of theirs begins when one of UTC does."""
-    return db if db.case.time_zone_sql is None else db.variant(on_connect=db.case.time_zone_sql)
+    return db if db.case.time_zone_sql is None else db.variant(on_connect=next(db.case.time_zones()))
 
 
 def finished(at: datetime, ran: timedelta = MINUTE, waited: timedelta = MINUTE, **columns: Any) -> dict[str, Any]:
@@ -236,9 +237,86 @@ def test_overview(db: Database) -> None:
 
 def test_overview_of_nothing_and_of_what_is_available_for_tomorrow(db: Database) -> None:
     assert db.session().overview(Letter) == QueueOverview(dict.fromkeys(Status, 0))
-    db.insert(Letter, [{"recipient": "ada", "available_at": TOMORROW}])  # a claim takes it, whatever its moment
+    db.insert(Letter, [{"recipient": "ada", "available_at": TOMORROW}])  # no claim takes it before
     found = db.session().overview(Letter)
-    assert (found.claimable, found.oldest_claimable) == (1, timedelta(0))
+    assert found == QueueOverview({**dict.fromkeys(Status, 0), "scheduled": 1})
+
+
+@pytest.mark.parametrize("model", [Task, Mail])  # without an index of what is finished, and with one
+def test_counting_ends_at_the_cap_and_says_so(db: Database, model: Any) -> None:
+    now = clock(db)
+    db.insert(model, [finished(now - 30 * SECOND)] * 4)
+    db.insert(model, [finished(now - 2 * HOUR, status="discarded")])
+    db.insert(model, [{"status": "scheduled", "available_at": now - HOUR}] * 3)
+    db.insert(model, [{"available_at": now - HOUR}] * 2)
+    with db.begin() as session:
+        exact, limited = session.overview(model, cap=6), session.overview(model, cap=3)
+        everything, stats = session.overview(model, cap=None), session.stats(model, cap=3)
+    assert exact.capped == everything.capped == frozenset()
+    assert (exact["completed"], exact["discarded"], exact.total, exact.finished_last_hour) == (4, 1, 10, 4)
+    assert (everything.counts, everything.claimable, everything.finished_last_minute) == (exact.counts, 5, 4)
+    unfinished = {"scheduled", "retryable", "running", "hung", "overdue", "claimable", "unfinished", "total"}
+    ages = {"oldest_claimable", "oldest_running"}
+    final = {"completed", "cancelled", "discarded", "finished_last_minute", "finished_last_hour"}
+    assert limited.capped == unfinished | ages | final
+    assert stats.capped == limited.capped - {"finished_last_minute", "finished_last_hour"}
+    assert (limited["available"], limited["scheduled"], limited["completed"] + limited["discarded"]) == (2, 3, 3)
+    assert stats.total == limited.total == 8
+
+
+def test_one_group_at_the_cap_leaves_the_others_exact(db: Database) -> None:
+    db.insert(Task, [finished(PAST)] * 3)
+    db.insert(Task, [{}] * 2)
+    with db.begin() as session:
+        found = session.stats(Task, cap=3)
+        some = session.stats(Task, Task.status == "available", cap=3)
+    assert found.capped == {"completed", "cancelled", "discarded", "total"}
+    assert (found["available"], found.unfinished, some.capped) == (2, 2, frozenset())
+
+
+def test_what_is_available_for_later_counts_towards_the_cap_of_what_is_available(db: Database) -> None:
+    db.insert(Task, [{"available_at": TOMORROW}] * 2)
+    db.insert(Task, [{"available_at": PAST}])
+    with db.begin() as session:
+        exact, limited, stats = session.overview(Task, cap=4), session.overview(Task, cap=3), session.stats(Task, cap=3)
+    assert exact.capped == frozenset()
+    for found in (exact, limited, stats):
+        assert (found["available"], found["scheduled"], found.unfinished) == (1, 2, 3)
+    assert (exact.claimable, limited.claimable, exact.overdue) == (1, 1, 0)
+    assert limited.capped == {"available", "scheduled", "claimable", "oldest_claimable", "unfinished", "total"}
+    assert stats.capped == limited.capped
+
+
+@pytest.mark.parametrize("model", [Task, Mail])
+def test_rows_from_before_the_table_became_a_queue_were_not_finished_lately(db: Database, model: Any) -> None:
+    db.insert(model, [{"status": "completed", "available_at": NEVER}] * 2)
+    with db.begin() as session:
+        found, some = session.overview(model), session.overview(model, cap=1)
+    assert found == QueueOverview({**dict.fromkeys(Status, 0), "completed": 2})
+    assert (some.total, some.finished_last_hour, some.claimable) == (1, 0, 0)
+
+
+def test_errors_of_the_last_failures(db: Database) -> None:
+    for number, text in enumerate("aabbc"):
+        db.insert(Task, [{"id": number + 1, "status": "discarded", "error": text, "finished_at": PAST}])
+    with db.begin() as session:
+        last, everything = session.errors(Task, cap=3), session.errors(Task, cap=6)
+        assert session.errors(Task, cap=None) == everything
+    assert [(group.message, group.count, group.example, group.capped) for group in last] == [
+        ("b", 2, (4,), True),
+        ("c", 1, (5,), True),
+    ]
+    assert [(group.message, group.count, group.capped) for group in everything] == [
+        ("a", 2, False),
+        ("b", 2, False),
+        ("c", 1, False),
+    ]
+
+
+@pytest.mark.parametrize("call", [sqlqueue.stats, sqlqueue.overview, sqlqueue.errors])
+def test_a_cap_is_a_positive_number(db: Database, call: Any) -> None:
+    with db.session() as session, pytest.raises(ArgumentError, match="cap"):
+        session.run(call, Task, cap=0)
 
 
 def test_what_hangs_can_be_found(db: Database) -> None:

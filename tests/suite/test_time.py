@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlqueue.clock import utcnow
 from tests.harness import Database
 from tests.models import Task
-from tests.suite.scenes import clock, row, rows
+from tests.suite.scenes import clock, row, rows, zones
 
 HOUR = timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -26,11 +26,6 @@ def host_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         time.tzset()
         yield request.param
     time.tzset()
-
-
-def zones(db: Database) -> list[Database]:
-    """The engine as it is, and with sessions at +05:30, where sessions have a time zone."""
-    return [db] if db.case.time_zone_sql is None else [db, db.variant(on_connect=db.case.time_zone_sql)]
 
 
 MOMENTS = {

@@ -118,9 +118,36 @@ def test_retry_gives_the_key_back(db: Database) -> None:
     with db.begin() as actor:
         actor.discard(actor.claim(Listing), "no")
         actor.enqueue(Listing(unique_key="a"))
-    with db.session() as actor, pytest.raises(DuplicateTaskError, match="Listing"):
+    with (
+        db.session() as actor,
+        pytest.raises(DuplicateTaskError, match="another unfinished Listing has"),
+    ):
         actor.retry(Listing)
     assert [each["status"] for each in listings(db)] == ["discarded", "available"]
+
+
+BY_THREE = "^Listing with one of these keys exists: unique_key 'b', unique_key 'a', unique_key 'c' and 1 more: "
+BY_EITHER = "^Listing with id 1 or an unfinished Listing with unique_key 'a' exists: "
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"unique_key": "a"}], "^an unfinished Listing with unique_key 'a' exists: roll back, or say what to do by"),
+        ([{"id": 1}], "^Listing with id 1 exists: "),
+        ([{"id": 1, "unique_key": "a"}], BY_EITHER),
+        ([{"unique_key": key} for key in "bacd"], BY_THREE),
+        ([{"unique_key": key} for key in ("x", "y", "x")], "^two of these rows of Listing have unique_key 'x': "),
+    ],
+    ids=["unique", "primary", "both", "many", "twice"],
+)
+@pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
+def test_a_duplicate_is_named(db: Database, rows: list[dict[str, Any]], said: str, as_rows: bool) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Listing(id=1, unique_key="a"))
+    with db.session() as actor, pytest.raises(DuplicateTaskError, match=said) as duplicate:
+        actor.enqueue(Listing, rows) if as_rows else actor.enqueue([Listing(**row) for row in rows])
+    assert {name for key in duplicate.value.keys for name in key} == {name for row in rows for name in row}
 
 
 @pytest.mark.parametrize("key", [{"unique_key": "a"}, {"id": 1}, {"id": 1, "unique_key": "a"}], ids=" and ".join)
@@ -150,7 +177,7 @@ def test_a_final_task_lives_again_by_its_primary_key_alone(db: Database) -> None
     complete()
     enqueue("replace", unique_key="a")
     assert [each["status"] for each in listings(db)] == ["completed", "available"]
-    with pytest.raises(DuplicateTaskError):  # the other has the key now
+    with pytest.raises(DuplicateTaskError, match=r"^another unfinished Listing has"):  # the other has the key now
         enqueue("rerun", id=1)
 
 

@@ -9,7 +9,7 @@ from ..plan import Shape
 from ..tally import Tally
 from .driver import LEASE, DriverClient, Row
 
-_RUNNING = f"status = 'running', available_at = statement_timestamp() + interval '{LEASE} seconds'"
+_RUNNING = f"status = 'running', available_at = statement_timestamp() + interval '{LEASE} seconds', claim_token = 1"
 _COMPLETED = "status = 'completed', available_at = statement_timestamp(), finished_at = statement_timestamp()"
 
 _PATIENCE = 3.0

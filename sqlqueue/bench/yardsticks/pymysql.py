@@ -12,7 +12,7 @@ from ..tally import Tally
 from .driver import LEASE, DriverClient, Row
 
 _NOW = "utc_timestamp(6)"
-_RUNNING = f"status = 'running', available_at = {_NOW} + INTERVAL {LEASE} SECOND"
+_RUNNING = f"status = 'running', available_at = {_NOW} + INTERVAL {LEASE} SECOND, claim_token = 1"
 _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}"
 
 

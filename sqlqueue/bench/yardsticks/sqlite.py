@@ -13,7 +13,7 @@ from .driver import LEASE, DriverClient, Row
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 _LATER = f"strftime('%Y-%m-%d %H:%M:%f000', 'now', '+{LEASE} seconds')"
-_RUNNING = f"status = 'running', available_at = {_LATER}"
+_RUNNING = f"status = 'running', available_at = {_LATER}, claim_token = 1"
 _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}"
 
 

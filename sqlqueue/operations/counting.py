@@ -1,0 +1,87 @@
+"""Counts that end at a cap, so that to ask for them costs no more however many tasks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Subquery, case, func, literal_column, null, or_, select, union_all
+
+from ..clock import utcnow
+from ..spec import Criterion, QueueSpec, Where
+from ..statements import is_available, is_due, is_early, is_final, is_hung, is_unplanned, only
+from ..states import DUE, FINAL, Status
+
+CAP = 100_000
+"""So many tasks that are available, so many others that are unfinished, and so many final ones are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """Tasks that one index serves, or none, and what is asked of them."""
+
+    rows: Criterion
+    states: Sequence[Status] = ()
+    """Counted by these; if none, they are only measured."""
+    flags: Mapping[str, Criterion] = field(default_factory=dict)
+    """How many rows satisfy each."""
+    moments: Mapping[str, ColumnElement[Any]] = field(default_factory=dict)
+    """The first of each; ``None`` does not count."""
+    order: Sequence[ColumnElement[Any]] = ()
+    """Which rows are looked at if there are more than the cap."""
+
+
+def waits(spec: QueueSpec) -> Criterion:
+    """Available by its status, which another program left to its default, and not to be claimed yet."""
+    return or_(is_early(spec), is_unplanned(spec)) if spec.has("schedule") else is_early(spec)
+
+
+def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
+    """All tasks: those that come due, the available ones, the final ones.
+
+    In this order: the columns of a union have the types of its first part.
+    """
+    return (
+        Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
+        Portion(rows=is_available(spec), states=(Status.AVAILABLE,), flags={"waits": waits(spec)}),
+        Portion(rows=is_final(spec), states=FINAL),
+    )
+
+
+def counted(spec: QueueSpec, where: Iterable[Where], asked: Sequence[Portion], cap: int | None) -> Select[Any]:
+    """One statement: a row for each state, or for a portion without states; its flags, its moments, and the present."""
+    criteria = tuple(where)
+    flags = list(dict.fromkeys(name for portion in asked for name in portion.flags))
+    moments = list(dict.fromkeys(name for portion in asked for name in portion.moments))
+    found = union_all(
+        *(_measured(portion, _looked_at(spec, portion, criteria, cap), flags, moments) for portion in asked)
+    ).subquery("found")
+    # the clock is read once, and not for each row: SQLite would
+    return select(*found.c, utcnow().label("moment"))
+
+
+def _looked_at(spec: QueueSpec, portion: Portion, where: Sequence[Where], cap: int | None) -> Subquery:
+    flags = (case((criterion, literal_column("1"))).label(name) for name, criterion in portion.flags.items())
+    moments = (moment.label(name) for name, moment in portion.moments.items())
+    rows = select(spec["status"].label("status"), *flags, *moments).where(only(spec, portion.rows, *where))
+    return (rows if cap is None else rows.order_by(*portion.order).limit(cap)).subquery("each_task")
+
+
+def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: Iterable[str]) -> Select[Any]:
+    nothing: ColumnElement[int] = literal_column("0")
+    columns: list[ColumnElement[Any]] = [
+        func.count().label("tasks"),
+        *((func.count(each.c[name]) if name in portion.flags else nothing).label(name) for name in flags),
+        *((func.min(each.c[name]) if name in portion.moments else null()).label(name) for name in moments),
+    ]
+    status: list[ColumnElement[Any]] = [each.c.status if portion.states else null().label("status")]
+    measured = select(*status, *columns).select_from(each)
+    return measured.group_by(each.c.status) if portion.states else measured
+
+
+def capped(rows: Iterable[Any], asked: Iterable[Portion], cap: int | None) -> set[str]:
+    """The states whose figures are lower bounds: counting their portion has ended at the cap."""
+    counts = {row.status: row.tasks for row in rows if row.status is not None}
+    full = (p.states for p in asked if cap is not None and sum(counts.get(each, 0) for each in p.states) >= cap)
+    return {status for states in full for status in states}

@@ -1,0 +1,206 @@
+"""Deletes what a queue finished long ago, and nothing that it did not finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
+from typing import Self
+
+from sqlalchemy import ForeignKeyConstraint, and_, exists, func, literal_column, or_, select
+from sqlalchemy.exc import IntegrityError, NoReferenceError
+from sqlalchemy.orm import Session
+
+from ..checks import count, duration
+from ..clock import utcnow
+from ..dialects.base import Adapter
+from ..exc import ArgumentError
+from ..logs import logger_of
+from ..mixins import QueueMixin
+from ..spec import Criterion, Identity, QueueSpec, spec_of
+from ..statements import is_adopted, is_final, only, remove, same_key, state
+from ..states import Status
+from ._connection import AnySession, open_, session_of
+from .scoping import within
+
+logger = logger_of("sqlqueue")
+
+_LETS_GO = ("CASCADE", "SET NULL", "SET DEFAULT")
+"""What a foreign key may do ON DELETE so that the row it refers to can go."""
+
+
+class Pruned(int):
+    """How many rows :func:`prune` deleted."""
+
+    protected: int
+    """How many rows are old enough and stay, because a foreign key refers to them; 0 if ``limit`` came first."""
+
+    def __new__(cls, deleted: int, protected: int = 0) -> Self:
+        pruned = super().__new__(cls, deleted)
+        pruned.protected = protected
+        return pruned
+
+
+def prune(
+    session: AnySession,
+    entity: type[QueueMixin],
+    older_than: timedelta | None = None,
+    *,
+    limit: int | None = None,
+    adopted: bool = False,
+) -> Pruned:
+    """Delete tasks that the queue finished longer than ``older_than`` ago; returns how many, and logs it.
+
+    Without ``older_than`` the model's ``retention`` decides, and its ``discarded_retention`` for dead letters if it has
+    one.  At most ``limit`` rows, for transactions that stay short.  In the session's transaction.
+
+    Rows that were in the table before it became a queue are never among them: they are final, but the queue did not
+    finish them, and their ``finished_at`` is NULL.  With ``adopted=True`` it is these rows, and only these, that are
+    deleted, by their ``created_at``, which is when the table became a queue; ``older_than`` must be given then.
+
+    A row that a foreign key refers to (without ON DELETE CASCADE, SET NULL or SET DEFAULT) stays; the result's
+    ``protected`` says how many there are.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    if older_than is not None:
+        duration("older_than", older_than, zero=True)
+    if limit is not None:
+        count("limit", limit)
+    old = only(spec, is_prunable(spec, older_than, adopted=adopted), *within(session, spec))
+    # rows that are spread over several tables need a savepoint, before which SQLite has to have begun
+    adapter = open_(session, spec, claims=_is_spread(spec))
+    pruned = _Pruning(session, adapter, spec, old).delete(limit)
+    _report(spec, pruned, older_than, adopted=adopted)
+    return pruned
+
+
+def is_prunable(spec: QueueSpec, older_than: timedelta | None, *, adopted: bool = False) -> Criterion:
+    """What :func:`prune` deletes unless it is protected; :class:`.ArgumentError` if nobody says how old that is."""
+    name = spec.entity.__name__
+    if adopted:
+        if older_than is None:
+            raise ArgumentError(f"retention is not about rows that {name} had before: give older_than=timedelta(...)")
+        return and_(is_adopted(spec), spec["created_at"] <= utcnow(-older_than))
+    age = spec.options.retention if older_than is None else older_than
+    dead_age = spec.options.discarded_retention if older_than is None else None
+    ages = [each for each in (age, dead_age) if each is not None]
+    if not ages:
+        raise ArgumentError(f"{name} has no retention: give older_than=timedelta(...), or QueueOptions(retention=...)")
+    if dead_age is None:
+        return and_(is_final(spec), spec["finished_at"] <= utcnow(-ages[0]))
+    is_dead = spec["status"] == state(Status.DISCARDED)
+    dead = and_(is_dead, spec["finished_at"] <= utcnow(-dead_age))
+    old = dead if age is None else or_(and_(~is_dead, spec["finished_at"] <= utcnow(-age)), dead)
+    return and_(is_final(spec), old)
+
+
+def _report(spec: QueueSpec, pruned: Pruned, older_than: timedelta | None, *, adopted: bool) -> None:
+    name, options = spec.entity.__name__, spec.options
+    age = f"older than {older_than}"
+    if older_than is None:
+        dead = "" if options.discarded_retention is None else f", dead letters {options.discarded_retention}"
+        age = f"past their retention ({options.retention}{dead})"
+    what = f"rows from before it became a queue, {age}" if adopted else f"final rows {age}"
+    facts = {"queue": name, "deleted": int(pruned), "protected": pruned.protected}
+    if pruned:
+        logger.info("pruned %s: deleted %d %s", name, pruned, what, extra=facts)
+    if pruned.protected:
+        logger.warning("pruned %s: kept %d %s: foreign keys refer to them", name, pruned.protected, what, extra=facts)
+
+
+class _Pruning:
+    """Deletes the rows that satisfy ``old``, in batches, and passes over those that foreign keys refer to.
+
+    The foreign keys in the metadata are part of the query, so that rows which they protect cost next to nothing.
+    Others are found by trial: a batch that fails is halved until the protected rows are alone.
+    """
+
+    def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec, old: Criterion) -> None:
+        self._session = session
+        self._adapter = adapter
+        self._spec = spec
+        self._old = old
+        self._references = list(_references(spec))
+        self._protected: list[Identity] = []
+        """Those found by trial."""
+
+    def delete(self, limit: int | None) -> Pruned:
+        deleted = 0
+        while limit is None or deleted < limit:
+            room = None if limit is None else limit - deleted
+            keys, before = self._candidates(room), (deleted, len(self._protected))
+            deleted += sum(self._delete(some) for some in self._adapter.batches(keys))
+            # without progress, an old snapshot shows rows that others have deleted
+            if room is None or len(keys) < room or before == (deleted, len(self._protected)):
+                return Pruned(deleted, self._count_protected())
+        return Pruned(deleted)
+
+    def _candidates(self, limit: int | None) -> list[Identity]:
+        free = [~reference for reference in self._references]
+        found = [~self._adapter.key_in(self._spec, some) for some in self._adapter.batches(self._protected)]
+        matching = select(*self._spec.primary_key).where(self._old, *free, *found).limit(limit)
+        return self._adapter.keys(self._session, self._spec, matching)
+
+    def _delete(self, keys: Sequence[Identity]) -> int:
+        """Delete those rows of ``keys`` that can go; how many."""
+        try:
+            with self._undone_if_it_fails():
+                return self._remove(and_(self._adapter.key_in(self._spec, keys), self._old))
+        except IntegrityError as error:
+            if not self._adapter.is_referenced(error):
+                raise
+        if len(keys) == 1:
+            self._protected += keys
+            return 0
+        middle = len(keys) // 2
+        return self._delete(keys[:middle]) + self._delete(keys[middle:])
+
+    def _undone_if_it_fails(self) -> AbstractContextManager[object]:
+        if _is_spread(self._spec):
+            return self._session.begin_nested()
+        return self._adapter.tentative(self._session)
+
+    def _remove(self, criterion: Criterion) -> int:
+        spec, session = self._spec, self._session
+        if not _is_spread(spec):
+            return self._adapter.count(session, spec, self._adapter.by_key(spec, remove(spec, criterion)))
+        # the mapper knows in which order the rows of one instance go
+        tasks = session.scalars(select(spec.entity).where(criterion), bind_arguments=spec.bind_arguments).all()
+        for task in tasks:
+            session.delete(task)
+        session.flush()
+        return len(tasks)
+
+    def _count_protected(self) -> int:
+        if not self._references:
+            return len(self._protected)
+        counted = select(func.count()).select_from(self._spec.table).where(self._old, or_(*self._references))
+        declared: int = self._adapter.execute(self._session, self._spec, counted).scalar_one()
+        return declared + len(self._protected)
+
+
+def _is_spread(spec: QueueSpec) -> bool:
+    """Whether a row may have parts in other tables, as those of inheriting classes have."""
+    return any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants)
+
+
+def _references(spec: QueueSpec) -> Iterator[Criterion]:
+    """That a row of another table keeps this one from being deleted: one criterion for each foreign key.
+
+    Those from within the queue's own tables are left out: what they refer to may go along.
+    """
+    own = {table for mapper in spec.mapper.base_mapper.self_and_descendants for table in mapper.tables}
+    for other in spec.table.metadata.tables.values():
+        for constraint in () if other in own else other.foreign_key_constraints:
+            with suppress(NoReferenceError):  # of a table that is not in the metadata
+                if constraint.referred_table in own and (constraint.ondelete or "").upper() not in _LETS_GO:
+                    yield _is_referred_to(spec, constraint)
+
+
+def _is_referred_to(spec: QueueSpec, constraint: ForeignKeyConstraint) -> Criterion:
+    target = constraint.referred_table
+    joined = [element.parent == element.column for element in constraint.elements]
+    if target is not spec.table:
+        joined.append(same_key(spec, target))
+    return exists(select(literal_column("1")).where(*joined).correlate(spec.table))

@@ -1,0 +1,175 @@
+"""Sets of tasks that are changed in parts: at most so many in a transaction, and batches with a transaction each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from sqlqueue import ArgumentError, ClaimLostError, Every
+from sqlqueue.dialects import adapter_for
+from sqlqueue.operations import batches, cancel, retry
+from sqlqueue.operations.batches import Batch, in_batches, limited
+from sqlqueue.spec import spec_of
+from sqlqueue.statements import is_final
+from sqlqueue.states import DUE, FINAL
+from tests.harness import Actor, Database
+from tests.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
+from tests.suite.scenes import PAST, TOMORROW, count, rows
+
+CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
+DEAD = {"status": "discarded", "finished_at": PAST, "available_at": PAST, "attempt": 3}
+LATER = {"status": "scheduled", "available_at": TOMORROW}
+
+Call = Callable[[Actor, int], int]
+CALLS: dict[str, Call] = {
+    "cancel": lambda session, limit: session.cancel(Task, Task.number == 1, limit=limit),
+    "discard": lambda session, limit: session.discard(Task, Task.number == 1, error="no", limit=limit),
+    "retry": lambda session, limit: session.retry(Task, Task.number == 1, limit=limit),
+    "rescue": lambda session, limit: session.rescue(Task, limit=limit),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_transaction_changes_so_many_and_the_loop_ends(db: Database, name: str) -> None:
+    """Five rows of those that each call is for, in every state that it is for, among others."""
+    unfinished = [*rows(2, "ready", number=1), *rows(3, "scheduled", "retryable", "expired", number=1)]
+    failed = [{**DEAD, "number": 1}] * 3 + rows(2, "retryable", "expired", number=1)
+    mine = {"retry": failed, "rescue": [{**CRASHED, "number": 1}] * 5}.get(name, unfinished)
+    for each in [*mine, *({**row, "number": 2} for row in mine if name != "rescue"), LATER]:
+        db.insert(Task, [each])
+    changed = []
+    with db.session() as session:
+        while number := CALLS[name](session, 2):
+            session.commit()
+            changed.append(number)
+    assert changed == [2, 2, 1]
+    if name != "rescue":
+        assert count(db, Task, Task.number == 2, Task.status.in_({row["status"] for row in mine})) == 5
+
+
+def test_the_first_in_the_order_of_claims_are_changed_first(db: Database) -> None:
+    db.insert(Task, [{"id": n, "priority": -n, "available_at": PAST} for n in range(1, 5)])
+    with db.begin() as session:
+        assert session.cancel(Task, limit=2) == 2
+    assert count(db, Task, Task.id > 2, Task.status == "cancelled") == 2
+
+
+def test_rows_that_cannot_be_changed_end_it(db: Database) -> None:
+    db.insert(Task, rows(5, "scheduled"))
+    spec, asked = spec_of(Task), list[Any]()
+
+    def change_nothing(chosen: Any) -> int:
+        asked.append(chosen)
+        return 0
+
+    with db.begin() as session:
+        assert session.run(limited, spec, ~is_final(spec), 2, change_nothing, among=DUE) == 0
+    assert len(asked) == 1
+
+
+def test_a_limit_is_a_positive_number_and_for_models_alone(db: Database) -> None:
+    db.insert(Task, rows(1, "ready"))
+    with db.session() as session:
+        for call in CALLS.values():
+            with pytest.raises(ArgumentError, match="limit"):
+                call(session, 0)
+        task = session.claim(Task)
+        with pytest.raises(ArgumentError):
+            session.cancel(task, limit=1)
+        with pytest.raises(ArgumentError):
+            session.discard(task, error="no", limit=1)
+
+
+def test_slots_are_given_up_in_parts(db: Database) -> None:
+    db.insert(Visit, [{"id": n, "limit_key": key, "available_at": PAST} for n, key in enumerate("aabbcc", 1)])
+    with db.begin() as session:
+        assert len(session.claim_many(Visit, limit=5)) == 5
+    ended = []
+    with db.session() as session:
+        while number := session.cancel(Visit, limit=4):
+            session.commit()
+            ended.append(number)
+    assert ended == [4, 2]
+    assert count(db, Slot, Slot.status == "running") == 0
+
+
+def test_all_recurring_tasks_are_rescued_a_statement_at_a_time(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_for(db.session_engine.dialect), "batch", 2)
+    crashed = {**CRASHED, "schedule": str(Every(timedelta(hours=1))), "scheduled_for": PAST}
+    db.insert(Report, [crashed] * 7)
+    with db.begin() as session:
+        assert session.rescue(Report, limit=3) == 3
+        assert session.rescue(Report) == 4
+        assert session.rescue(Report) == 0
+    assert count(db, Report, Report.status == "scheduled", Report.error.is_not(None)) == 7
+
+
+# -- a transaction each ------------------------------------------------------------------------------------------------
+
+
+def cancelled(session: Session, entity: Any, size: int) -> list[Batch]:
+    spec = spec_of(entity)
+    return list(in_batches(session, spec, ~is_final(spec), partial(cancel, session, entity), size=size))
+
+
+@pytest.mark.parametrize(("entity", "keys"), [(Parcel, {}), (Seat, {"line": "A"})])
+def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any], monkeypatch: Any) -> None:
+    """Keys of every kind, and more of them than are read at a time."""
+    monkeypatch.setattr(batches, "PAGE", 4)
+    with db.begin() as session:
+        numbers = [{"number": n} if keys else {} for n in range(7)]
+        session.add_all([entity(**keys, **number) for number in numbers])
+    with db.session() as session:
+        found = session.run(cancelled, entity, 3)
+        session.rollback()
+    assert sorted(found) == [Batch(1), Batch(3), Batch(3)]
+    assert count(db, entity, entity.status == "cancelled") == 7
+
+
+@pytest.mark.requires("locks_rows")
+def test_what_is_claimed_meanwhile_is_changed_all_the_same(sync_db: Database) -> None:
+    sync_db.insert(Task, rows(4, "ready"))
+    spec = spec_of(Task)
+    with sync_db.session() as session, sync_db.session() as worker:
+        actor: Any = session.session
+        going = in_batches(actor, spec, ~is_final(spec), partial(cancel, actor, Task), size=2)
+        assert next(going) == Batch(2)
+        tasks = worker.claim_many(Task, limit=2)
+        worker.commit()
+        assert list(going) == [Batch(2)]
+        with pytest.raises(ClaimLostError):
+            worker.complete(tasks)
+
+
+def test_what_is_finished_meanwhile_is_left_as_it_is(sync_db: Database) -> None:
+    sync_db.insert(Task, rows(4, "ready"))
+    spec = spec_of(Task)
+    with sync_db.session() as session:
+        actor: Any = session.session
+        going = in_batches(actor, spec, ~is_final(spec), partial(cancel, actor, Task), size=2)
+        assert next(going) == Batch(2)
+        with sync_db.begin() as worker:
+            worker.complete(worker.claim(Task))
+        assert list(going) == [Batch(1)]
+    assert count(sync_db, Task, Task.status == "completed") == 1
+
+
+def test_tasks_whose_key_is_taken_keep_no_other_from_it(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PAGE", 5)
+    db.insert(Listing, [{**DEAD, "former_key": key} for key in "abcdefgh"])
+    db.insert(Listing, [{"unique_key": key} for key in "bg"])
+    spec = spec_of(Listing)
+
+    def retried(session: Session) -> list[Batch]:
+        dead = spec["status"].in_(FINAL)
+        return list(in_batches(session, spec, dead, partial(retry, session, Listing), size=4))
+
+    with db.session() as session:
+        found = session.run(retried)
+    assert (sum(batch.changed for batch in found), sum(batch.taken for batch in found)) == (6, 2)
+    assert count(db, Listing, Listing.status == "available") == 8

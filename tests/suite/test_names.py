@@ -1,0 +1,140 @@
+"""Names of tables that have to be quoted, in every kind of statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import sqlqueue
+from sqlqueue import LimitMixin, QueueMixin, QueueOptions, QueueSession, SlotMixin, UniqueMixin
+from tests.harness import Database
+from tests.suite.scenes import rows
+
+NAMES = [
+    "50% off",
+    "%s",
+    "100%%",
+    "back`tick",
+    'dou"ble',
+    "sin'gle",
+    "[brackets]",
+    "two  spaces",
+    "select",
+    "merge",  # a word of hints
+    "MixedCase",
+    "a :bind",
+    "dash-ed",
+    "{0}",
+]
+
+
+class _Models:
+    def __init__(self, name: str) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Room(SlotMixin, Base):
+            __tablename__ = f"{name} room"
+
+        class Plain(UniqueMixin, Base):
+            __tablename__ = name
+            __queue__ = QueueOptions(on_complete="delete", retention=timedelta(0), partitions=("kind",))
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            kind: Mapped[str] = mapped_column(String(20), default="")
+
+        class Limited(LimitMixin, Base):
+            __tablename__ = f"{name} limited"
+            __queue__ = QueueOptions(slots=Room)
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+
+        self.metadata, self.plain, self.limited = Base.metadata, Plain, Limited
+
+
+@pytest.fixture(params=NAMES)
+def models(request: pytest.FixtureRequest, sync_db: Database) -> Iterator[_Models]:
+    made = _Models(request.param)
+    made.metadata.drop_all(sync_db.engine)
+    made.metadata.create_all(sync_db.engine)
+    yield made
+    made.metadata.drop_all(sync_db.engine)
+
+
+def test_every_statement(sync_db: Database, models: _Models) -> None:
+    plain = models.plain
+    with sync_db.begin() as actor:
+        for on_conflict in ("raise", "ignore", "replace", "rerun"):
+            actor.enqueue(plain, [{"unique_key": on_conflict, "kind": "a"}] * (on_conflict != "raise"))
+            actor.enqueue(plain(unique_key=on_conflict + "!"), on_conflict=on_conflict)
+            actor.enqueue(plain(unique_key="again"), on_conflict=on_conflict if on_conflict != "raise" else "ignore")
+        if sync_db.case.copies:
+            actor.enqueue(plain, [{"kind": "copied"}], copy=True)
+    with sync_db.begin() as actor:
+        tasks = actor.claim_many(plain, plain.kind == "a", limit=3)
+        assert len(tasks) == 3
+        actor.heartbeat(tasks)
+        actor.complete(tasks[0])
+        actor.complete(tasks[1:])
+    with sync_db.begin() as actor:
+        first, second = actor.claim_many(plain, limit=2, lease=None)
+        actor.fail(first, "error", timedelta(0))
+        actor.discard(second, "error")
+    with sync_db.begin() as actor:
+        assert actor.claim(plain, plain.id == first.id) is not None
+        assert actor.consume(plain) is not None
+        assert actor.retry(plain) == 1
+        actor.rescue(plain)
+        actor.cancel(plain)
+        actor.errors(plain)
+        actor.overview(plain)
+        actor.timeline(plain)
+        assert actor.prune(plain, limit=1) == 1
+        actor.prune(plain)
+        assert actor.stats(plain).total == 0
+    with sync_db.begin() as actor:
+        actor.enqueue(models.limited, [{"limit_key": "k"}, {"limit_key": "k"}])
+    with sync_db.begin() as actor:
+        actor.complete(actor.claim(models.limited))
+
+
+def test_the_schema_is_found(sync_db: Database, models: _Models) -> None:
+    with sync_db.engine.connect() as connection:
+        for model in (models.plain, models.limited):
+            findings = sqlqueue.check(connection, model)
+            assert not [each for each in findings if each.severity in ("error", "warning")]
+
+
+@pytest.mark.requires("schemas")
+@pytest.mark.parametrize("schema", ["a%schema", "a.schema", 'a"schema'])
+def test_so_may_a_schema_be_called(sync_db: Database, schema: str) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Plain(QueueMixin, Base):
+        __tablename__ = "50% off"
+        __table_args__ = {"schema": schema}  # noqa: RUF012
+        __queue__ = QueueOptions(on_complete="delete")
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    quoted = '"{}"'.format(schema.replace('"', '""').replace("%", "%%"))
+    with sync_db.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE SCHEMA {quoted}")
+    try:
+        Base.metadata.create_all(sync_db.engine)
+        sync_db.insert(Plain, rows(2))
+        with QueueSession(sync_db.engine) as session, session.begin():
+            session.complete(session.claim_many(Plain, limit=2))
+            if sync_db.case.copies:
+                session.enqueue(Plain, [{"priority": 1}], copy=True)
+        with sync_db.engine.connect() as connection:
+            findings = sqlqueue.check(connection, Plain)
+            assert not [each for each in findings if each.severity in ("error", "warning")]
+    finally:
+        with sync_db.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP SCHEMA {quoted} CASCADE")

@@ -1,0 +1,81 @@
+"""Tables in partitions: a claim locks what it takes, and nothing ahead of that in any partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import sqlqueue
+from sqlqueue import QueueMixin
+from tests.harness import Database
+from tests.suite.scenes import contenders, ids, rows
+
+pytestmark = pytest.mark.requires("partitions_sql")
+
+KINDS = ("HASH (id) PARTITIONS 4", "KEY (id) PARTITIONS 8", "RANGE (id) {ranges}")
+RANGES = "(PARTITION a VALUES LESS THAN (8), PARTITION b VALUES LESS THAN (15), PARTITION c VALUES LESS THAN MAXVALUE)"
+
+
+def partitioned(kind: str) -> type[Any]:
+    """A model of a table that is partitioned like this, and says so."""
+
+    class Apart(DeclarativeBase):
+        pass
+
+    class Parted(QueueMixin, Apart):
+        __tablename__ = "parted"
+        __table_args__ = {f"{name}_partition_by": kind for name in ("mysql", "mariadb")}  # noqa: RUF012
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        number: Mapped[int] = mapped_column(default=0)
+
+    return Parted
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, sync_db: Database) -> Iterator[Any]:
+    parted = partitioned(request.param.format(ranges=RANGES))
+    parted.metadata.drop_all(sync_db.engine)
+    parted.metadata.create_all(sync_db.engine)
+    yield parted
+    parted.metadata.drop_all(sync_db.engine)
+
+
+@pytest.mark.parametrize("condition", ["ready", "retryable"])
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("where", [False, True])
+def test_no_row_is_locked_that_is_not_taken(
+    sync_db: Database, model: Any, lease: Any, where: bool, condition: str
+) -> None:
+    sync_db.insert(model, rows(30, condition))
+    first, second = contenders(sync_db)
+    criteria = [model.number == 0] if where else []
+    mine = first.claim_many(model, *criteria, limit=10, lease=lease)
+    theirs = second.claim_many(model, *criteria, limit=30)
+    assert [task.id for task in mine] == list(range(1, 11)), "across partitions, too, there is one order"
+    assert len(ids([*mine, *theirs])) == 30
+    second.rollback()
+    first.complete(mine)
+    first.commit()
+    with sync_db.begin() as actor:
+        assert actor.stats(model)["completed"] == 10
+
+
+def test_a_model_that_does_not_say_so_is_told(sync_db: Database, model: Any) -> None:
+    class Plain(DeclarativeBase):
+        pass
+
+    class Silent(QueueMixin, Plain):
+        __tablename__ = "parted"
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        number: Mapped[int] = mapped_column(default=0)
+
+    with sync_db.engine.connect() as connection:
+        assert connection.scalar(text(sync_db.case.partitions_sql or "")) > 1
+        assert "undeclared-partitions" in {each.code for each in sqlqueue.check(connection, Silent)}
+        assert "undeclared-partitions" not in {each.code for each in sqlqueue.check(connection, model)}

@@ -1,0 +1,191 @@
+"""What prune deletes, what it never deletes, and what it does about rows that foreign keys refer to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, insert, select
+
+from sqlqueue import ArgumentError, Status
+from sqlqueue.clock import NEVER, utcnow
+from sqlqueue.states import FINAL
+from tests.harness import Database
+from tests.models import Account, Attachment, CreditNote, Invoice, Mail, Task
+from tests.suite.scenes import PAST, count
+from tests.suite.test_cli import told
+
+DAY = timedelta(days=1)
+DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}
+ADOPTED = {"status": "completed", "finished_at": None, "available_at": NEVER, "created_at": PAST}
+"""A row that was in the table before it became a queue."""
+
+
+def keys(db: Database, model: Any) -> list[int]:
+    with db.engine.connect() as connection:
+        return list(connection.scalars(select(model.__table__.c.id).order_by(model.__table__.c.id)))
+
+
+# -- rows from before the table became a queue ----------------------------------------------------------------------
+
+
+def test_rows_from_before_stay(db: Database) -> None:
+    db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
+    db.insert(Mail, [{"id": 9, **DONE}])
+    with db.begin() as session:
+        assert session.prune(Mail) == 1
+        assert session.prune(Mail, timedelta(0)) == 0
+    assert keys(db, Mail) == [1, 2, 3]
+
+
+def test_rows_from_before_go_if_they_are_asked_for(db: Database) -> None:
+    db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
+    with db.engine.connect() as connection:
+        now = connection.scalar(select(utcnow()))
+    db.insert(Mail, [{"id": 4, **ADOPTED, "created_at": now}])
+    db.insert(Mail, [{"id": 5, **DONE}])
+    db.insert(Mail, [{"id": 6}])
+    with db.begin() as session:
+        assert session.prune(Mail, DAY, adopted=True, limit=2) == 2
+        assert session.prune(Mail, DAY, adopted=True) == 1
+    assert keys(db, Mail) == [4, 5, 6]
+
+
+def test_rows_from_before_that_are_not_in_one_table(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Invoice(id=1, **ADOPTED), CreditNote(id=2, amount=1, **ADOPTED), CreditNote(id=3, **DONE)])
+    with db.begin() as session:
+        assert session.prune(Invoice, DAY) == 1
+        assert session.prune(CreditNote, DAY, adopted=True) == 1
+    assert (keys(db, Invoice), keys(db, CreditNote)) == ([1], [])
+
+
+def test_their_age_has_to_be_given(db: Database) -> None:
+    with pytest.raises(ArgumentError, match="older_than"):
+        db.session().prune(Mail, adopted=True)
+
+
+def test_rows_from_before_are_counted_as_final_but_not_as_finished_lately(db: Database) -> None:
+    db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
+    with db.begin() as session:
+        overview = session.overview(Mail)
+        assert (overview[Status.COMPLETED], overview.unfinished, overview.claimable) == (2, 0, 0)
+        assert (overview.finished_last_hour, overview.finished_last_minute) == (0, 0)
+        assert [bucket.completed for bucket in session.timeline(Mail, since=10 * DAY) if bucket.completed] == []
+    with db.begin() as session:
+        assert session.claim(Mail) is None
+        assert session.retry(Mail) == session.cancel(Mail) == session.rescue(Mail) == 0
+
+
+def test_a_row_from_before_can_be_redriven(db: Database) -> None:
+    db.insert(Mail, [{"id": 1, **ADOPTED, "status": "discarded"}])
+    with db.begin() as session:
+        assert session.retry(Mail) == 1
+    with db.begin() as session:
+        session.complete(session.claim(Mail))
+    with db.begin() as session:
+        assert session.prune(Mail, timedelta(0)) == 1
+
+
+def test_the_command_deletes_them_only_if_it_is_told(sync_db: Database) -> None:
+    sync_db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
+    assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of Mail are deleted.\n"
+    assert told(sync_db, "prune", "--yes", "--older-than", "1s", target="Mail") == "0 tasks of Mail are deleted.\n"
+    report = told(sync_db, "prune", "--yes", "--adopted", "--older-than", "1d", "--json", target="Mail")
+    assert report == {"queue": "mail", "action": "prune", "tasks": 2, "protected": 0, "stopped": False}
+
+
+# -- rows that foreign keys refer to --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strict_db(sync_db: Database) -> Database:
+    """Its connections enforce foreign keys."""
+    needed = sync_db.case.foreign_keys_sql
+    return sync_db.variant(on_connect=needed) if needed else sync_db
+
+
+@pytest.fixture
+def note(sync_db: Database) -> Iterator[Table]:
+    """A table with a foreign key to `task` that the metadata of `task` does not know."""
+    metadata = MetaData()
+    Table("task", metadata, Column("id", Integer, primary_key=True))
+    table = Table("note_of_others", metadata, Column("task_id", ForeignKey("task.id"), primary_key=True))
+    table.create(sync_db.engine)
+    yield table
+    sync_db.end_test()
+    table.drop(sync_db.engine)
+
+
+def test_rows_that_are_referred_to_stay(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    db.insert(Mail, [{"id": n, **DONE} for n in range(1, 7)])
+    db.insert(Attachment, [{"mail_id": n} for n in (1, 2, 2, 5)])
+    with caplog.at_level(logging.INFO, "sqlqueue"), db.begin() as session:
+        first = session.prune(Mail, limit=2)
+        rest = session.prune(Mail)
+        none = session.prune(Mail, DAY)
+    assert [(int(each), each.protected) for each in (first, rest, none)] == [(2, 0), (1, 3), (0, 3)]
+    assert keys(db, Mail) == [1, 2, 5]
+    said = [record.getMessage() for record in caplog.records if record.name == "sqlqueue"]
+    assert said[0] == "pruned Mail: deleted 2 final rows past their retention (1 day, 0:00:00)"
+    assert said[-1] == "pruned Mail: kept 3 final rows older than 1 day, 0:00:00: foreign keys refer to them"
+
+
+@pytest.mark.parametrize("limit", [None, 2, 50])
+def test_rows_that_others_refer_to_stay_and_the_rest_goes(strict_db: Database, note: Table, limit: int | None) -> None:
+    strict_db.insert(Task, [{"id": n, **DONE} for n in range(1, 21)])
+    with strict_db.engine.begin() as connection:
+        connection.execute(insert(note), [{"task_id": n} for n in (1, 2, 3, 4, 9, 20)])
+    deleted = protected = 0
+    for _ in range(8):
+        with strict_db.begin() as session:
+            pruned = session.prune(Task, DAY, limit=limit)
+            deleted, protected = deleted + pruned, pruned.protected
+    assert (deleted, protected) == (14, 6)
+    assert keys(strict_db, Task) == [1, 2, 3, 4, 9, 20]
+
+
+def test_what_the_transaction_has_done_before_is_not_undone(strict_db: Database, note: Table) -> None:
+    strict_db.insert(Task, [{"id": n, **DONE} for n in (1, 2)])
+    with strict_db.engine.begin() as connection:
+        connection.execute(insert(note), [{"task_id": 1}])
+    with strict_db.begin() as session:
+        session.add(Account(id=7, name="ada"))
+        assert session.prune(Task, DAY) == 1
+    assert (keys(strict_db, Account), keys(strict_db, Task)) == ([7], [1])
+    with strict_db.session() as session:
+        session.add(Account(id=8, name="grace"))
+        session.prune(Task, DAY)
+        session.rollback()
+    assert keys(strict_db, Account) == [7]
+
+
+def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> None:
+    metadata = MetaData()
+    Table("invoice", metadata, Column("id", Integer, primary_key=True))
+    other = Table("reminder_of_others", metadata, Column("invoice_id", ForeignKey("invoice.id"), primary_key=True))
+    other.create(strict_db.engine)
+    try:
+        with strict_db.begin() as session:
+            session.add_all([Invoice(id=1, **DONE), *(CreditNote(id=n, **DONE) for n in (2, 3, 4))])
+        with strict_db.engine.begin() as connection:
+            connection.execute(insert(other), [{"invoice_id": 2}])
+        with strict_db.begin() as session:
+            pruned = session.prune(Invoice, DAY)
+            assert (pruned, pruned.protected) == (3, 1)
+        assert (keys(strict_db, Invoice), keys(strict_db, CreditNote)) == ([2], [2])
+    finally:
+        strict_db.end_test()
+        other.drop(strict_db.engine)
+
+
+def test_the_command_says_how_many_stay(sync_db: Database) -> None:
+    sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
+    sync_db.insert(Attachment, [{"mail_id": 1}])
+    said = told(sync_db, "prune", "--yes", target="Mail").splitlines()
+    assert said == ["2 tasks of Mail are deleted.", "1 task of Mail stays: foreign keys refer to it."]
+    assert told(sync_db, "prune", "--yes", "--json", target="Mail")["protected"] == 1
+    assert count(sync_db, Mail) == 1

@@ -1,0 +1,295 @@
+"""Slots of limited queues: none is lost, whoever interferes, and many keys cost a claim no more than few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import count as numbers
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
+
+from sqlqueue import Claim, ClaimLostError, Limit, QueueSession, claim_of
+from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.introducing import introduce
+from sqlqueue.spec import spec_of
+from tests.harness import Actor, Database
+from tests.models import Slot, Visit
+from tests.suite.scenes import TOMORROW, contenders, count, ids
+
+locks_rows = pytest.mark.requires("locks_rows")
+MANY = 100
+
+
+def visits(db: Database, *keys: str | None, **columns: Any) -> None:
+    db.insert(Visit, [{"limit_key": key, **columns} for key in keys])
+
+
+def claim(db: Database, *where: Any, limit: int = MANY) -> list[Claim]:
+    with db.begin() as actor:
+        return [claim_of(task) for task in actor.claim_many(Visit, *where, limit=limit)]
+
+
+def held(db: Database) -> int:
+    return count(db, Slot, Slot.status == "running")
+
+
+# -- none is lost ------------------------------------------------------------------------------------------------------
+
+ENDS: Mapping[str, Callable[[Actor], Any]] = {
+    "cancel": lambda actor: actor.cancel(Visit),
+    "discard": lambda actor: actor.discard(Visit, error="no"),
+}
+
+
+@locks_rows
+@pytest.mark.parametrize("end", ENDS)
+def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Database, end: str) -> None:
+    """Before each statement in turn, another session releases the task and claims it again."""
+    for place in numbers():
+        visits(sync_db, "a")
+        claims = claim(sync_db)
+        assert len(claims) == 1
+        if not _ended_while_changing_hands(sync_db, ENDS[end], claims, place):
+            break
+        for running in select_running(sync_db):
+            with sync_db.begin() as actor:
+                actor.cancel(running)
+        assert held(sync_db) == 0
+    assert place > 1
+
+
+def _ended_while_changing_hands(
+    db: Database, end: Callable[[Actor], Any], claims: list[Claim], place: int
+) -> list[Thread]:
+    """Empty if there are fewer statements."""
+    ending = db.variant(isolation_level="READ COMMITTED")
+    sent = numbers()
+    threads: list[Thread] = []
+
+    def hand_over() -> None:
+        with suppress(ClaimLostError):
+            with db.begin() as other:
+                other.release(claims)
+            claim(db)
+
+    def interfere(*_: Any) -> None:
+        if next(sent) == place:
+            thread = Thread(target=hand_over, daemon=True)
+            thread.start()
+            thread.join(1)  # it may have to wait for the transaction that it interferes with
+            threads.append(thread)
+
+    event.listen(ending.session_engine, "before_cursor_execute", interfere)
+    with ending.begin() as actor:
+        end(actor)
+    for thread in threads:
+        thread.join()
+    return threads
+
+
+def select_running(db: Database) -> list[Claim]:
+    running = select(Visit.id, Visit.attempt).where(Visit.status == "running")
+    with db.engine.connect() as connection:
+        return [Claim(Visit, (key,), attempt) for key, attempt in connection.execute(running)]
+
+
+SETTLING: Mapping[str, Callable[[Actor, list[Claim]], Any]] = {
+    "complete": lambda actor, claims: actor.complete(claims),
+    "fail": lambda actor, claims: actor.fail(claims, "no"),
+    "release": lambda actor, claims: actor.release(claims),
+    "cancel": lambda actor, claims: actor.cancel(Visit),
+}
+
+
+@locks_rows
+@pytest.mark.parametrize("settle", SETTLING)
+def test_a_slot_is_given_up_that_a_transaction_does_not_see_yet(db: Database, settle: str) -> None:
+    visits(db, "a", "b", None)
+    with db.variant(isolation_level="REPEATABLE READ").session() as actor:
+        assert len(actor.find(Visit)) == 3  # from here on it sees the tables as they are now
+        claims = claim(db)
+        try:
+            SETTLING[settle](actor, claims)
+            actor.commit()
+        except (DBAPIError, ClaimLostError):  # there are engines that refuse it
+            actor.rollback()
+            SETTLING[settle](actor, claims)
+            actor.commit()
+    assert count(db, Visit, Visit.status == "running") == 0
+    assert held(db) == 0
+
+
+@locks_rows
+def test_a_heartbeat_extends_a_slot_that_its_transaction_does_not_see_yet(db: Database) -> None:
+    visits(db, "a", None)
+    with db.variant(isolation_level="REPEATABLE READ").session() as actor:
+        assert len(actor.find(Visit)) == 2
+        claims = claim(db)
+        try:
+            actor.heartbeat(claims, timedelta(days=2))
+            actor.commit()
+        except (DBAPIError, ClaimLostError):
+            actor.rollback()
+            actor.heartbeat(claims, timedelta(days=2))
+            actor.commit()
+    assert count(db, Slot, Slot.status == "running", Slot.available_at > TOMORROW) == 1
+
+
+@locks_rows
+def test_a_task_that_changes_its_key_while_it_is_claimed_has_no_slot_of_another(sync_db: Database) -> None:
+    """Before each statement of the claim in turn, its task becomes one of a key that is full."""
+    visits(sync_db, "full", "full")
+    assert len(claim(sync_db)) == 2
+    for place in numbers():
+        key = 1_000 + place
+        sync_db.insert(Visit, [{"id": key, "limit_key": "a"}, {"id": key + 1_000, "limit_key": "b"}])
+        claiming = sync_db.variant(isolation_level="READ COMMITTED")
+        sent = numbers()
+        threads: list[Thread] = []
+
+        def change_key(key: int = key) -> None:
+            mine = update(Visit).where(Visit.id == key, Visit.status == "available")
+            with sync_db.engine.begin() as connection:
+                connection.execute(mine.values(limit_key="full"))
+
+        def interfere(*_: Any, sent: Any = sent, place: int = place, threads: list[Thread] = threads) -> None:
+            if next(sent) == place:
+                threads.append(Thread(target=change_key, daemon=True))
+                threads[0].start()
+                threads[0].join(1)
+
+        event.listen(claiming.session_engine, "before_cursor_execute", interfere)
+        claims = claim(claiming, Visit.limit_key.in_(["a", "b"]))
+        for thread in threads:
+            thread.join()
+        assert count(sync_db, Visit, Visit.status == "running", Visit.limit_key == "full") == 2
+        with sync_db.begin() as actor:
+            actor.complete(claims)
+        if not threads:
+            break
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sent() -> Iterator[dict[str, int]]:
+    """How many statements, and how many connections that are made, by whatever engine."""
+    found = {"statements": 0, "connections": 0}
+
+    def statement(*_: Any) -> None:
+        found["statements"] += 1
+
+    def connection(*_: Any) -> None:
+        found["connections"] += 1
+
+    event.listen(Engine, "before_cursor_execute", statement)
+    event.listen(Pool, "connect", connection)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", statement)
+        event.remove(Pool, "connect", connection)
+
+
+@pytest.mark.parametrize("limit", [MANY, 3 * MANY])
+@pytest.mark.parametrize("known", [0, MANY // 2, MANY])
+def test_many_keys_cost_a_claim_few_statements(db: Database, known: int, limit: int) -> None:
+    keys = [f"{number:03}" for number in range(MANY)]
+    visits(db, *keys[:known])
+    assert len(claim(db)) == known
+    visits(db, *keys)
+    with db.session() as actor:
+        assert actor.find(Visit, Visit.id < 0) == []  # it has its connection
+        actor.rollback()
+        with sent() as cost:
+            assert len(actor.claim_many(Visit, limit=limit)) == MANY
+        actor.commit()
+    assert cost["statements"] <= 12
+    assert cost["connections"] <= (known < MANY)
+    assert len(db.session().limits(Visit)) == MANY
+    assert held(db) == MANY + known
+
+
+def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
+    full, closed, draining = ([f"{kind} {n}" for n in range(20)] for kind in ("full", "closed", "draining"))
+    visits(db, *full, *full, *draining, *draining)
+    assert len(claim(db)) == 80
+    with db.begin() as actor:
+        for key in closed:
+            actor.set_limit(Visit, key, 0)
+        for key in draining:
+            actor.set_limit(Visit, key, 1)
+    visits(db, *(full + closed + draining) * 3, *"abc", None)
+    with db.session() as actor:
+        assert actor.find(Visit, Visit.id < 0) == []
+        actor.rollback()
+        with sent() as cost:
+            assert [task.limit_key for task in actor.claim_many(Visit, limit=MANY)] == ["a", "b", "c", None]
+        actor.rollback()
+    assert cost["statements"] <= 12
+    assert cost["connections"] <= 1
+
+
+# -- new keys ----------------------------------------------------------------------------------------------------------
+
+
+@locks_rows
+def test_many_who_meet_many_new_keys_at_once(sync_db: Database) -> None:
+    keys = [str(number) for number in range(40)]
+    visits(sync_db, *keys * 3)
+    barrier = Barrier(6)
+
+    def meet(actor: Actor) -> set[int]:
+        barrier.wait(30)
+        found = ids(actor.claim_many(Visit, limit=MANY + 20))
+        actor.commit()
+        return found
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(meet, contenders(sync_db, 6)))
+    assert sum(map(len, found)) == len(set().union(*found)) == 2 * len(keys)
+    assert sync_db.session().limits(Visit) == [Limit(key, limit=2, running=2) for key in sorted(keys)]
+
+
+@pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
+def test_keys_that_others_have_made_meanwhile_are_left_to_them(sync_db: Database, level: str | None) -> None:
+    spec, adapter = spec_of(Visit), adapter_for(sync_db.engine.dialect)
+    options = {"isolation_level": level} if level and sync_db.case.locks_rows else {}
+    engine = sync_db.variant(**options).session_engine
+    with engine.connect() as connection:
+        for bind in (engine, connection):
+            name = type(bind).__name__
+            with QueueSession(bind) as session:
+                assert session.find(Visit) == []  # it has begun, and sees what was there
+                if sync_db.case.locks_rows:
+                    with sync_db.begin() as actor:
+                        actor.set_limit(Visit, f"{name} b", 7)
+                keys = [f"{name} {key}" for key in "abc"]
+                try:
+                    introduce(session, adapter, spec, keys)
+                except DBAPIError:  # in a transaction whose snapshot is too old for it
+                    session.rollback()
+                    introduce(session, adapter, spec, keys)
+                session.commit()
+    found = {each.key: each.limit for each in sync_db.session().limits(Visit)}
+    theirs = 7 if sync_db.case.locks_rows else 2
+    assert found == {f"{name} {key}": theirs if key == "b" else 2 for name in ("Engine", "Connection") for key in "abc"}
+
+
+def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> None:
+    visits(sync_db, "a")
+    table = Visit.__table__.schema
+    with Session(sync_db.engine) as session:
+        session.connection(execution_options={"schema_translate_map": {table: None}})
+        introduce(session, adapter_for(sync_db.engine.dialect), spec_of(Visit), ["a"])
+        session.commit()
+    assert sync_db.session().limits(Visit) == [Limit("a", limit=2, running=0)]

@@ -1,0 +1,297 @@
+"""A claim is never taken for another one, though the primary key and the attempt are the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from sqlqueue import Claim, ClaimLostError, claim_of
+from sqlqueue.claims import new_token
+from sqlqueue.operations.upkeep import extend, still_held
+from sqlqueue.outbox import claim_messages
+from sqlqueue.worker.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
+from tests.harness import Actor, Database
+from tests.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
+from tests.suite.children import SETTLING
+from tests.suite.scenes import count
+
+NAME = "mailer 1"
+"""Every process is given the same one."""
+MINUTE = timedelta(minutes=1)
+every_call = pytest.mark.parametrize("call", SETTLING)
+
+
+def claims(db: Database, model: Any = Task, limit: int = 1, **arguments: Any) -> list[Claim]:
+    with db.begin() as actor:
+        return [claim_of(task) for task in actor.claim_many(model, limit=limit, claimed_by=NAME, **arguments)]
+
+
+def content(db: Database, model: Any) -> list[dict[str, Any]]:
+    with db.engine.connect() as connection:
+        found = connection.execute(select(model.__table__).order_by(*model.__table__.primary_key)).mappings()
+        return [dict(row) for row in found]
+
+
+@contextmanager
+def undone(db: Database, *models: Any) -> Iterator[None]:
+    """What is committed within is lost: a standby that takes over never had it, or a backup is restored."""
+    before = {model: content(db, model) for model in models}
+    yield
+    with db.engine.begin() as connection:
+        for model, rows in before.items():
+            key = model.__table__.primary_key
+            for row in rows:
+                same = [column == row[column.name] for column in key]
+                connection.execute(update(model.__table__).where(*same).values(row))
+
+
+def at_the_same_moment(db: Database, earlier: dict[str, Any], model: Any = Task) -> None:
+    """The clock went backwards as well: the second claim was made when the first one was."""
+    moments = {name: earlier[name] for name in ("claimed_at", "available_at")}
+    with db.engine.begin() as connection:
+        connection.execute(update(model.__table__).where(model.id == earlier["id"]).values(moments))
+
+
+def twice(db: Database) -> tuple[Claim, Claim]:
+    """Two claims of one row, in the same attempt, by the same name, at the same moment."""
+    db.insert(Task, [{"id": 1}])
+    with undone(db, Task):
+        (first,) = claims(db)
+        (earlier,) = content(db, Task)
+    (second,) = claims(db)
+    at_the_same_moment(db, earlier)
+    return first, second
+
+
+def assert_lost(db: Database, actor: Actor, call: str, claim: Claim) -> None:
+    """The call is refused, and changes nothing."""
+    model: Any = claim.entity
+    before = content(db, model)
+    actor.add(Ledger(task_id=1))
+    with pytest.raises(ClaimLostError) as caught:
+        SETTLING[call](actor, claim)
+    actor.rollback()
+    assert caught.value.claims == (claim,)
+    assert content(db, model) == before
+    assert count(db, Ledger) == 0
+
+
+@every_call
+def test_an_attempt_that_is_given_out_again(db: Database, call: str) -> None:
+    first, second = twice(db)
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    assert first != second
+    with db.session() as actor:
+        assert_lost(db, actor, call, first)
+        SETTLING[call](actor, second)
+        actor.commit()
+
+
+def test_a_worker_sees_which_of_them_holds_the_row(db: Database) -> None:
+    first, second = twice(db)
+    with db.begin() as actor:
+        assert actor.run(extend, [first, second], MINUTE) == [first]
+        assert actor.run(still_held, [first, second]) == {second}
+        assert actor.run(write_what_is_free, [(first, COMPLETED)]) == ({first}, set())
+        assert actor.run(write_outcomes, [(first, RELEASED), (second, COMPLETED)]) == [first]
+    assert content(db, Task)[0]["status"] == "completed"
+
+
+@every_call
+def test_among_others(db: Database, call: str) -> None:
+    """One call claimed a row of the others and the lost one: its token stands for both of them."""
+    db.insert(Task, [{"id": number} for number in (1, 2, 3)])
+    with undone(db, Task):
+        lost, *_ = claims(db, limit=2)
+    (_, *kept), (another,) = claims(db, limit=2), claims(db)
+    together = [lost, *kept, another]
+    before = content(db, Task)
+    with db.session() as actor:
+        with pytest.raises(ClaimLostError) as caught:
+            SETTLING[call](actor, together)
+        assert caught.value.claims == (lost,)
+        actor.rollback()
+        assert content(db, Task) == before
+        SETTLING[call](actor, [*kept, another])
+        actor.commit()
+
+
+def test_a_key_of_two_columns(db: Database) -> None:
+    db.insert(Seat, [{"line": "a", "number": number} for number in (1, 2)])
+    with undone(db, Seat):
+        lost, _ = claims(db, Seat, 2)
+    kept = [*claims(db, Seat), *claims(db, Seat)]
+    with db.begin() as actor:
+        assert actor.run(extend, [lost, *kept], MINUTE) == [lost]
+        assert actor.run(write_outcomes, [(each, COMPLETED) for each in (lost, *kept)]) == [lost]
+    assert {row["status"] for row in content(db, Seat)} == {"completed"}
+
+
+@every_call
+@pytest.mark.parametrize("model", [Spool, Mail])
+def test_a_primary_key_that_is_used_again(db: Database, model: Any, call: str) -> None:
+    """By an application that makes its keys itself; SQLite does so by itself."""
+    db.insert(model, [{"id": 1}])
+    (first,) = claims(db, model)
+    with db.begin() as other:
+        other.complete(first)
+    with db.begin() as other:
+        other.prune(model, timedelta(0))
+    db.insert(model, [{"id": 1}])
+    (second,) = claims(db, model)
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    with db.session() as actor:
+        assert_lost(db, actor, call, first)
+        SETTLING[call](actor, second)
+        actor.commit()
+
+
+@pytest.mark.requires("reuses_keys")
+@pytest.mark.parametrize("model", [Spool, Mail])
+def test_a_rowid_that_is_used_again(db: Database, model: Any) -> None:
+    with db.begin() as actor:
+        actor.add(model())
+    (first,) = claims(db, model)
+    with db.begin() as other:
+        other.complete(first)
+        other.prune(model, timedelta(0))
+        other.add(model())
+    (second,) = claims(db, model)
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    with db.session() as actor:
+        assert_lost(db, actor, "complete", first)
+        actor.complete(second)
+        actor.commit()
+
+
+def test_an_attempt_that_was_rolled_back(db: Database) -> None:
+    """Handed on too early."""
+    db.insert(Task, [{"id": 1}])
+    with db.session() as actor:
+        first = claim_of(actor.claim(Task, claimed_by=NAME))
+        actor.rollback()
+    (second,) = claims(db)
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    with db.session() as actor:
+        assert_lost(db, actor, "complete", first)
+
+
+def test_claims_that_only_lock(db: Database) -> None:
+    """Their row's lock is what holds it; they are told apart all the same."""
+    db.insert(Task, [{"id": 1}])
+    found = []
+    for _ in range(2):
+        with db.session() as actor:
+            found.append(claim_of(actor.claim(Task, lease=None, claimed_by=NAME)))
+            actor.rollback()
+    first, second = found
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    assert first != second
+    with db.session() as actor:
+        task = actor.claim(Task, lease=None, claimed_by=NAME)
+        with pytest.raises(ClaimLostError):
+            actor.complete(first)
+        actor.complete(claim_of(task))
+        actor.commit()
+    assert content(db, Task)[0]["status"] == "completed"
+
+
+def test_a_row_that_is_to_run_again(db: Database) -> None:
+    """That takes its claimed_at away, not its token."""
+    db.insert(Listing, [{"id": 1}])
+    with undone(db, Listing):
+        (first,) = claims(db, Listing)
+    (second,) = claims(db, Listing)
+    with db.begin() as actor:
+        actor.enqueue(Listing, [{"id": 1, "version": 2}], on_conflict="rerun")
+    with db.session() as actor:
+        assert_lost(db, actor, "complete", first)
+        actor.complete(second)
+        actor.commit()
+    (row,) = content(db, Listing)
+    assert (row["status"], row["version"]) == ("available", 2)
+
+
+def test_messages(db: Database) -> None:
+    db.insert(Outgoing, [{"id": number, "message_key": "a"} for number in (1, 2)])
+
+    def claim() -> list[Claim]:
+        with db.begin() as actor:
+            return [claim_of(each) for each in actor.run(claim_messages, Outgoing, limit=2, claimed_by=NAME)]
+
+    with undone(db, Outgoing):
+        first = claim()
+    second = claim()
+    with db.begin() as actor:
+        assert actor.run(write_outcomes, [(each, COMPLETED) for each in first]) == first
+        assert actor.run(write_outcomes, [(each, COMPLETED) for each in second]) == []
+    assert content(db, Outgoing) == []
+
+
+@pytest.mark.parametrize("outcome", [COMPLETED, RELEASED])
+def test_a_slot_that_is_given_out_again(db: Database, outcome: Any) -> None:
+    """Who has lost a claim gives up its own slot, and never its successor's."""
+    with db.begin() as actor:
+        actor.set_limit(Visit, "a", 1)
+    db.insert(Visit, [{"id": number, "limit_key": "a"} for number in (1, 2)])
+    with undone(db, Visit, Slot):
+        (first,) = claims(db, Visit)
+    (second,) = claims(db, Visit)
+    assert (first.identity, first.attempt) == (second.identity, second.attempt)
+    with db.begin() as actor:
+        assert actor.run(extend, [first], MINUTE) == [first]
+        assert actor.run(write_outcomes, [(first, outcome)]) == [first]
+    assert claims(db, Visit) == [], "the limit is exceeded"
+    with db.begin() as actor:
+        actor.complete(second)
+    assert len(claims(db, Visit)) == 1
+
+
+def test_what_runs_by_other_means_has_no_token(db: Database) -> None:
+    """Whole sets are ended with it; a claim without a token is the one that holds it."""
+    db.insert(Task, [{"id": number, "status": "running", "attempt": 1} for number in (1, 2)])
+    with db.begin() as actor:
+        assert actor.cancel(Task, Task.id == 1) == 1
+        actor.complete(Claim(Task, (2,), 1))
+    db.insert(Task, [{"id": 3}])
+    claims(db)
+    with db.session() as actor, pytest.raises(ClaimLostError):
+        actor.complete(Claim(Task, (3,), 1))
+
+
+@pytest.mark.parametrize("limit_key", ["a", None])
+def test_limited_tasks_that_run_by_other_means(db: Database, limit_key: str | None) -> None:
+    db.insert(Visit, [{"id": 1, "status": "running", "attempt": 1, "limit_key": limit_key}])
+    with db.begin() as actor:
+        assert actor.cancel(Visit, Visit.id == 1) == 1
+
+
+def _tell(answers: Any) -> None:
+    answers.put(new_token())
+
+
+def test_processes_that_are_forked_make_tokens_of_their_own() -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    children = [context.Process(target=_tell, args=(answers,)) for _ in range(4)]
+    for child in children:
+        child.start()
+    tokens = {answers.get() for _ in children} | {new_token()}
+    for child in children:
+        child.join()
+    assert len(tokens) == 5
+
+
+def test_rows_that_are_deleted_lose_their_claims(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    (claim,) = claims(db)
+    with db.engine.begin() as connection:
+        connection.execute(delete(Task.__table__))
+    with db.session() as actor:
+        assert_lost(db, actor, "complete", claim)

@@ -1,0 +1,191 @@
+"""Rows that the ORM versions (`version_id_col`), by a counter, by a generator, and by the server."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import FetchedValue, Integer, String, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm.exc import StaleDataError
+
+from sqlqueue import UniqueMixin, claim_of
+from tests.harness import Actor, Database
+from tests.models import Base
+
+
+class Draft(UniqueMixin, Base):
+    """Counted."""
+
+    __tablename__ = "draft"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(String(20), default="")
+    counter: Mapped[int] = mapped_column("version", Integer, nullable=False)
+    __mapper_args__ = {"version_id_col": counter}  # noqa: RUF012 - as SQLAlchemy has it
+
+
+class Edition(UniqueMixin, Base):
+    """Each version is called something else."""
+
+    __tablename__ = "edition"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(String(20), default="")
+    counter: Mapped[str] = mapped_column(String(32), nullable=False)
+    __mapper_args__ = {"version_id_col": counter, "version_id_generator": lambda _: uuid.uuid4().hex}  # noqa: RUF012
+
+
+class Apart(DeclarativeBase):
+    """Not for every engine."""
+
+
+class Press(UniqueMixin, Apart):
+    """The server says which version it is."""
+
+    __tablename__ = "press"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(String(20), default="")
+    row_version: Mapped[int] = mapped_column("xmin", Integer, system=True, server_default=FetchedValue())
+    __mapper_args__ = {"version_id_col": row_version, "version_id_generator": False}  # noqa: RUF012
+
+
+MODELS = (Draft, Edition)
+
+
+def one(db: Database, model: Any) -> Any:
+    with db.begin() as actor:
+        return actor.run(lambda session: session.scalars(select(model)).one())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("how", ["instance", "rows"])
+@pytest.mark.parametrize("on_conflict", ["raise", "ignore", "replace", "rerun"])
+def test_a_new_row_has_a_version(db: Database, model: Any, how: str, on_conflict: Any) -> None:
+    with db.begin() as actor:
+        if how == "rows":
+            actor.enqueue(model, [{"unique_key": "k"}], on_conflict=on_conflict)
+        else:
+            actor.enqueue(model(unique_key="k"), on_conflict=on_conflict)
+    assert one(db, model).counter == 1 if model is Draft else len(one(db, model).counter) == 32
+
+
+@pytest.mark.requires("copies")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_copied_row_has_a_version(db: Database, model: Any) -> None:
+    with db.begin() as actor:
+        actor.enqueue(model, [{"unique_key": "k"}], copy=True)
+    assert one(db, model).counter
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_a_row_that_is_replaced_is_another_version(db: Database, model: Any, on_conflict: Any) -> None:
+    with db.begin() as actor:
+        actor.enqueue(model(unique_key="k"))
+    with db.begin() as actor:
+        draft = one(db, model)
+        seen = draft.counter
+        actor.enqueue(model(unique_key="k", text="new"), on_conflict=on_conflict)
+    assert (one(db, model).counter == seen) is (on_conflict == "ignore")
+    with db.session() as actor:
+        actor.add(draft)
+        draft.text = "mine"
+        if on_conflict == "ignore":
+            actor.commit()
+        else:
+            with pytest.raises(StaleDataError):
+                actor.flush()
+            actor.rollback()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_third_replacement_is_not_the_first_version_again(db: Database, model: Any) -> None:
+    seen = set()
+    for _ in range(4):
+        with db.begin() as actor:
+            actor.enqueue(model, [{"unique_key": "k"}], on_conflict="replace")
+        seen.add(one(db, model).counter)
+    assert len(seen) == 4
+
+
+def test_what_comes_late_makes_no_version(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Draft, [{"id": 5, "text": "b"}], on_conflict="replace", version=Draft.text)
+        actor.enqueue(Draft, [{"id": 5, "text": "a"}], on_conflict="replace", version=Draft.text)
+    assert one(db, Draft).counter == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_version_may_say_what_is_newer(db: Database, model: Any) -> None:
+    with db.begin() as actor:
+        rows = [{"id": 5, "counter": value} for value in ((3, 7, 5) if model is Draft else "acb")]
+        for row in rows:
+            actor.enqueue(model, [row], on_conflict="replace", version=model.counter)
+    assert one(db, model).counter == (7 if model is Draft else "c")
+
+
+def change(actor: Actor, task: Any, text: str) -> None:
+    def write(_: Any) -> None:
+        task.text = text
+
+    actor.run(write)
+    actor.flush()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("end", ["complete", "fail", "release", "snooze", "discard", "cancel"])
+def test_a_claimed_instance_is_written_by_the_orm_too(db: Database, model: Any, lease: Any, end: str) -> None:
+    arguments = {"fail": ("error",), "discard": ("error",), "snooze": (timedelta(hours=1),)}.get(end, ())
+    with db.begin() as actor:
+        actor.enqueue(model(unique_key="k"))
+    with db.begin() as actor:
+        task = actor.claim(model, lease=lease)
+        change(actor, task, "first")
+        if lease is not None:
+            actor.heartbeat(task)
+            change(actor, task, "second")
+        getattr(actor, end)(task, *arguments)
+        change(actor, task, "third")
+    assert one(db, model).text == "third"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_claim_that_was_committed_is_written_by_the_orm_too(db: Database, model: Any) -> None:
+    with db.begin() as actor:
+        actor.enqueue(model(unique_key="k"))
+    with db.begin() as actor:
+        task = actor.claim(model)
+    with db.begin() as actor:
+        actor.heartbeat(claim_of(task))
+    with db.begin() as actor:
+        actor.add(task)
+        change(actor, task, "first")
+        actor.complete(task)
+        change(actor, task, "second")
+    assert (one(db, model).text, one(db, model).status) == ("second", "completed")
+
+
+@pytest.mark.requires("row_version")
+def test_a_version_that_the_server_makes_is_read_again(db: Database) -> None:
+    assert Press.row_version.expression.name == db.case.row_version
+    Press.metadata.create_all(db.engine)
+    try:
+        with db.begin() as actor:
+            actor.enqueue(Press(unique_key="k"), on_conflict="replace")
+        with db.session() as actor:  # within a transaction all versions are one to this server
+            task = actor.claim(Press)
+            for call in (actor.heartbeat, actor.complete):
+                change(actor, task, "before")
+                actor.commit()
+                call(task)
+                actor.commit()
+            change(actor, task, "at last")
+            actor.commit()
+        assert one(db, Press).text == "at last"
+    finally:
+        Press.metadata.drop_all(db.engine)
