@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql.base import ExecutableOption
+
 from ..checks import count, duration
 from ..exc import ArgumentError
+from ..functions.arguments import is_session
 from ..mixins import QueueMixin
 from ..spec import QueueSpec, Where, spec_of
 
@@ -36,6 +41,8 @@ class Handler:
     mode: Mode
     takes_session: bool
     is_coroutine: bool
+    options: tuple[ExecutableOption, ...] = ()
+    """With which its tasks are loaded."""
     lane: Callable[[Handler, Crew], Any] | None = None
     """What claims and calls, where the mode does not say."""
 
@@ -70,12 +77,15 @@ def handler_of(
     lease: timedelta | None,
     batch: int | None,
     mode: Mode,
+    options: Sequence[ExecutableOption] = (),
 ) -> Handler:
     """Checked: :class:`.ArgumentError` for what makes no sense."""
     spec = spec_of(entity)
     if mode not in get_args(Mode):
         raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
-    takes_session = _takes_session(function)
+    if not isinstance(options, Sequence):
+        raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+    takes_session = _takes_session(function, entity)
     if mode == "lock" and not takes_session:
         raise ArgumentError("mode='lock' is one transaction from claim to completion: let the handler take the session")
     if mode == "at-most-once" and takes_session:
@@ -100,6 +110,7 @@ def handler_of(
         mode=mode,
         takes_session=takes_session,
         is_coroutine=is_coroutine(function),
+        options=tuple(options),
     )
 
 
@@ -109,9 +120,39 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
 
 
-def _takes_session(function: Callable[..., Any]) -> bool:
+def overlapping(handler: Handler, others: Iterable[Handler]) -> Handler | None:
+    """The first of ``others`` that certainly shares tasks with ``handler``, and would do something else with them.
+
+    Criteria may exclude one another in ways that cannot be seen here, so only those that are equal count; and one
+    function may be registered several times, to have threads of its own for what is urgent.
+    """
+    for other in others:
+        related = issubclass(handler.entity, other.entity) or issubclass(other.entity, handler.entity)
+        same = other.entity is handler.entity and _are_equal(handler.where, other.where)
+        if same or (related and handler.function is not other.function and _covers(handler, other)):
+            return other
+    return None
+
+
+def _covers(one: Handler, other: Handler) -> bool:
+    """Whether one of the two takes all that the other takes."""
+    return any(not a.where and issubclass(b.entity, a.entity) for a, b in ((one, other), (other, one)))
+
+
+def _are_equal(some: tuple[Where, ...], others: tuple[Where, ...]) -> bool:
+    if len(some) != len(others):
+        return False
+    pairs = ((_clause(a), _clause(b)) for a, b in zip(some, others, strict=True))
+    return all(isinstance(a, ClauseElement) and isinstance(b, ClauseElement) and a.compare(b) for a, b in pairs)
+
+
+def _clause(criterion: Where) -> object:
+    return criterion.__clause_element__() if isinstance(criterion, QueryableAttribute) else criterion
+
+
+def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bool:
     if not callable(function):
-        raise ArgumentError(f"{function!r} is no function")
+        raise ArgumentError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentError(f"{function!r} is a generator, and a call of it does nothing: leave the yield out")
     given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -123,4 +164,14 @@ def _takes_session(function: Callable[..., Any]) -> bool:
     ]
     if len(parameters) not in (1, 2) or any(each.kind not in given for each in parameters):
         raise ArgumentError(f"a handler takes (task) or (session, task), not {inspect.signature(function)}")
-    return len(parameters) == 2  # noqa: PLR2004
+    *sessions, task = parameters
+    if is_session(task) or any(_is_task(each, entity) for each in sessions):
+        shown = f"{name_of(function)}{inspect.signature(function)}"
+        raise ArgumentError(f"{shown}: a handler takes (task) or (session, task), in this order")
+    return bool(sessions)
+
+
+def _is_task(parameter: inspect.Parameter, entity: type[QueueMixin]) -> bool:
+    """As far as its annotation tells, which may be a text."""
+    kind = parameter.annotation
+    return kind == entity.__name__ or (isinstance(kind, type) and issubclass(kind, QueueMixin))

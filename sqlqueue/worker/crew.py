@@ -42,7 +42,7 @@ class Crew:
             return None
         kept = self._wanted.get(handler)
         if kept is None or kept[0] is not more:
-            kept = self._wanted[handler] = more, Wanted(handler.spec, (*handler.where, *more))
+            kept = self._wanted[handler] = more, Wanted(handler.spec, (*handler.where, *more), options=handler.options)
         return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:

@@ -32,6 +32,7 @@ class ExclusiveLane:
 
     def __init__(self, handler: Handler, crew: Crew) -> None:
         self._handler = handler
+        self._claims = f"claim {handler.entity.__name__}"
         self._crew = crew
         self._lookout = Lookout(handler, crew)
         self._performer = _LockingPerformer(handler, crew)
@@ -72,7 +73,7 @@ class ExclusiveLane:
                 await self._lookout.wait()
                 patience = pauses()
             except Exception as error:
-                await bear(error, next(patience), self._crew.reports)
+                await bear(error, self._claims, next(patience), self._crew.reports)
             self._work.set()
         await asyncio.gather(*self._slots, return_exceptions=True)
 
@@ -93,7 +94,7 @@ class ExclusiveLane:
                 self._work.clear()
                 self._none.set()
             except Exception as error:
-                await bear(error, next(patience), self._crew.reports)
+                await bear(error, self._claims, next(patience), self._crew.reports)
 
     async def _turn(self, found: Callable[[], None]) -> None:
         """Until nothing is left to be claimed."""

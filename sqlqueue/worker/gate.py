@@ -104,7 +104,8 @@ def _read(session: Session, spec: QueueSpec, table: Table) -> frozenset[str]:
 
 
 def _verify(session: Session, spec: QueueSpec, table: Table) -> None:
-    if not inspect(session.connection(spec.bind_arguments)).has_table(table.name, schema=table.schema):
+    connection = session.connection(spec.bind_arguments)
+    if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
         raise SchemaMismatchError(
             f"there is no table {table.fullname}, where it is written which queues are paused: migrate, by alembic"
             " revision --autogenerate and alembic upgrade head",

@@ -1,15 +1,18 @@
-"""Whether a worker is well, for whoever may start it anew: a page that answers over HTTP."""
+"""Whether a worker is well, for whatever restarts it: a page that answers over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..exc import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,20 @@ class Health:
     running: int
     """How many tasks it holds."""
     counts: Mapping[str, int]
-    """What has become of tasks since it began."""
+    """What has happened since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
+    letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
 
 
 STALLED = 30.0
 """Seconds."""
+LOOPBACK = "127.0.0.1"
+"""Where health is answered unless another address is given: others are not to see it unasked."""
+LARGEST_PORT = 65_535
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
 
 
 class Pulse:
@@ -70,10 +82,19 @@ class Pulse:
         )
 
 
-def serve_health(port: int, host: str, health: Callable[[], Health | None]) -> ThreadingHTTPServer:
+def address_of(text: str) -> Address:
+    """``8080`` on this machine alone, ``0.0.0.0:8080`` for all, ``[::1]:8080``; :class:`.ArgumentError` otherwise."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
+    if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:
+        raise ArgumentError(f"{text!r} is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080")
+    return Address(host, int(port))
+
+
+def serve_health(address: Address, health: Callable[[], Health | None]) -> ThreadingHTTPServer:
     """Answer ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) with JSON, from a thread.
 
-    A worker that has not begun yet is alive, and not ready.
+    A worker that has not started yet is alive, and not ready.  :class:`.ArgumentError` if the address is not to be had.
     """
 
     class Page(BaseHTTPRequestHandler):
@@ -93,7 +114,13 @@ def serve_health(port: int, host: str, health: Callable[[], Health | None]) -> T
         def log_message(self, format: str, *arguments: Any) -> None:
             """Probes come every few seconds."""
 
-    server = ThreadingHTTPServer((host, port), Page)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server(address, Page)
+    except (OSError, OverflowError) as error:
+        raise ArgumentError(f"cannot answer for health on {address.host} port {address.port}: {error}") from error
     threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
     return server

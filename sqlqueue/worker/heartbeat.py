@@ -65,7 +65,7 @@ class Heartbeat(threading.Thread):
                     wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
                     wait = next(patience)
-                    self._reports.database_error("extend leases", error, wait)
+                    self._reports.database_error(f"extend leases of {self._spec.entity.__name__}", error, wait)
         finally:
             own.close()
 

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..claims import Claim, claim_made
+from ..operations.attempts import Attempt
 from ..spec import Identity, QueueSpec
 from .config import Handler
 
@@ -21,6 +22,7 @@ class Job:
     __slots__ = (
         "_awoken",
         "_interrupt",
+        "attempt",
         "claim",
         "handler",
         "is_lost",
@@ -36,6 +38,7 @@ class Job:
         self.handler = handler
         self.task = task
         self.claim: Claim = claim_made(task)
+        self.attempt = Attempt.of(handler.spec, self.claim, task)
         self.started: float | None = None
         """When its handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None
@@ -81,7 +84,7 @@ class Job:
             interrupt()
 
     def __repr__(self) -> str:
-        return f"attempt {self.claim.attempt} of {self.claim.entity.__name__} {self.claim.identity}"
+        return str(self.attempt)
 
 
 def current_job() -> Job:

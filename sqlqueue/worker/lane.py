@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ..operations.claiming import Wanted, claim_wanted, consume_wanted
-from ..operations.upkeep import promote
 from .config import Handler
 from .crew import Crew
 from .jobs import Job
@@ -21,6 +19,7 @@ from .outcomes import RELEASED, Outcome
 from .patience import keep_on
 from .performer import Performer
 from .slots import CoroutineSlots, Slots, ThreadSlots
+from .sorting import Sorting
 
 AHEAD = 0.1
 """Seconds of work that a worker holds beside what runs.  Short tasks are claimed in large batches; of long ones none
@@ -30,9 +29,6 @@ UNSETTLED = 2_000
 """With so many tasks done and not yet settled nothing is claimed: all of them would be done again after a crash."""
 PAUSE = 0.1
 """Seconds until a lane with so many of them looks again."""
-
-PROMOTE_EVERY = 1.0
-"""Seconds."""
 
 
 class Lane:
@@ -50,7 +46,7 @@ class Lane:
         self._mean: float | None = None
         self._enough = 0
         """With so few jobs left, it is worth a statement to claim more."""
-        self._promoted = time.monotonic()
+        self._sorting = Sorting(handler.entity, crew)
         performer = Performer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
         self._slots: Slots
         if handler.is_coroutine:
@@ -79,13 +75,13 @@ class Lane:
 
     def close(self) -> None:
         for job in tuple(self._jobs):
-            job.lose("the worker has ended, and the database did not answer")
+            job.lose("the worker stopped, and the database did not answer")
         self._lookout.close()
         self._slots.close()
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database, and until no coroutine runs any more."""
-        await keep_on(self._turn, lambda: self._draining, self._crew.reports)
+        await keep_on(self._turn, f"claim {self.handler.entity.__name__}", lambda: self._draining, self._crew.reports)
         await self._slots.ended()
 
     async def _turn(self) -> None:
@@ -104,16 +100,10 @@ class Lane:
             self._lookout.refresh()
         if self._draining:
             return
-        if len(tasks) == wanted:
-            await self._promote()
-        else:
+        if len(tasks) < wanted:
             await self._lookout.wait()
-
-    async def _promote(self) -> None:
-        """Under load claims do not come to what has come due: let its priority count, now and then."""
-        if time.monotonic() - self._promoted >= PROMOTE_EVERY:
-            self._promoted = time.monotonic()
-            await self._crew.database.run(partial(promote, entity=self.handler.entity))
+        elif (claimed := self._crew.wanted(self.handler)) is not None:
+            await self._sorting.now_and_then(claimed.where)
 
     async def _wanted(self) -> int:
         """How many tasks to claim, once there is room for enough of them to be worth a statement."""

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 
-from ..operations.upkeep import next_due
+from ..operations.upkeep import look, postpone
 from ..wakeups import channel_of, subscribe
 from .config import Handler
 from .crew import Crew
 from .loops import soon
 from .patience import pauses
+from .sorting import AT_ONCE
 
 FIRST_LOOK = 0.1
 """Seconds after which a worker that has run out of work looks again; later looks are further apart."""
@@ -21,7 +22,8 @@ BREATH = timedelta(milliseconds=5)
 
 
 class Lookout:
-    """For one handler.  A look is one statement that locks nothing."""
+    """For one handler.  A look is one statement that locks nothing.  What it sees waiting as available is postponed, so
+    that the next claims need not read over it."""
 
     def __init__(self, handler: Handler, crew: Crew) -> None:
         self._handler = handler
@@ -80,10 +82,14 @@ class Lookout:
         wanted = self._crew.wanted(self._handler)
         if wanted is None:
             return None
-        due = await self._crew.database.run(lambda session: next_due(session, self._handler.entity, *wanted.where))
-        self._saw_nothing = due != NOW
+        entity, where, run = self._handler.entity, wanted.where, self._crew.database.run
+        seen = await run(lambda session: look(session, entity, *where))
+        self._saw_nothing = seen.due != NOW
         self._crew.reports.reached()
-        return due
+        some = AT_ONCE if seen.early else 0
+        while some == AT_ONCE and not self._news.is_set():
+            some = await run(lambda session: postpone(session, entity, *where, limit=AT_ONCE))
+        return seen.due
 
     async def _heard(self, pause: timedelta) -> bool:
         try:

@@ -1,16 +1,19 @@
-"""What has to be done to queues now and then, by any number of workers at once."""
+"""The maintenance of queues: rescue, prune and report, by any number of workers at once."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from .. import operations
+from ..operations.upkeep import exhausted
 from ..spec import QueueSpec
 from .crew import Crew
 from .patience import insist
@@ -20,35 +23,60 @@ RESCUE_EVERY = timedelta(seconds=30)
 PRUNE_EVERY = timedelta(minutes=5)
 REPORT_EVERY = timedelta(minutes=1)
 PRUNED = 1_000
-"""Rows that one transaction deletes at the most."""
+"""Rows that one transaction deletes, or discards, at the most."""
+
+NAMED = 20
+"""Crashed tasks that are told of one by one; of more at once, how many they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chore:
+    """What is done to one queue every now and then."""
+
+    name: str
+    """As in "pruning Order failed"."""
+    work: Callable[[Session], int]
+    every: timedelta
 
 
 async def maintain(specs: Iterable[QueueSpec], crew: Crew) -> None:
-    """Until cancelled."""
+    """Do the chores of all queues until cancelled."""
     async with asyncio.TaskGroup() as tasks:
         for spec in specs:
-            for chore, every in _chores(spec, crew.reports):
-                tasks.create_task(_repeat(chore, every, crew))
+            for chore in _chores(spec, crew.reports):
+                tasks.create_task(_repeat(chore, crew))
 
 
-def _chores(spec: QueueSpec, reports: Reports) -> Iterable[tuple[Callable[[Session], int], timedelta]]:
-    yield partial(operations.rescue, entity=spec.entity), RESCUE_EVERY
+def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
+    name, entity = spec.entity.__name__, spec.entity
+    yield Chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
     if spec.options.prunes:
-        yield partial(operations.prune, entity=spec.entity, limit=PRUNED), PRUNE_EVERY
+        work = partial(operations.prune, entity=entity, limit=PRUNED)
+        yield Chore(name=f"pruning {name}", work=work, every=PRUNE_EVERY)
     if reports.wants_depth:
-        yield partial(_report_depth, spec=spec, reports=reports), REPORT_EVERY
+        depth = partial(_report_depth, spec=spec, reports=reports)
+        yield Chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
+
+
+def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
+    """:func:`.rescue`, if there is anything to be rescued, and tell of it once it is committed."""
+    some = exhausted(session, spec.entity, limit=NAMED)
+    number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
+    if number:
+        event.listen(session, "after_commit", lambda _: reports.crashed(spec, number, some), once=True)
+    return number
 
 
 def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
-    reports.depth(spec, operations.stats(session, spec.entity))
+    reports.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot say that it is a lower bound
     return 0
 
 
-async def _repeat(chore: Callable[[Session], int], every: timedelta, crew: Crew) -> None:
+async def _repeat(chore: Chore, crew: Crew) -> None:
     while True:
-        await asyncio.sleep(every.total_seconds() * random.uniform(0.75, 1.25))
+        await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
         try:
-            while await insist(lambda: crew.database.run(chore), "maintain a queue", crew.reports) >= PRUNED:
+            while await insist(lambda: crew.database.run(chore.work), f"finish {chore.name}", crew.reports) >= PRUNED:
                 pass
-        except Exception as error:  # such as for rows that others refer to
-            crew.reports.broken("maintain a queue", error)
+        except Exception as error:  # the other chores go on
+            crew.reports.chore_failed(chore.name, error)

@@ -53,17 +53,19 @@ async def insist(
     raise AssertionError
 
 
-async def bear(error: Exception, pause: timedelta, reports: Reports) -> None:
+async def bear(error: Exception, what: str, pause: timedelta, reports: Reports) -> None:
     """A loop that claims outlives whatever is wrong with its database."""
     if passes(error):
-        reports.database_error("claim", error, pause)
+        reports.database_error(what, error, pause)
     else:
-        reports.broken("claim", error)
+        reports.broken(what, error)
         reports.pulse.missed()
     await asyncio.sleep(pause.total_seconds())
 
 
-async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], reports: Reports) -> None:
+async def keep_on(
+    turn: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool], reports: Reports
+) -> None:
     """Take one ``turn`` after the other until it ``is_over``, whatever is wrong with the database."""
     patience = pauses()
     while not is_over():
@@ -72,4 +74,4 @@ async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], boo
             reports.reached()
             patience = pauses()
         except Exception as error:
-            await bear(error, next(patience), reports)
+            await bear(error, what, next(patience), reports)

@@ -20,6 +20,7 @@ from .. import operations
 from ..claims import carry, is_unsettled
 from ..dialects.base import Adapter
 from ..exc import ArgumentError, ClaimLostError
+from ..jsontext import check_json
 from .config import Handler
 from .database import Database
 from .jobs import Job, current
@@ -111,7 +112,7 @@ class Performer:
             try:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
-                task = _attach(session, job)
+                task = self._attach(session, job)
                 result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settling = True
@@ -124,6 +125,19 @@ class Performer:
                 session.rollback()  # a close alone would leave instances as the handler made them, for the next try
                 raise
 
+    def _attach(self, session: Session, job: Job) -> Any:
+        """The claimed task in the handler's session."""
+        spec, options = job.handler.spec, job.handler.options
+        if spec.is_plain and not options:
+            session.add(job.task)
+            if instance_state(job.task).expired_attributes:  # by the rollback of the try before
+                session.refresh(job.task)
+            return job.task
+        # what was loaded with it may be shared with other jobs, and cannot be in two sessions
+        (task,) = self.adapter.load(session, spec, [job.claim.identity], options)
+        carry(job.task, task)
+        return task
+
     def call(self, *arguments: Any) -> object:
         """What the handler returns, if its model keeps that."""
         result: Any = self.handler.function(*arguments)
@@ -134,7 +148,10 @@ class Performer:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
             result = await_only(_within(result, self.handler.timeout))
-        return result if self.handler.spec.has("result") else None
+        if not self.handler.spec.has("result"):
+            return None
+        check_json("result", result)  # in the handler's own attempt, and not when it is written along with others
+        return result
 
     def _sleep(self, seconds: float) -> None:
         if self.handler.is_coroutine:
@@ -196,16 +213,3 @@ def closing(session: Session) -> Iterator[None]:
             session.close()
         except DBAPIError:
             session.close()  # a deadlock has taken a savepoint along, and the first time ended at that
-
-
-def _attach(session: Session, job: Job) -> Any:
-    """The claimed task in the handler's session."""
-    if job.handler.spec.is_plain:
-        session.add(job.task)
-        if instance_state(job.task).expired_attributes:  # by the rollback of the try before
-            session.refresh(job.task)
-        return job.task
-    # what was loaded with it may be shared with other jobs, and cannot be in two sessions
-    task = session.get_one(type(job.task), job.claim.identity)
-    carry(job.task, task)
-    return task

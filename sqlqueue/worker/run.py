@@ -116,15 +116,16 @@ class Run:
             raise asyncio.CancelledError
 
     async def _serve(self) -> None:
-        logger.info("worker %s begins", self._crew.name)
         pulse = asyncio.create_task(self._crew.reports.pulse.beat())
         try:
             if await self._verify():
+                queues = ", ".join(spec.entity.__name__ for spec in self._specs)
+                logger.info("worker %s started, for %s", self._crew.name, queues)
                 await self._work()
         finally:
             await cancel(pulse)
             await self._end()
-            logger.info("worker %s has ended", self._crew.name)
+        logger.info("worker %s stopped", self._crew.name)
 
     async def _work(self) -> None:
         for thread in (*self._heartbeats, *self._notifiers):
@@ -199,9 +200,7 @@ class Run:
 
 
 def _verify(session: Session, spec: QueueSpec) -> None:
-    connection = session.connection(spec.bind_arguments)
-    if not connection.get_execution_options().get("schema_translate_map"):  # reflection knows nothing of it
-        verify_schema(connection, spec.entity)
+    verify_schema(session.connection(spec.bind_arguments), spec.entity)
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -212,4 +211,4 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in ended:
         task.result()
     if pending:
-        logger.warning("not all could be written, for locks or for want of a database: some leases end by themselves")
+        logger.warning("some tasks could not be settled, for locks or an unreachable database: their leases will end")

@@ -84,7 +84,9 @@ class Settler:
         if not batch:
             return
         try:
-            written = await insist(lambda: self._settle(batch), "settle tasks", self._reports, self._passes)
+            written = await insist(
+                lambda: self._settle(batch), f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._passes
+            )
         except Exception as error:
             await self._write_each(batch, error)
             return

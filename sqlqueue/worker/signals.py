@@ -1,4 +1,4 @@
-"""What a handler raises to steer its task.  Signals, not errors: nothing is logged as a failure."""
+"""What a handler raises to steer its task.  Signals, not errors: they are logged without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ class Signal(Exception):
 
 
 class Retry(Signal):
-    """Try again ``in_`` so long, after the model's backoff if not given.  It counts as a failed attempt."""
+    """Try again ``in_`` so long, after the model's backoff if not given.
+
+    It counts as a failed attempt, and is logged as one.
+    """
 
     def __init__(self, in_: timedelta | None = None, reason: str = "") -> None:
         if in_ is not None:
@@ -30,7 +33,7 @@ class Snooze(Signal):
 
 
 class Discard(Signal):
-    """Give up: a dead letter, with ``reason`` as its error."""
+    """Give up: a dead letter with ``reason`` as its error, which is logged as an error."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -30,7 +30,7 @@ def supervise(load: Callable[[int], Worker], processes: int) -> int:
     """Run so many processes of the worker that ``load``, which is pickled, returns for each's number; the exit status.
 
     SIGTERM and SIGINT are passed on, the second one too.  A process that dies is replaced, after a pause that grows
-    from one time to the next.  One that cannot start at all, such as for a schema that does not fit, ends them all.
+    from one time to the next.  One that cannot start at all, such as for a missing table, ends them all.
     """
     crew = [_Child(number, load) for number in range(processes)]
     CONTEXT.set_forkserver_preload(_PRELOADED)
@@ -115,12 +115,15 @@ class _Child:
 
 def _main(load: Callable[[int], Worker], number: int) -> None:
     """A worker process from its beginning to its end."""
-    worker = load(number)
+    try:
+        worker = load(number)
+    except SQLQueueError as error:
+        logger.error("worker cannot start: %s", error)
+        sys.exit(CANNOT_START)
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
         run_to_end(worker)
-    except SQLQueueError as error:
-        logger.error("the worker cannot start: %s", error)
+    except SQLQueueError:  # which the worker has logged
         sys.exit(CANNOT_START)
 
 

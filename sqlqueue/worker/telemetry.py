@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,11 +13,12 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from ..claims import Claim
 from ..operations import QueueStats
 from ..spec import QueueSpec
 from ..tracing import HEADER
 from .jobs import Job
-from .outcomes import Outcome, is_signal
+from .outcomes import Kind, Outcome, is_signal
 from .reports import Reports
 
 _SILENT = (trace.__name__, metrics.__name__)
@@ -85,13 +86,18 @@ class Telemetry(Reports):
                     span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
 
-    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> None:
-        super().finished(job, outcome, error)
-        if not self._is_heard():
-            return
-        queue = {"sqlqueue.queue": job.handler.spec.table.fullname}
-        self._tasks.add(1, queue | {"sqlqueue.outcome": outcome.kind})
-        self._duration.record(job.seconds or 0, queue)
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
+        kind = super().finished(job, outcome, error)
+        if self._is_heard():
+            queue = {"sqlqueue.queue": job.handler.spec.table.fullname}
+            self._tasks.add(1, queue | {"sqlqueue.outcome": kind})
+            self._duration.record(job.seconds or 0, queue)
+        return kind
+
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
+        kind = super().crashed(spec, number, some)
+        self._tasks.add(number, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.outcome": kind})
+        return kind
 
     def lost(self, job: Job) -> None:
         super().lost(job)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, overload
 
+from sqlalchemy.sql.base import ExecutableOption
+
+from .. import checks
 from ..checks import duration
 from ..columns import LONGEST_NAME
-from ..exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError
+from ..exc import ArgumentError, HandlerNotFoundError, IllegalTransitionError, SQLQueueError
 from ..functions import RegisterTask, TaskFunction
 from ..functions.task import J
+from ..logs import ALL_FRAMES
 from ..mixins import QueueMixin
-from ..spec import T, Where
-from .config import BATCH, Handler, Mode, Settings, handler_of
+from ..spec import T, Where, spec_of
+from .config import BATCH, Handler, Mode, Settings, handler_of, overlapping
 from .database import Sessions, database_of
 from .health import Health
 from .loops import cancel_others
@@ -44,14 +48,14 @@ class Register(Protocol[Task]):
 
 
 class Worker:
-    """Claims tasks and calls handlers, until it is stopped.  Nothing that a database or a handler does ends it.
+    """Claims tasks and calls handlers, until it is stopped.  Survives outages and handler errors.
 
     ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, of sessions of any class.
     ``name``: by which its claims are known (``claimed_by``); ``host:pid`` if not given.
     ``poll``: the longest time between two looks for work, where nothing tells it.
     ``grace``: how long running handlers are waited for when it stops.
-    ``notify``: whether to listen for notifications where the engine has them; not possible behind a pooler of
-    transactions.
+    ``notify``: whether to listen for notifications where the engine has them; it does not work through transaction
+    pooling.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class Worker:
     ) -> None:
         self.sessions = sessions
         self._database = database_of(sessions)
-        if name is not None and not 0 < len(name) <= LONGEST_NAME:
-            raise ArgumentError(f"name={name!r}: give one of 1 to {LONGEST_NAME} characters")
+        if name is not None:
+            checks.name("name", name, LONGEST_NAME)
         self._settings = Settings(
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
@@ -87,6 +91,7 @@ class Worker:
         lease: timedelta | None = None,
         batch: int = BATCH,
         mode: Mode = "lease",
+        options: Sequence[ExecutableOption] = (),
     ) -> Register[T]:
         """Register a function, or a coroutine function, for the tasks of ``entity`` that satisfy ``where``.
 
@@ -104,7 +109,12 @@ class Worker:
         ``batch``: how many tasks one claim takes at the most; less the longer they take.
         ``mode``: ``"lock"`` holds the task by its row's lock in one transaction from claim to completion, without a
         lease; ``"at-most-once"`` completes it before the handler is called.
+        ``options``: any loader options, with which each task is loaded; a detached one has no other relationships.
+
+        Raises :class:`.ArgumentError` for what makes no sense, and if another function of this worker is registered for
+        the same tasks: for equal criteria, or for all of which these are a part.
         """
+        _check_model("handler", entity)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             handler = handler_of(
@@ -116,8 +126,10 @@ class Worker:
                 lease=lease,
                 batch=batch,
                 mode=mode,
+                options=options,
             )
             self._check(handler)
+            self._refuse_overlap(handler, self.handlers)
             self.handlers.append(handler)
             return function
 
@@ -148,6 +160,7 @@ class Worker:
         ``concurrency`` (10), ``timeout``, ``lease``: as for :meth:`handler`; one value for all tasks of ``entity``,
         which share one handler.  They are all functions or all coroutine functions.
         """
+        _check_model("task", entity)
 
         def register(function: Callable[..., Any]) -> Any:
             task: TaskFunction[..., ..., Any, J] = TaskFunction(function, entity, name)
@@ -155,7 +168,9 @@ class Worker:
             tasks = self._tasks.setdefault(entity, Tasks(entity))
             before = tasks.handler
             handler = tasks.add(task, concurrency=concurrency, timeout=timeout, lease=lease)
-            self.handlers = [*(each for each in self.handlers if each is not before), handler]
+            others = [each for each in self.handlers if each is not before]
+            self._refuse_overlap(handler, others)
+            self.handlers = [*others, handler]
             return task
 
         return register
@@ -169,6 +184,18 @@ class Worker:
                 f"{handler.name}: a coroutine needs greenlet, which is not installed: pip install 'SQLAlchemy[asyncio]'"
             )
 
+    def _refuse_overlap(self, handler: Handler, others: Iterable[Handler]) -> None:
+        other = overlapping(handler, others)
+        if other is None:
+            return
+        names = {tasks.handler: f"@worker.task({entity.__name__})" for entity, tasks in self._tasks.items()}
+        first, second = (names.get(each, each.name) for each in (other, handler))
+        model = handler.entity.__name__
+        raise ArgumentError(
+            f"{first} and {second} are both registered for the same tasks of {model}, which would go to either by"
+            f" chance: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind == 'a')"
+        )
+
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or :meth:`stop`, in the calling thread.
 
@@ -180,22 +207,27 @@ class Worker:
     async def serve(self) -> None:
         """:meth:`run` as a part of an application's own event loop, which handles the signals.
 
+        :class:`.SchemaMismatchError`, and whatever else it cannot go on after, is logged and raised: see to it that
+        the task in which this runs is awaited, or the application goes on without a worker.
         Cancelled, it drains; cancelled again, it does not wait, but releases what it holds before it ends.
         """
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
         if self._run is not None:
             raise IllegalTransitionError("this worker runs already: make another, or run it once and in one place")
-        self._run = Run(self.handlers, self._database, self.reports, self._settings)
-        if self._stop_first:
-            self._run.stop(at_once=False)
         try:
+            self._run = Run(self.handlers, self._database, self.reports, self._settings)
+            if self._stop_first:
+                self._run.stop(at_once=False)
             await self._run.serve()
+        except SQLQueueError as error:
+            logger.error("worker stopped: %s", error)
+            raise
         except Exception:
-            logger.exception("the worker has ended")
+            logger.exception("worker stopped by an unexpected error", extra={ALL_FRAMES: True})
             raise
         finally:
-            self.hurried = self._run.hurries
+            self.hurried = self._run is not None and self._run.hurries
             self._run, self._stop_first, self._has_run = None, False, True
 
     def health(self) -> Health | None:
@@ -229,6 +261,13 @@ class Worker:
             self.stop()
         else:
             self._run.signalled()
+
+
+def _check_model(decorator: str, entity: object) -> None:
+    """A decorator without parentheses is given the function in place of the model."""
+    if callable(entity) and not isinstance(entity, type):
+        raise ArgumentError(f"@worker.{decorator} needs the model of the tasks: write @worker.{decorator}(Task)")
+    spec_of(entity)
 
 
 @contextmanager

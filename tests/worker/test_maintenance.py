@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event
 
+from sqlqueue.clock import NEVER
 from sqlqueue.operations.upkeep import promote
-from sqlqueue.worker import lane, maintenance
+from sqlqueue.worker import lane, maintenance, sorting
 from tests.harness import Database
 from tests.models import Attachment, Mail, Task
 from tests.suite.scenes import PAST, TOMORROW, count, rows
@@ -61,7 +64,7 @@ def test_promote_passes_over_what_is_locked(db: Database) -> None:
 def test_what_comes_due_under_load_takes_its_place(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "PROMOTE_EVERY", 0.0)
+    monkeypatch.setattr(sorting, "EVERY", 0.0)
     monkeypatch.setattr(lane, "AHEAD", 0.0)
     db.insert(Task, rows(30, "ready", name="ordinary"))
     db.insert(Task, rows(1, "retryable", name="urgent", priority=-1))
@@ -101,17 +104,52 @@ def test_many_batches_are_pruned_in_a_row(sync_db: Database, workers: Workers, m
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.requires("locks_rows")
-def test_what_cannot_be_pruned_keeps_nothing_else_from_being_done(
+def test_rows_that_cannot_go_stay_and_the_others_are_pruned(
     sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sync_db.insert(Mail, [{**DONE, "topic": "old"}])
-    with sync_db.engine.connect() as connection:
-        (key,) = connection.scalars(select(Mail.id))
-    sync_db.insert(Attachment, [{"mail_id": key}])
+    sync_db.insert(Mail, [{"id": number, **DONE} for number in range(1, 10)])
+    sync_db.insert(Attachment, [{"mail_id": number} for number in (1, 2, 3, 4)])  # more than one batch
+    sync_db.insert(Mail, [{"id": 20, **DONE, "finished_at": None, "available_at": NEVER}])  # adopted
     worker = workers.make(poll=LONG)
     worker.handler(Mail)(without_session(sync_db))
     workers.start(worker)
-    eventually(lambda: caplog.text.count("cannot maintain a queue") > 1)
-    sync_db.insert(Mail, [{**CRASHED, "topic": "crashed"}])
+    eventually(lambda: count(sync_db, Mail) == 5)
+    eventually(lambda: "pruned Mail: kept 4 final rows" in caplog.text)
+
+
+@pytest.fixture
+def broken(sync_db: Database) -> Iterator[None]:
+    """The table of attachments is gone, which pruning mails has to look at."""
+    Attachment.__table__.drop(sync_db.engine)
+    yield
+    Attachment.__table__.create(sync_db.engine)
+
+
+@pytest.mark.usefixtures("often", "broken")
+@pytest.mark.requires("locks_rows")
+def test_a_chore_that_fails_is_named_and_keeps_nothing_else_from_being_done(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Mail, [DONE])
+    worker = workers.make(poll=LONG)
+    worker.handler(Mail)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: caplog.text.count("pruning Mail failed: ") > 1)
+    assert "Traceback" not in caplog.text
+    sync_db.insert(Mail, [CRASHED])
     eventually(lambda: count(sync_db, Mail, Mail.status == "discarded") == 1)
+
+
+@pytest.mark.usefixtures("often")
+def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
+    """Before each commit one looks from outside at what the ones before have done."""
+    sync_db.insert(Task, [CRASHED] * 7)
+    seen: list[int] = []
+    engine = sync_db.variant(pool_size=20)
+    worker = workers.make(poll=LONG, engine=engine)
+    worker.handler(Task)(without_session(sync_db))
+    event.listen(engine.bind, "commit", lambda _: seen.append(count(sync_db, Task, Task.status == "discarded")))
+    workers.start(worker)
+    eventually(all_are(sync_db, "discarded"))
+    seen.append(7)
+    assert max(after - before for before, after in pairwise(seen)) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sqlqueue import Discard, Worker
+from sqlqueue import ArgumentError, Discard, Worker
 from sqlqueue.worker import health as health_module
-from sqlqueue.worker.health import Health, serve_health
+from sqlqueue.worker.health import Address, Health, address_of, serve_health
 from tests.harness import Database
 from tests.models import Task, Traced
 from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session
@@ -131,26 +131,9 @@ def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) ->
     assert gained("sqlqueue.task.duration", queue) == 2
 
 
-def test_a_failure_is_logged_with_its_facts_and_the_root_logger_is_left_alone(
-    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
-) -> None:
-    sync_db.insert(Task, [{"id": 7}])
-    root = (logging.getLogger().level, list(logging.getLogger().handlers))
-    worker = workers.make()
-    worker.handler(Task)(raising(sync_db, RuntimeError("no")))
-    with caplog.at_level(logging.INFO, "sqlqueue.worker"):
-        workers.start(worker)
-        eventually(lambda: any("failed" in record.message for record in caplog.records))
-    (record,) = (record for record in caplog.records if "failed" in record.message)
-    facts = {name: getattr(record, name) for name in ("queue", "identity", "attempt", "outcome")}
-    assert facts == {"queue": "Task", "identity": (7,), "attempt": 1, "outcome": "failed"}
-    assert record.exc_info is not None
-    assert (logging.getLogger().level, list(logging.getLogger().handlers)) == root
-
-
 @contextmanager
 def page(worker: Worker) -> Iterator[str]:
-    server = serve_health(0, "127.0.0.1", worker.health)
+    server = serve_health(Address("127.0.0.1", 0), worker.health)
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -163,6 +146,54 @@ def asked(url: str) -> tuple[int, Any]:
     except HTTPError as error:
         with error:
             return error.code, None if error.code == 404 else json.load(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("[::]:0", ("::", 0)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "port", "0.0.0.0", ":8080", "host:", "host:65536", "-1", "8080:", "[]:1", "1\x1b"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentError, match="give PORT, HOST:PORT or"):
+        address_of(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_health_is_answered_where_it_is_asked_for_alone(sync_db: Database, workers: Workers, host: str) -> None:
+    if host == "::1" and not _has_ipv6():
+        pytest.skip("no IPv6")
+    server = serve_health(Address(host, 0), workers.make().health)
+    port = server.server_port
+    try:
+        name = f"[{host}]" if ":" in host else host
+        assert asked(f"http://{name}:{port}/health") == (200, None)
+        assert server.socket.getsockname()[0] == host
+        with pytest.raises(ArgumentError, match=f"cannot answer for health on {host} port {port}"):
+            serve_health(Address(host, port), workers.make().health)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as tried:
+        try:
+            tried.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
 
 
 def test_a_worker_says_how_it_is(sync_db: Database, workers: Workers, meeting: Meeting) -> None:

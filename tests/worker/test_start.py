@@ -25,7 +25,7 @@ from sqlqueue import (
     Worker,
 )
 from tests.harness import Database
-from tests.models import Base, Job, Task
+from tests.models import Base, Job, Notice, Reminder, Task
 from tests.suite.scenes import rows
 from tests.worker.crew import LONG, Workers, all_are, eventually, seen, statuses, without_session
 
@@ -72,7 +72,7 @@ def test_no_handlers(engine: Engine) -> None:
 def test_criteria_that_are_none(engine: Engine) -> None:
     worker = Worker(sessionmaker(engine))
     worker.handler(Task, True)(lambda task: None)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="True is no criterion"):
+    with pytest.raises(ArgumentError, match="True is not a criterion"):
         worker.run()
 
 
@@ -83,7 +83,7 @@ def test_criteria_that_are_none(engine: Engine) -> None:
         ({"poll": 3}, "poll=3"),
         ({"grace": timedelta(-1)}, "grace="),
         ({"name": ""}, "name=''"),
-        ({"name": "n" * 201}, "1 to 200 characters"),
+        ({"name": "n" * 201}, "201 characters, give at most 200"),
     ],
     ids=str,
 )
@@ -104,6 +104,9 @@ async def awaiting(task: Any) -> None: ...
 def nothing() -> None: ...
 def three(a: Any, b: Any, c: Any) -> None: ...
 def keyword(task: Any, *, needed: Any) -> None: ...
+def by_name(task: Any, session: Any) -> None: ...
+def by_annotation(email: Task, unit: QueueSession) -> None: ...
+def only_a_session(session: Any) -> None: ...
 def generator(task: Any) -> Iterator[None]:
     yield
 
@@ -120,9 +123,12 @@ async def async_generator(task: Any) -> AsyncIterator[None]:
         (sessionmaker, nothing, {}, "takes \\(task\\) or \\(session, task\\)"),
         (sessionmaker, three, {}, "takes \\(task\\) or \\(session, task\\)"),
         (sessionmaker, keyword, {}, "takes \\(task\\) or \\(session, task\\)"),
+        (sessionmaker, by_name, {}, "in this order"),
+        (sessionmaker, by_annotation, {}, "in this order"),
+        (sessionmaker, only_a_session, {}, "in this order"),
         (sessionmaker, generator, {}, "is a generator"),
         (sessionmaker, async_generator, {}, "is a generator"),
-        (sessionmaker, 7, {}, "7 is no function"),
+        (sessionmaker, 7, {}, "7 is not a function"),
         (sessionmaker, alone, {"mode": "lock"}, "let the handler take the session"),
         (sessionmaker, function, {"mode": "at-most-once"}, "let the handler take the task alone"),
         (sessionmaker, alone, {"mode": "twice"}, "mode='twice'"),
@@ -137,6 +143,52 @@ def test_handlers_that_make_no_sense(
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
         Worker(sessions()).handler(Task, **arguments)(handler)
+
+
+def another(task: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((Task,), (Task,)),
+        ((Task, Task.number == 1), (Task, Task.number == 1)),
+        ((Task,), (Task, Task.number == 1)),
+        ((Task, Task.number == 1), (Task,)),
+        ((Notice,), (Reminder,)),
+        ((Reminder, Reminder.id == 1), (Notice,)),
+    ],
+)
+def test_two_handlers_of_the_same_tasks(first: Any, second: Any) -> None:
+    worker = Worker(sessionmaker())
+    worker.handler(*first)(alone)
+    with pytest.raises(ArgumentError, match=r"alone and .*another are both registered for the same tasks"):
+        worker.handler(*second)(another)
+    assert len(worker.handlers) == 1
+
+
+def test_handlers_of_different_tasks() -> None:
+    worker = Worker(sessionmaker())
+    worker.handler(Task, Task.number == 1)(alone)
+    worker.handler(Task, Task.number == 2)(another)
+    worker.handler(Task, Task.number != 1, Task.number != 2)(another)
+    worker.handler(Notice)(alone)
+    worker.handler(Notice, Notice.priority < 0)(alone)  # threads of its own for what is urgent
+    worker.task(Job)(another)
+    with pytest.raises(ArgumentError, match=r"@worker.task\(Job\) and .*alone are both registered"):
+        worker.handler(Job)(alone)
+    with pytest.raises(ArgumentError, match="both registered"):
+        worker.handler(Notice)(alone)
+
+
+def test_a_decorator_without_its_model() -> None:
+    worker = Worker(sessionmaker())
+    with pytest.raises(ArgumentError, match=r"write @worker\.handler\(Task\)"):
+        worker.handler(alone)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"write @worker\.task\(Task\)"):
+        worker.task(alone)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="is not a queue model"):
+        worker.handler(Base)  # type: ignore[type-var]
 
 
 def test_a_coroutine_where_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

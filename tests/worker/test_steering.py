@@ -85,11 +85,6 @@ def test_cancel(sync_db: Database, workers: Workers) -> None:
     assert ends(sync_db, workers, Cancel(), "cancelled", session=True)["error"] is None
 
 
-def test_signals_are_no_errors(sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
-    ends(sync_db, workers, Retry(HOUR), "retryable", session=False)
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
-
-
 def test_what_becomes_of_the_others(db: Database, workers: Workers) -> None:
     """Outcomes of every kind, written together."""
     kinds = [None, ValueError("no luck"), Retry(HOUR), Snooze(HOUR), Discard("no use"), Cancel()]

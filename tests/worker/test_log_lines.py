@@ -1,0 +1,237 @@
+"""What the log tells people of tasks that fail, of the worker, and of its database."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
+from sqlqueue.worker import maintenance
+from tests.harness import Database
+from tests.models import Document, Report, Seat, Task
+from tests.suite.scenes import PAST
+from tests.worker.crew import Workers, eventually, raising, with_session, without_session
+
+MINUTE = timedelta(minutes=1)
+HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e\nINFO all is well"
+LAST = {"attempt": 4, "max_attempts": 5}
+CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "sqlqueue"):
+        yield caplog
+
+
+def ends(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The lines about attempts that have ended."""
+    return [record for record in log.records if hasattr(record, "outcome")]
+
+
+def the_end(log: pytest.LogCaptureFixture) -> logging.LogRecord:
+    (record,) = eventually(lambda: ends(log))
+    return record
+
+
+@pytest.mark.parametrize("session", [True, False])
+@pytest.mark.parametrize(
+    ("error", "columns", "level", "outcome", "said"),
+    [
+        (ValueError("no"), {}, "WARNING", "failed", "attempt 1/3 failed (ValueError: no), retry in 10 s"),
+        (ValueError("no"), {"attempt": 1}, "WARNING", "failed", "attempt 2/3 failed (ValueError: no), retry in 30 s"),
+        (ValueError("no"), {"attempt": 2}, "ERROR", "discarded", "attempt 3/3 failed (ValueError: no), discarded"),
+        (Retry(MINUTE, "busy"), {}, "WARNING", "failed", "attempt 1/3 failed (busy), retry in 60 s"),
+        (Retry(MINUTE, "busy"), {"attempt": 2}, "ERROR", "discarded", "attempt 3/3 failed (busy), discarded"),
+        (Discard("no use"), {}, "ERROR", "discarded", "attempt 1/3 failed (no use), discarded"),
+    ],
+)
+def test_a_retry_is_a_warning_and_a_dead_letter_an_error(
+    db: Database,
+    workers: Workers,
+    log: pytest.LogCaptureFixture,
+    error: Exception,
+    columns: dict[str, Any],
+    level: str,
+    outcome: str,
+    said: str,
+    session: bool,
+) -> None:
+    db.insert(Task, [{"id": 7, **columns}])
+    worker = workers.make()
+    worker.handler(Task)(raising(db, error, session=session))
+    workers.start(worker)
+    record = the_end(log)
+    assert (record.levelname, record.getMessage()) == (level, f"Task 7: {said}")
+    facts = {name: getattr(record, name) for name in ("queue", "identity", "attempt", "outcome")}
+    assert facts == {"queue": "Task", "identity": (7,), "attempt": columns.get("attempt", 0) + 1, "outcome": outcome}
+    assert (record.exc_info is not None) == isinstance(error, ValueError)
+    state = worker.health()
+    assert state is not None
+    assert {kind: state.counts.get(kind, 0) for kind in ("failed", "discarded")} == {
+        "failed": int(outcome == "failed"),
+        "discarded": int(outcome == "discarded"),
+    }
+
+
+def test_the_root_logger_is_left_alone(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
+    root = (logging.getLogger().level, list(logging.getLogger().handlers))
+    sync_db.insert(Task, [{}])
+    worker = workers.make()
+    worker.handler(Task)(raising(sync_db, ValueError("no")))
+    workers.start(worker)
+    the_end(log)
+    assert (logging.getLogger().level, list(logging.getLogger().handlers)) == root
+
+
+@pytest.mark.parametrize("error", [Snooze(MINUTE), Cancel()])
+def test_other_signals_are_told_at_debug_alone(
+    sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    sync_db.insert(Task, [{}])
+    worker = workers.make()
+    worker.handler(Task)(raising(sync_db, error))
+    with caplog.at_level(logging.DEBUG, "sqlqueue"):
+        workers.start(worker)
+        assert the_end(caplog).levelname == "DEBUG"
+
+
+def test_an_outage_is_not_held_against_the_task(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Task, [{"id": 7, "attempt": 2}])
+    worker = workers.make()
+    worker.handler(Task)(raising(sync_db, PoolTimeoutError("no connection is free")))
+    workers.start(worker)
+    record = the_end(log)
+    assert (record.levelname, record.outcome, record.exc_info) == ("WARNING", "snoozed", None)  # type: ignore[attr-defined]
+    assert record.getMessage().startswith("Task 7: attempt 3/3 failed (TimeoutError: no connection is free)")
+    assert record.getMessage().endswith(", does not count, retry in 10 s")
+
+
+def test_a_policy_that_gives_up_and_a_key_of_two_columns(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(Seat, [{"line": "a,b", "number": 7}])
+    worker = workers.make()
+    worker.handler(Seat)(raising(sync_db, ValueError("no"), session=False))
+    workers.start(worker)
+    assert the_end(log).getMessage().startswith('Seat "a,b",7: attempt 1/')
+
+
+def test_a_run_that_is_given_up_is_an_error_too(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    sync_db.insert(
+        Report, [{"id": 7, "schedule": "PT1H", "drift": False, "available_at": PAST, "attempts_before": 4, **LAST}]
+    )
+    worker = workers.make()
+    worker.handler(Report)(raising(sync_db, ValueError("no"), session=False))
+    workers.start(worker)
+    record = the_end(log)
+    assert (record.levelname, record.outcome) == ("ERROR", "failed")  # type: ignore[attr-defined]
+    assert record.getMessage() == "Report 7: attempt 1/1 failed (ValueError: no), no retry before its next run"
+
+
+@pytest.mark.parametrize("named", [20, 2])
+def test_crashed_tasks_that_are_given_up_are_dead_letters(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
+    monkeypatch.setattr(maintenance, "RESCUE_EVERY", timedelta(seconds=0.05))
+    monkeypatch.setattr(maintenance, "NAMED", named)
+    sync_db.insert(Task, [{"id": n, **CRASHED} for n in (1, 2, 3)])
+    worker = workers.make()
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: (state := worker.health()) is not None and state.counts.get("discarded") == 3)
+    lines = eventually(lambda: [record for record in log.records if "crashed" in record.getMessage()])
+    assert {record.levelname for record in lines} == {"ERROR"}
+    told = Counter(record.getMessage().partition(" failed (")[0] for record in lines)
+    if named >= 3:
+        assert told == Counter(f"Task {n}: attempt 3/3" for n in (1, 2, 3))
+    else:
+        assert (told.total(), told["Task: 1 more tasks"]) == (3, 1)
+
+
+def test_a_traceback_shows_the_applications_frames(
+    db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    db.insert(Task, [{}])
+    worker = workers.make()
+
+    def fails(session: Any, task: Any) -> None:
+        session.execute(Document.__table__.insert().values(id=None, no_such_column=1))
+
+    worker.handler(Task)(with_session(db, fails))
+    workers.start(worker)
+    the_end(log)
+    files = [line for line in log.text.splitlines() if line.startswith('  File "')]
+    assert files
+    assert all("/tests/" in line for line in files)
+    assert "no_such_column" in log.text
+
+
+def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    sync_db.insert(Task, [{}])
+    worker = workers.make()
+    worker.handler(Task)(raising(sync_db, ValueError("no")))
+    with caplog.at_level(logging.DEBUG, "sqlqueue"):
+        workers.start(worker)
+        eventually(lambda: "ValueError" in caplog.text)
+    assert "/worker/performer.py" in caplog.text
+
+
+def test_nothing_from_elsewhere_reaches_the_log_as_it_is(
+    db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    """Neither by the message nor by the traceback, its causes and groups included."""
+    db.insert(Seat, [{"line": HOSTILE[:9], "number": 1}])
+    worker = workers.make(name="worker\x1b]0;")
+
+    def fails(task: Any) -> None:
+        try:
+            raise KeyError(HOSTILE)
+        except KeyError as error:
+            note = ExceptionGroup(HOSTILE, [ValueError(HOSTILE)])
+            note.add_note(HOSTILE)
+            raise note from error
+
+    worker.handler(Seat)(without_session(db, fails))
+    workers.start(worker)
+    the_end(log)
+    assert not {each for each in log.text if not each.isprintable()} - {"\n"}
+    assert not [line for line in log.text.splitlines() if line.startswith("INFO all")]
+    assert "\\x1b[2J\\x07\\r\\x9b31m\\u202e" in log.text
+
+
+def test_a_worker_says_when_it_starts_and_stops(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
+) -> None:
+    worker = workers.make(name="mailer")
+    worker.handler(Task)(without_session(sync_db))
+    running = workers.start(worker)
+    eventually(lambda: "worker mailer started, for Task" in log.text)
+    running.stop()
+    assert [record.getMessage() for record in log.records][-1] == "worker mailer stopped"
+
+
+def test_a_missing_table_is_one_clear_line(tmp_path: Any, log: pytest.LogCaptureFixture) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/empty.db")
+    worker = Worker(sessionmaker(engine))
+    worker.handler(Task)(lambda task: None)
+    with pytest.raises(SchemaMismatchError):
+        worker.run()
+    engine.dispose()
+    (record,) = log.records
+    assert (record.levelname, record.exc_info) == ("ERROR", None)
+    assert record.getMessage().startswith(
+        "worker stopped: the schema does not match the models: there is no table task. "
+    )
