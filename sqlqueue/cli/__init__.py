@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,18 +16,21 @@ if TYPE_CHECKING:
 def main() -> None:
     """The program ``sqlqueue``."""
     if any(find_spec(name) is None for name in ("rich", "typer")):
-        sys.exit("The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]'")
+        extra = "pip install 'sqlalchemy-queue[cli]', the distribution of sqlqueue"
+        sys.exit(f"The command line of sqlqueue is an extra: {extra}")
     application()()
 
 
 def application() -> typer.Typer:
     """The commands.  What they are made with is imported here, and not by who imports this module."""
     import typer  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
 
     from ..bench.command import bench  # noqa: PLC0415
     from ..demo.command import demo  # noqa: PLC0415
     from .changes import cancel, discard, prune, retry  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
+    from .limits import limits, set_limit  # noqa: PLC0415
     from .pausing import pause, resume  # noqa: PLC0415
     from .sqltasks import sql_tasks  # noqa: PLC0415
     from .stats import errors, stats  # noqa: PLC0415
@@ -53,13 +58,18 @@ def application() -> typer.Typer:
             sqlqueue demo .
         """
 
-    commands.command()(demo)
-    commands.command()(check)
-    commands.command()(work)
-    commands.command()(bench)
-    commands.command("sql-tasks")(sql_tasks)
-    on_call = "Commands for the people on call"
-    commands.command("list", rich_help_panel=on_call)(list_tasks)
-    for command in (stats, errors, show, retry, cancel, discard, prune, pause, resume):
-        commands.command(rich_help_panel=on_call)(command)
+    def add(command: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
+        # what is written in brackets is meant: it is no markup
+        commands.command(name, help=escape(cleandoc(command.__doc__ or "")), rich_help_panel=panel)(command)
+
+    others: Sequence[Callable[..., None]] = (demo, check, work, bench)
+    for command in others:
+        add(command)
+    add(sql_tasks, "sql-tasks")
+    panel = "Commands for the people on call"
+    add(list_tasks, "list", panel)
+    on_call: Sequence[Callable[..., None]] = (stats, errors, show, retry, cancel, discard, prune, pause, resume, limits)
+    for command in on_call:
+        add(command, panel=panel)
+    add(set_limit, "set-limit", panel)
     return commands

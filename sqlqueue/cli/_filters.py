@@ -13,6 +13,7 @@ from ..clock import utcnow
 from ..spec import Criterion, QueueSpec
 from ..statements import is_hung, state
 from ..states import Status
+from ._output import refusal
 from ._values import age, identity, value
 
 Statuses = Annotated[
@@ -78,20 +79,20 @@ def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
     """The column of the model that has this name."""
     columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
     if name not in columns:
-        raise typer.BadParameter(f"{spec.entity.__name__} has no column {name}: it has {', '.join(columns)}")
+        raise refusal(f"{spec.entity.__name__} has no column {name}: it has {', '.join(columns)}")
     return columns[name]
 
 
 def _topic(spec: QueueSpec, topic: str) -> Criterion:
     if "topic" not in spec.columns:
-        raise typer.BadParameter(f"{spec.entity.__name__} has no topics")
+        raise refusal(f"{spec.entity.__name__} has no topics")
     return spec["topic"] == topic
 
 
 def _equal(spec: QueueSpec, text: str) -> Criterion:
     name, sign, given = text.partition("=")
     if not sign:
-        raise typer.BadParameter(f"{text!r} is not of the form COLUMN=VALUE")
+        raise refusal(f"{text!r} is not of the form COLUMN=VALUE")
     chosen = column(spec, name)
     criterion: Criterion = chosen == value(chosen, given)
     return criterion

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time
 from enum import Enum
 from typing import Annotated
@@ -17,14 +16,28 @@ from rich.table import Table
 from rich.text import Text
 
 from ..pausing import Pause
-from ..spec import Identity, QueueSpec
+from ..spec import QueueSpec
+from ..texts import readable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs: keys that stay, moments as ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, default=_json))
+    """As JSON has it: in ASCII, and without the numbers that it does not know."""
+    typer.echo(json.dumps(_strict(value), indent=2, default=_json, allow_nan=False))
+
+
+def _strict(value: object) -> object:
+    """Floats that are not numbers become text, and so do keys of other types."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {key if isinstance(key, str) else str(key): _strict(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_strict(each) for each in value]
+    return value
 
 
 def _json(value: object) -> object:
@@ -35,38 +48,81 @@ def _json(value: object) -> object:
     return value.isoformat() if isinstance(value, (date, time)) else str(value)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0) -> None:
-    """Only the first and the last column are broken into lines; ``numbers`` from the second on are numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, heading in enumerate(headings):
-        within = 0 < place < len(headings) - 1
-        table.add_column(heading, justify="right" if 1 <= place <= numbers else "left", no_wrap=within)
-    for row in rows:
-        table.add_row(*(plain(each) for each in row))
-    Console(highlight=False).print(table)
+GAP = 2
+"""Between two columns."""
+_TEXT = 24
+"""So much room, at the least, has a last column that is longer."""
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0, one_line: bool = False
+) -> None:
+    """As wide as the terminal: columns for which there is no room follow below, again with the first one.
+
+    ``numbers`` from the second column on are numbers.  The last one is broken into lines, or cut to ``one_line``.
+    """
+    console = Console(highlight=False)
+    columns = list(zip(*[[plain(each) for each in line] for line in (headings, *rows)], strict=True))
+    widths = [max(map(width, column)) for column in columns]
+    first = min(widths[0], console.width // 2)
+    for number, part in enumerate(_parts(widths, console.width - first)):
+        if number:
+            console.print()
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        table.add_column(columns[0][0], width=first, overflow="fold")
+        for place, room in part.items():
+            table.add_column(
+                columns[place][0],
+                justify="right" if place <= numbers else "left",
+                width=room,
+                no_wrap=one_line,
+                overflow="ellipsis" if one_line else "fold",
+            )
+        for line in zip(*(columns[place][1:] for place in (0, *part)), strict=True):
+            table.add_row(*line)
+        console.print(table)
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
+    """The columns after the first, as many at a time as there is room for, and how wide each is."""
+    part: dict[int, int] = {}
+    left = room
+    for place, wanted in enumerate(widths[1:], 1):
+        needed = min(wanted, _TEXT) if place == len(widths) - 1 else wanted
+        if part and needed + GAP > left:
+            yield part
+            part, left = {}, room
+        part[place] = min(wanted, left - GAP)
+        left -= part[place] + GAP
+    yield part
+
+
+def width(text: Text) -> int:
+    return max((line.cell_len for line in text.split("\n")), default=0)
 
 
 def say(text: str) -> None:
     Console(highlight=False).print(plain(text), soft_wrap=True)
 
 
+def complain(text: str) -> None:
+    """The same where errors go."""
+    Console(stderr=True, highlight=False).print(plain(text), soft_wrap=True)
+
+
+def refusal(text: str) -> typer.BadParameter:
+    """Bad usage, to be raised."""
+    return typer.BadParameter(readable(text, lines=True))
+
+
 def plain(value: object) -> Text:
     """As it is, but for what a terminal would take for a command."""
-    text = _moment(value) if isinstance(value, datetime) else "" if value is None else str(value)
-    return Text("".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text))
+    text = _moment(value) if isinstance(value, datetime) else "" if value is None else value
+    return Text(readable(text, lines=True))
 
 
 def _moment(value: datetime) -> str:
     return f"{value:%Y-%m-%d %H:%M:%S}{'Z' if value.tzinfo else ''}"
-
-
-def shown(identity: Identity) -> str:
-    """A primary key such that ``--id`` takes it."""
-    if len(identity) == 1:
-        return str(identity[0])
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(identity)
-    return line.getvalue()
 
 
 def tasks(number: int, spec: QueueSpec) -> str:
@@ -80,11 +136,11 @@ def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:
     ]
 
 
-def confirm(what: str, number: int, *, yes: bool) -> None:
-    """Ask before ``number`` tasks are changed, if they are many; a no ends the command with the exit status 1."""
-    if yes or number <= 1:
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask, unless the answer is known; a no ends the command with the exit status 1."""
+    if yes:
         return
     if not sys.stdin.isatty():
-        typer.echo(f"sqlqueue: this would {what}, and there is no terminal to ask: say --yes", err=True)
+        complain(f"sqlqueue: this would {what}, and there is no terminal to ask: say --yes")
         raise typer.Exit(2)
-    typer.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True, err=True)
+    typer.confirm(readable(f"{what[:1].upper()}{what[1:]}?"), abort=True, err=True)

@@ -9,6 +9,7 @@ import typer
 
 from ..health import specs_of
 from ..spec import QueueSpec
+from ._output import refusal
 from ._target import load
 
 Queue = Annotated[
@@ -23,11 +24,14 @@ Queue = Annotated[
 
 
 def queues_of(target: str, name: str | None) -> list[QueueSpec]:
-    """Those of ``target``, or the one of this name."""
-    found = specs_of(load(target))
+    """Those of ``target`` that hold tasks, or the one of this name."""
+    every = specs_of(load(target))
+    found = [spec for spec in every if spec.holds_tasks]
+    if not found:
+        raise refusal(f"{_names(every)} holds the slots of limits, and no tasks: name the model with the limits")
     chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
     if not chosen:
-        raise typer.BadParameter(f"there is no queue {name} in {target}: there are {_names(found)}")
+        raise refusal(f"there is no queue {name} in {target}: there are {_names(found)}")
     return chosen
 
 
@@ -35,7 +39,7 @@ def queue_of(target: str, name: str | None) -> QueueSpec:
     """The only one."""
     found = queues_of(target, name)
     if len(found) > 1:
-        raise typer.BadParameter(f"{target} has {len(found)} queues: say --queue and one of {_names(found)}")
+        raise refusal(f"{target} has {len(found)} queues: say --queue and one of {_names(found)}")
     return found[0]
 
 

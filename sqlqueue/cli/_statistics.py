@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from ..operations import Bucket, Durations, QueueOverview, QueueStats
+from ..operations.counting import CAP
 from ..pausing import Pause
 from ..spec import QueueSpec
 from ..states import Status
-from ._output import pauses, print_json, print_table
+from ._output import pauses, print_json, print_table, say
 
 Standing = tuple[QueueSpec, QueueOverview, list[Pause]]
 _ALWAYS = (Status.AVAILABLE, Status.RUNNING)
@@ -25,13 +26,15 @@ def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
         [
             spec.entity.__name__,
             *_numbers(each, present),
-            _whole(each.oldest_claimable),
-            each.finished_last_hour,
+            _at_least(_whole(each.oldest_claimable), "oldest_claimable", each),
+            _at_least(each.finished_last_hour, "finished_last_hour", each),
             _paused(stops),
         ]
         for spec, each, stops in found
     ]
     print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
+    if any(each.capped for _, each, _ in found):
+        say(f"+ at least: of a group of states with more tasks, {CAP:,} are counted. --exact counts all.")
 
 
 def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
@@ -45,6 +48,7 @@ def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict
         "oldest_running": _seconds(found.oldest_running),
         "finished_last_minute": found.finished_last_minute,
         "finished_last_hour": found.finished_last_hour,
+        "capped": sorted(found.capped),
         "paused": pauses(stops),
     }
 
@@ -66,7 +70,7 @@ def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
         [each.start, each.completed, each.failed, each.cancelled, *_spread(each.run_time), *_spread(each.waiting_time)]
         for each in found
     ]
-    ends, spreads = ["completed", "failed", "cancelled"], ["run p50", "p95", "wait p50", "p95"]
+    ends, spreads = ["completed", "failed", "cancelled"], ["run p50", "run p95", "wait p50", "wait p95"]
     print_table(["From", *ends, *spreads], rows, numbers=len(ends) + len(spreads))
 
 
@@ -92,13 +96,24 @@ def _counts(found: QueueStats) -> dict[str, int]:
 
 
 def _present(found: Iterable[QueueStats]) -> list[Status]:
-    """The states that some tasks are in, and those that are shown anyway."""
+    """The states that some tasks are in, or may be in where counting has ended, and those that are shown anyway."""
     all_of_them = list(found)
-    return [status for status in Status if status in _ALWAYS or any(each[status] for each in all_of_them)]
+    return [
+        status
+        for status in Status
+        if status in _ALWAYS or any(each[status] or status in each.capped for each in all_of_them)
+    ]
 
 
-def _numbers(found: QueueStats, present: Iterable[Status]) -> list[int]:
-    return [*(found[status] for status in present), found.hung]
+def _numbers(found: QueueStats, present: Iterable[Status]) -> list[object]:
+    return [*(_at_least(found[status], status, found) for status in present), _at_least(found.hung, "hung", found)]
+
+
+def _at_least(figure: object, name: str, found: QueueStats) -> object:
+    """With a + where it is a lower bound."""
+    if name not in found.capped:
+        return figure
+    return f"{figure:,}+" if isinstance(figure, int) else f"{figure}+"
 
 
 def _paused(stops: Iterable[Pause]) -> str:

@@ -11,10 +11,10 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-import typer
 from sqlalchemy import ColumnElement
 
 from ..spec import Identity, QueueSpec
+from ._output import refusal
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LARGEST = 2**63
@@ -24,18 +24,25 @@ _LARGEST = 2**63
 def age(text: str) -> timedelta:
     """``90s``, ``15m``, ``2h``, ``7d``, ``1h30m``."""
     if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
-        raise typer.BadParameter(f"{text!r} is no duration: write 90s, 15m, 2h, 7d or 1h30m")
+        raise refusal(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
     return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
 
 
 def identity(spec: QueueSpec, text: str) -> Identity:
     """A primary key; its columns are separated by commas, as in a line of CSV."""
     columns = spec.primary_key
-    parts = next(csv.reader([text], skipinitialspace=True), []) if len(columns) > 1 else [text]
+    parts = _parts(text) if len(columns) > 1 else [text]
     if len(parts) != len(columns):
         names = ",".join(column.name for column in columns)
-        raise typer.BadParameter(f"{text!r} is no key of {spec.entity.__name__}: give {names}")
+        raise refusal(f"{text!r} is not a key of {spec.entity.__name__}: give {names}")
     return tuple(value(column, part) for column, part in zip(columns, parts, strict=True))
+
+
+def _parts(text: str) -> list[str]:
+    try:
+        return next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # such as a line break without quotation marks
+        return []
 
 
 def value(column: ColumnElement[Any], text: str) -> Any:
@@ -43,11 +50,11 @@ def value(column: ColumnElement[Any], text: str) -> Any:
     kind = _kind(column)
     reader = _READERS.get(kind, kind.__getitem__ if issubclass(kind, Enum) else None)
     if reader is None:
-        raise typer.BadParameter(f"{column} is of type {column.type}, which cannot be written here")
+        raise refusal(f"{column} is of type {column.type}, which cannot be written here")
     try:
         return reader(text)
     except (ValueError, KeyError, ArithmeticError) as error:
-        raise typer.BadParameter(f"{text!r} is no value for {column}, which is of type {column.type}") from error
+        raise refusal(f"{text!r} is not a value for {column}, which is of type {column.type}") from error
 
 
 def _kind(column: ColumnElement[Any]) -> type[Any]:

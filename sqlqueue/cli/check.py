@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from ..dialects import adapter_for
-from ..exc import SQLQueueError
 from ..findings import Finding, Severity
 from ..health import check as find
 from ..health import specs_of
-from ._target import Target, Url, load, run
+from ._database import connect, refusals
+from ._output import plain, print_json, say
+from ._target import Target, Url, load
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings for programs: one object of JSON.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Let warnings count as errors.")]
@@ -47,20 +46,14 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
     finding with severity (error, warning, note), code, model, table, message
     and fix. A code never changes its meaning.
     """
-    try:
+    with refusals("check"):
         base = load(target)
         models = [_name(spec.entity) for spec in specs_of(base)]
-        engine, version, findings = run(url, lambda connection: (*_server(connection), find(connection, base)))
-    except SQLQueueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except (DBAPIError, OSError) as error:  # some drivers let the system's own errors through
-        reason = getattr(error, "orig", error)
-        Console(stderr=True, highlight=False).print(Text(f"sqlqueue check: the database refuses: {reason}"))
-        raise typer.Exit(2) from error
+        engine, version, findings = connect(url, lambda connection: (*_server(connection), find(connection, base)))
     fatal = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     ok = not any(finding.severity in fatal for finding in findings)
     if as_json:
-        typer.echo(json.dumps(_report(engine, version, models, ok, findings), indent=2))
+        print_json(_report(engine, version, models, ok, findings))
     else:
         _show(f"{engine} {version}", models, findings)
     raise typer.Exit(0 if ok else 1)
@@ -98,15 +91,14 @@ def _report(
 
 
 def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> None:
-    console = Console(highlight=False)
     counts = Counter(finding.severity for finding in findings)
     if findings:
         table = Table("", "Queue", "What is wrong", "What to do", box=None, pad_edge=False, padding=(0, 2, 1, 0))
         for finding in findings:
             queue = finding.model.__name__ if finding.model else ""
             style = _STYLES[finding.severity]
-            table.add_row(Text(finding.severity, style), Text(queue), Text(finding.message), Text(finding.fix))
-        console.print(table)
+            table.add_row(Text(finding.severity, style), *map(plain, (queue, finding.message, finding.fix)))
+        Console(highlight=False).print(table)
     said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
     queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
-    console.print(Text(f"{server}, {queues}: {', '.join(said) or 'all is well'}."))
+    say(f"{server}, {queues}: {', '.join(said) or 'all is well'}.")

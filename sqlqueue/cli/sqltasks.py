@@ -23,15 +23,18 @@ def sql_tasks(config: Config, verbose: Verbose = False) -> None:
     one of users. Give that right, and those users, accordingly.
 
         [[database]]
-        url = "postgresql+psycopg://scheduler@db/app"        # where the tasks are
-        schemas = ["app", "audit"]                           # that of the connection, if left out
-        create = true                                        # create the tables where they are missing
-        execute_url = "postgresql+psycopg://reporter@db/app" # as whom requests run; url, if left out
-        users = { owner = "postgresql+psycopg://owner@db/app" }  # by the names that run_as may have
-        queues = { mail = 3 }                                # so many of a queue at a time; 1, if left out
-        concurrency = 10                                     # so many of a schema at a time
-        poll = 3                                             # seconds between two looks, at the most
-        timeout = 3600                                       # seconds for a request, at the most
+        url = "postgresql+psycopg://scheduler@db/app"
+
+        # all else may be left out: where the tasks are, and as whom they run
+        schemas = ["app", "audit"]
+        execute_url = "postgresql+psycopg://reporter@db/app"
+        users = { owner = "postgresql+psycopg://owner@db/app" }
+
+        create = true          # the tables, where they are missing
+        queues = { mail = 3 }  # so many of a queue at a time; 1 of others
+        concurrency = 10       # so many of a schema at a time
+        poll = 3               # seconds between two looks, at the most
+        timeout = 3600         # seconds for a request, at the most
 
     Then, in any program:
 

@@ -12,11 +12,14 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from ..operations import ErrorGroup, QueueStats
+from ..operations.counting import CAP
+from ..operations.sets import LAST
 from ..pausing import paused
 from ..spec import Criterion, QueueSpec
+from ..texts import key_text
 from ._database import refusals, transact
 from ._filters import Age, Equal, Ids, Statuses, Topic, column, criteria
-from ._output import AsJson, print_json, print_table, say, shown
+from ._output import AsJson, print_json, print_table, refusal, say
 from ._queue import Queue, queue_of, queues_of
 from ._statistics import Standing, print_by, print_standings, print_timeline
 from ._target import Target, Url
@@ -24,6 +27,7 @@ from ._values import age
 
 Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at the most.")]
 By = Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="One queue, by the values of this column.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Count all, however many there are and however long it takes.")]
 Timeline = Annotated[bool, typer.Option("--timeline", help="One queue, over time: what was finished, and how fast.")]
 Bucket = Annotated[
     timedelta | None,
@@ -46,6 +50,7 @@ def stats(
     since: Since = None,
     topic: Topic = None,
     where: Equal = None,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """How many tasks each queue has, by state, and what is paused.
@@ -56,22 +61,23 @@ def stats(
 
     "hung" are those of the running ones whose lease has ended: their workers have crashed or stall, and any worker
     takes them over. "oldest" says how long the first of those that can be claimed has been waiting, "last hour" how
-    many were finished in it. States that no queue has any tasks in are left out.
+    many were finished in it. States that no queue has any tasks in are left out. A figure with a + is a lower bound: of
+    very many tasks that are available, otherwise unfinished, or final, 100,000 each are counted; --exact counts all.
 
     With --timeline: what was finished in each hour (--bucket) of the last day (--since), in UTC; for what was
     completed, half (p50) and 95 of 100 (p95) ran, and had waited since they were created, no longer than that.
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
-    claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, and paused: an array
-    of topic (null for the whole queue), paused_at, paused_by and reason. With --by: value, the states, hung, total and
-    unfinished. With --timeline: start, completed, failed, cancelled, and run_time and waiting_time, with count, mean,
-    p50 and p95. All times are in seconds.
+    claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, capped (an array of
+    the names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at, paused_by and
+    reason. With --by: value, the states, hung, total and unfinished. With --timeline: start, completed, failed,
+    cancelled, and run_time and waiting_time, with count, mean, p50 and p95. All times are in seconds.
 
     Exit status: 0; 2 for bad usage or a database that does not answer.
     """
     with refusals("stats"):
         if (by and timeline) or ((bucket or since) and not timeline):
-            raise typer.BadParameter("--bucket and --since go with --timeline, and --timeline does not go with --by")
+            raise refusal("--bucket and --since go with --timeline, and --timeline does not go with --by")
         specs = queues_of(target, queue) if not (by or timeline) else [queue_of(target, queue)]
         chosen = [(spec, criteria(spec, topic=topic, equal=where)) for spec in specs]
         if by:
@@ -79,12 +85,13 @@ def stats(
         elif timeline:
             print_timeline(transact(url, partial(_over_time, *chosen[0], bucket, since)), as_json=as_json)
         else:
-            found = transact(url, lambda session: [_standing(*each, session) for each in chosen])
+            cap = None if exact else CAP
+            found = transact(url, lambda session: [_standing(*each, cap, session) for each in chosen])
             print_standings(found, as_json=as_json)
 
 
-def _standing(spec: QueueSpec, where: Sequence[Criterion], session: Session) -> Standing:
-    return spec, operations.overview(session, spec.entity, *where), paused(session, spec.entity)
+def _standing(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> Standing:
+    return spec, operations.overview(session, spec.entity, *where, cap=cap), paused(session, spec.entity)
 
 
 def _by(spec: QueueSpec, where: Sequence[Criterion], name: str, session: Session) -> dict[Any, QueueStats]:
@@ -110,29 +117,39 @@ def errors(
     older_than: Age = None,
     where: Equal = None,
     limit: Most = 20,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """The failures of a queue, those with the same text together, the most frequent first.
 
         sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded
 
-    Tasks that have been completed since are not counted. "example" is one of them: look at it with sqlqueue show.
+    Tasks that have been completed since are not counted. "example" is one of them: look at it with sqlqueue show. Of
+    more than 20,000 failures the last ones by primary key are counted, each figure with a +; --exact counts all.
 
-    With --json: an array of objects with message, count, first_seen, last_seen (when they were claimed) and example.
+    With --json: an array of objects with message, count, first_seen, last_seen (when they were claimed), example and
+    capped (whether count is a lower bound).
 
     Exit status: 0, errors or not; 2 for bad usage or a database that does not answer.
     """
     with refusals("errors"):
         spec = queue_of(target, queue)
         chosen = criteria(spec, status=status, topic=topic, ids=ids, older_than=older_than, equal=where)
-        found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen))[:limit]
+        cap = None if exact else LAST
+        found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen, cap=cap))[:limit]
     if as_json:
         print_json([_failed(group) for group in found])
     elif found:
-        rows = [[shown(each.example), each.count, each.last_seen, each.message] for each in found]
+        rows = [[key_text(each.example), _count(each), each.last_seen, each.message] for each in found]
         print_table(["Example", "count", "last seen", "error"], rows, numbers=1)
+        if found[0].capped:
+            say(f"+ at least: only the last {LAST:,} failures by primary key are counted. --exact counts all.")
     else:
         say(f"No errors of {spec.entity.__name__}.")
+
+
+def _count(group: ErrorGroup) -> object:
+    return f"{group.count:,}+" if group.capped else group.count
 
 
 def _failed(group: ErrorGroup) -> dict[str, object]:
@@ -141,5 +158,6 @@ def _failed(group: ErrorGroup) -> dict[str, object]:
         "count": group.count,
         "first_seen": group.first_seen,
         "last_seen": group.last_seen,
-        "example": shown(group.example),
+        "example": key_text(group.example),
+        "capped": group.capped,
     }

@@ -14,9 +14,11 @@ from .. import operations
 from ..clock import utcnow
 from ..spec import Criterion, QueueSpec
 from ..states import Status
+from ..texts import key_text
 from ._database import refusals, transact
 from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria, order
-from ._output import AsJson, print_json, print_table, say, shown
+from ._list import columns_of, print_tasks
+from ._output import AsJson, print_json, print_table, say
 from ._queue import Queue, queue_of
 from ._target import Target, Url
 from ._values import identity
@@ -29,7 +31,10 @@ OrderBy = Annotated[
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="Its primary key; one of several columns with commas: 'line 1,7'.")
 ]
-_BRIEF = ("status", "topic", "task", "attempt", "available_at", "error")
+Columns = Annotated[
+    str | None,
+    typer.Option("--columns", metavar="NAMES", help="Show these, by name, with commas; else what there is room for."),
+]
 
 
 def list_tasks(
@@ -46,13 +51,15 @@ def list_tasks(
     hung: Hung = False,
     order_by: OrderBy = None,
     limit: Most = 20,
+    columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
     """Tasks of a queue, the last ones first.
 
         sqlqueue list --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded --error '%timeout%'
 
-    All filters must hold. Ages are by the database's clock.
+    All filters must hold. Ages are by the database's clock. Each task is a line: how it stands, as many of the model's
+    own columns as there is room for, and the first line of its error. sqlqueue show has all of a task.
 
     With --json: an array of objects with queue (its table), key, the columns of the queue by the names that they have
     in the documentation, and columns, an object of the model's own.
@@ -65,6 +72,7 @@ def list_tasks(
             spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
         )
         terms = order(spec, order_by or ())
+        wanted = None if columns is None else columns_of(spec, columns)
         found = transact(
             url,
             lambda session: [
@@ -75,9 +83,7 @@ def list_tasks(
     if as_json:
         print_json(found)
     elif found:
-        roles = [role for role in _BRIEF if role in spec.columns]
-        rows = [[each["key"], *(_first_line(each[role]) for role in roles)] for each in found]
-        print_table(["Key", *(role.replace("_", " ") for role in roles)], rows)
+        print_tasks(spec, found, wanted)
     else:
         say(f"No such task of {spec.entity.__name__}.")
 
@@ -115,7 +121,7 @@ def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
     own = [prop.key for prop in inspect(type(task)).column_attrs if prop.key not in roles]
     return {
         "queue": spec.table.fullname,
-        "key": shown(spec.identity_of(task)),
+        "key": key_text(spec.identity_of(task)),
         **{role: getattr(task, name) for role, name in spec.attributes.items()},
         "columns": {name: getattr(task, name) for name in own},
     }
@@ -126,7 +132,3 @@ def _lease(facts: dict[str, Any], now: datetime) -> str:
         return "none"
     left = timedelta(seconds=round((facts["available_at"] - now).total_seconds()))
     return f"ends in {left}" if left > timedelta(0) else f"ended {-left} ago: the next claim takes it over"
-
-
-def _first_line(value: object) -> object:
-    return value.partition("\n")[0] if isinstance(value, str) else value

@@ -8,11 +8,21 @@ from typing import Annotated
 
 import typer
 
-from ..exc import SQLQueueError
+from ..exc import ArgumentError, SQLQueueError
 from ..worker import Worker
-from ..worker.health import serve_health
-from ..worker.supervisor import run_to_end, supervise
+from ..worker.health import LARGEST_PORT, Address, address_of, serve_health
+from ..worker.supervisor import CANNOT_START, run_to_end, supervise
+from ._database import refusals
+from ._output import refusal
 from ._target import load
+
+
+def _address(text: str) -> Address:
+    try:
+        return address_of(text)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error
+
 
 Target = Annotated[
     str,
@@ -25,25 +35,18 @@ Target = Annotated[
 Processes = Annotated[int, typer.Option("--processes", "-p", min=1, max=256, help="How many processes work.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, and not only what goes wrong.")]
 Health = Annotated[
-    int | None,
+    Address | None,
     typer.Option(
         "--health",
-        metavar="PORT",
-        min=1,
-        max=65_535,
-        help="Answer /health and /ready over HTTP on this port; with several processes each on the next one.",
+        metavar="ADDRESS",
+        parser=_address,
+        help="Answer /health and /ready over HTTP on this port; with several processes each on the next one. On the"
+        " loopback address unless a host is given: 0.0.0.0:8080 in a container, [::1]:8080.",
     ),
 ]
-HealthHost = Annotated[str, typer.Option("--health-host", metavar="ADDRESS", help="The address to answer on.")]
 
 
-def work(
-    target: Target,
-    processes: Processes = 1,
-    verbose: Verbose = False,
-    health: Health = None,
-    health_host: HealthHost = "0.0.0.0",
-) -> None:
+def work(target: Target, processes: Processes = 1, verbose: Verbose = False, health: Health = None) -> None:
     """Run a worker: claim tasks and call their handlers, until it is told to stop.
 
         sqlqueue work myapp.jobs:worker --processes 4
@@ -51,40 +54,45 @@ def work(
     SIGTERM or Ctrl-C: nothing more is claimed, running handlers are given the worker's grace period, the rest is
     released and picked up by others at once. A second one does not wait. A database that is away is waited for.
 
-    With --health 8080, http://host:8080/health answers 200 while the worker's event loop turns, and 503 when only a new
-    process would help; /ready answers 200 while it reaches its database, too. Both tell in JSON what it is at.
+    With --health 8080, http://127.0.0.1:8080/health answers 200 while the worker's event loop turns, and 503 when only
+    a new process would help; /ready answers 200 while it reaches its database, too. Both tell in JSON what it is at,
+    to whoever asks: in a container, where probes come from outside, say --health 0.0.0.0:8080.
 
     With more than one process, one that dies is replaced, after a pause that grows from one time to the next.
 
-    Exit status: 0 once it was stopped; 2 for bad usage; 3 if it cannot start, such as for a schema that does not fit.
+    Exit status: 0 once it was stopped; 2 for bad usage; 3 if it cannot start, such as for a schema that does not match
+    the models.
     """
     log(verbose)
     _worker(target)  # what is wrong with it is said once
-    start = partial(_process, target, verbose, health, health_host)
+    if health is not None and health.port + processes - 1 > LARGEST_PORT:
+        raise refusal(f"--health: there are no {processes} ports from {health.port} on")
+    start = partial(_process, target, verbose, health)
     if processes > 1:
         raise typer.Exit(supervise(start, processes))
+    with refusals("work"):
+        worker = start(0)
     try:
-        run_to_end(start(0))
-    except SQLQueueError as error:
-        typer.echo(f"sqlqueue work: {error}", err=True)
-        raise typer.Exit(3) from error
+        run_to_end(worker)
+    except SQLQueueError as error:  # which the worker has logged
+        raise typer.Exit(CANNOT_START) from error
 
 
 def _worker(target: str) -> Worker:
     worker = load(target)
     if not isinstance(worker, Worker):
-        raise typer.BadParameter(f"{target} is {type(worker).__name__}, and no sqlqueue.Worker")
+        raise refusal(f"{target} is {type(worker).__name__}, not a sqlqueue.Worker")
     if not worker.handlers:
-        raise typer.BadParameter(f"{target} has no handlers: register one with @worker.handler(Task)")
+        raise refusal(f"{target} has no handlers: register one with @worker.handler(Task)")
     return worker
 
 
-def _process(target: str, verbose: bool, port: int | None, host: str, number: int) -> Worker:
+def _process(target: str, verbose: bool, health: Address | None, number: int) -> Worker:
     """The worker of one process, with what is set up around it."""
     log(verbose)
     worker = _worker(target)
-    if port is not None:
-        serve_health(port + number, host, worker.health)
+    if health is not None:
+        serve_health(health._replace(port=health.port + number), worker.health)
     return worker
 
 
