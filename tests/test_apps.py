@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -70,3 +73,23 @@ def test_a_customer_is_greeted_after_the_answer_and_only_if_stored(db: Database)
     with db.engine.connect() as connection:
         assert connection.scalars(select(Customer.name).order_by(Customer.id)).all() == ["Ada", "Grace"]
         assert connection.scalars(select(Welcome.status)).all() == [Status.COMPLETED, Status.COMPLETED]
+
+
+SERVE = """
+import sys
+import uvicorn
+from sqlalchemy.ext.asyncio import create_async_engine
+from tests.apps import with_asyncio
+uvicorn.run(with_asyncio.application(create_async_engine(sys.argv[1])), port=0)
+"""
+
+
+def test_the_application_does_not_go_on_without_its_worker(tmp_path: Path) -> None:
+    """Here without a table for it: the log says so once, and the process ends."""
+    command = [sys.executable, "-c", SERVE, f"sqlite+aiosqlite:///{tmp_path}/empty.db"]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.stderr.count("the schema does not match the models: there is no table") == 1
+    assert "Traceback" not in ended.stderr
+    assert "Shutting down" in ended.stderr

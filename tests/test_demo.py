@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from rich.console import Console
-from sqlalchemy import URL, Engine, func, inspect, select, update
+from sqlalchemy import URL, Engine, NullPool, func, inspect, select, update
 from sqlalchemy.orm import sessionmaker
 from typer.testing import CliRunner
 
@@ -142,11 +142,12 @@ def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: 
     assert program.returncode == 130
     assert errors == "Stopped. The workers are gone, and so are the tables.\n"
     assert eventually_empty(program.pid)
-    assert inspect(connect(url)).get_table_names() == []
+    with connect(url, poolclass=NullPool).connect() as connection:
+        assert inspect(connection).get_table_names() == []
 
 
 def wait_until_done(url: str, files: int) -> None:
-    engine = connect(url)
+    engine = connect(url, poolclass=NullPool)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with engine.connect() as connection:
@@ -232,14 +233,23 @@ def test_words_and_lines_do_not_depend_on_where_a_chunk_ends(
     [
         ("sqlite://", "processes cannot share a database in memory"),
         ("sqlite+aiosqlite:///x.db", "aiosqlite is a driver for asyncio"),
-        ("nonsense", "Could not parse"),
+        ("nonsense", "the URL is not of the form dialect"),
         ("nosuch://host/name", "nosuch"),
-        ("sqlite:////no/such/folder/x.db", "no connection: unable to open database file"),
+        ("mysql+pymysql://host:port/name", "the port of the URL is not a number"),
+        ("sqlite:////no/such/folder/x.db", "cannot connect: unable to open database file"),
     ],
 )
 def test_a_url_that_will_not_do_is_refused_in_a_line(url: str, reason: str) -> None:
     with pytest.raises(DemoError, match=reason), tables(url, keep=False, drop=False):
         pass
+
+
+def test_nothing_that_a_terminal_obeys_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Console(), Console(stderr=True))
+    display.say("a \x1b[2J\u202e [red]file[/red]")
+    display.complain("\r\x07")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("a \\x1b[2J\\u202e [red]file[/red]\n", "\\r\\x07\n")
 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
@@ -268,7 +278,7 @@ def test_without_the_extra_there_is_a_line_of_advice() -> None:
     hide = "import sys; sys.modules['typer'] = None; from sqlqueue.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]'\n"
+    assert ended.stderr.startswith("The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]', the")
 
 
 def test_the_library_does_not_import_the_extra() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.orm import Session
 
 README = Path(__file__).parent.parent / "README.md"
@@ -35,21 +37,38 @@ def execute(heading: str, namespace: dict[str, Any]) -> None:
         exec(compile(block, README, "exec", dont_inherit=True), namespace)
 
 
+@contextmanager
+def disposing() -> Iterator[None]:
+    """Dispose of every engine that connects within: examples leave that to the end of the program."""
+    engines: set[Engine] = set()
+
+    def connected(connection: Connection) -> None:
+        engines.add(connection.engine)
+
+    event.listen(Engine, "engine_connect", connected)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "engine_connect", connected)
+        for engine in engines:
+            engine.dispose()
+
+
 @pytest.fixture
-def first_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def first_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What every other section goes on from."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "readme"}
-    execute(FIRST, namespace)
-    return namespace
+    with disposing():
+        execute(FIRST, namespace)
+        yield namespace
+        for session in [value for value in namespace.values() if isinstance(value, Session)]:
+            session.close()  # and not all there are: others' may be in use by threads that are about to end
 
 
 @pytest.mark.parametrize("heading", [heading for heading in SECTIONS if heading != FIRST])
 def test_a_section_runs(heading: str, first_minute: dict[str, Any]) -> None:
     execute(heading, first_minute)
-    for session in [value for value in first_minute.values() if isinstance(value, Session)]:
-        session.close()  # and not all there are: others' may be in use by threads that are about to end
-    first_minute["engine"].dispose()
 
 
 def test_the_first_minute_sends_the_mail_and_completes_it(

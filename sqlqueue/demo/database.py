@@ -9,10 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession
+from sqlqueue import ArgumentError, QueueSession
+from sqlqueue.urls import database_url
 
 from .errors import DemoError
 from .models import Base
@@ -61,22 +62,17 @@ def _temporary(stack: ExitStack, *, keep: bool) -> str:
 def reached(url: str) -> Engine:
     """An engine that processes can share, and whose database has answered; :class:`.DemoError` says what is wrong."""
     try:
-        engine = connect(url)
+        engine = connect(database_url(url))
         if engine.dialect.is_async:
             raise DemoError(f"{engine.driver} is a driver for asyncio; an ordinary one is wanted")
         if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise DemoError("processes cannot share a database in memory: give a file, as in sqlite:///demo.db")
         engine.connect().close()
-    except (ArgumentError, NoSuchModuleError) as error:
+    except ArgumentError as error:
         raise DemoError(str(error)) from error
-    except ModuleNotFoundError as error:
-        raise DemoError(f"no driver for this URL: {error}. {_ADVICE}") from error
     except DBAPIError as error:
-        raise DemoError(f"no connection: {error.orig}") from error
+        raise DemoError(f"cannot connect: {error.orig}") from error
     return engine
-
-
-_ADVICE = "For one, pip install 'sqlalchemy-queue[postgresql]' and give postgresql+psycopg://..."
 
 
 def _create(engine: Engine, *, drop: bool) -> None:

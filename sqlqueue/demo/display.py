@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from sqlqueue import QueueStats, Status
+from sqlqueue.texts import readable
 
 from .tally import Tally
 
@@ -27,10 +28,10 @@ class Display:
     complaints: Console
 
     def say(self, text: str) -> None:
-        self.output.print(escape(text), soft_wrap=True)
+        self.output.print(_plain(text), soft_wrap=True)
 
     def complain(self, text: str) -> None:
-        self.complaints.print(escape(text), soft_wrap=True)
+        self.complaints.print(_plain(text), soft_wrap=True)
 
     @contextmanager
     def progress(self, files: int) -> Iterator[Callable[[QueueStats], None]]:
@@ -56,6 +57,11 @@ class Display:
         self.output.print(table)
         for group in tally.errors[:_SHOWN_ERRORS]:
             self.say(f"{group.count} failed: {group.message}")
+
+
+def _plain(text: str) -> Text:
+    """Names of files and errors of the database come from elsewhere."""
+    return Text(readable(text, lines=True))
 
 
 def _rows(tally: Tally, seconds: float) -> Iterator[tuple[str, str, str]]:

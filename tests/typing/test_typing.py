@@ -16,15 +16,20 @@ from sqlqueue import (
     AsyncQueueSession,
     Bucket,
     Claim,
+    Cron,
+    DeclaredSchedules,
     ErrorGroup,
+    Every,
     ExponentialBackoff,
     Pause,
     PauseMixin,
+    Pruned,
     QueueMixin,
     QueueOptions,
     QueueOverview,
     QueueSession,
     QueueStats,
+    RecurringMixin,
     Status,
     TopicMixin,
     hung,
@@ -49,6 +54,12 @@ class Email(QueueMixin, Base):
 class Letter(TopicMixin, Base):
     __tablename__ = "letter"
     __queue__ = QueueOptions(retry=lambda attempt: attempt * MINUTE, on_complete="delete")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Feed(RecurringMixin, Base):
+    __tablename__ = "feed"
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -107,7 +118,8 @@ def settling(session: QueueSession, email: Email, letters: list[Letter], claims:
 def sets(session: QueueSession) -> None:
     assert_type(session.retry(Email, Email.id == 7), int)
     assert_type(session.rescue(Email), int)
-    assert_type(session.prune(Email, MINUTE), int)
+    assert_type(session.prune(Email, MINUTE), Pruned)
+    assert_type(session.prune(Email, MINUTE, adopted=True).protected, int)
     assert_type(session.stats(Email), QueueStats)
     assert_type(session.stats_by(Letter, Letter.topic, Letter.id > 7), dict[str, QueueStats])
     assert_type(session.stats_by(Email, Email.claimed_by), dict[str | None, QueueStats])
@@ -205,3 +217,16 @@ async def asyncio_errors(session: AsyncQueueSession, plain: AsyncSession) -> Non
     sqlqueue.claim(plain, Email)  # type: ignore[arg-type]
     print((await session.claim(Email)).recipient)  # type: ignore[union-attr]
     await session.claim(Address)  # type: ignore[type-var]
+
+
+async def a_schedule_is_given_as_it_is(session: QueueSession, other: AsyncQueueSession, feed: Feed) -> None:
+    feed.schedule = Every(MINUTE)
+    feed.schedule = Cron("0 3 * * *", "Europe/Berlin")
+    feed.schedule = "PT1M"
+    feed.schedule = None
+    feed.schedule = MINUTE  # type: ignore[assignment]
+    assert_type(Feed().schedule, str | None)
+    rows = [{"id": 1, "schedule": Every(MINUTE)}, {"id": 2, "schedule": "PT1M"}]
+    assert_type(session.declare_schedules(Feed, rows, Feed.id > 0, remove_missing=True), DeclaredSchedules)
+    assert_type(await other.declare_schedules(Feed, [Feed(id=1, schedule=Every(MINUTE))]), DeclaredSchedules)
+    session.declare_schedules(Email, rows)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def send(session: QueueSession, email: Email) -> int:
 def bill(session: QueueSession, notice: Notice) -> None: ...
 
 
-@worker.handler(Email, mode="at-most-once")
+@Worker(sessionmaker()).handler(Email, mode="at-most-once")
 def forget(email: Email) -> None: ...
 
 
