@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -77,9 +79,18 @@ def lowest(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *versions: str, half: int | None = None) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
+    cache = Path(session.create_tmp()).resolve() / "pytest"
+    failures = cache / "v" / "cache" / "lastfailed"
     options = ["--half", str(half)] if half else []
     # without parsers, of which the session `grammar` has its own, nothing can be told of statements
-    session.run("pytest", *SIDE_BY_SIDE, "--ignore=tests/grammar", *options, *session.posargs, env=COMPILING)
+    command = ("pytest", "-o", f"cache_dir={cache}", "--ignore=tests/grammar", *options, *session.posargs)
+    try:
+        session.run(*command, *SIDE_BY_SIDE, "--cache-clear", env=COMPILING)
+    except CommandFailed:
+        failed = json.loads(failures.read_text()) if failures.exists() else session.error("pytest did not run")
+        session.warn("Failed tests run once more, one after another.")
+        session.run(*command, "--last-failed", "--last-failed-no-failures=none", env=COMPILING)
+        session.warn("\n".join(["Flaky: failed at first, and passed alone.", *failed]))
 
 
 @nox.session

@@ -10,6 +10,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import ExponentialBackoff, QueueOptions, TopicMixin
 
 
+MAX_ATTEMPTS = 9
+
+
 class Base(DeclarativeBase):
     pass
 
@@ -17,7 +20,8 @@ class Base(DeclarativeBase):
 class Errand(TopicMixin, Base):
     __tablename__ = "errand"
     __table_args__ = (CheckConstraint("topic <> 'refused' OR status <> 'completed'"),)
-    __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=0.2), factor=1, jitter=0))
+    # as many as a machine needs that stands still at times: most leases are brief
+    __queue__ = QueueOptions(max_attempts=MAX_ATTEMPTS, retry=ExponentialBackoff(timedelta(seconds=0.2), factor=1, jitter=0))
 
     id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.outages.models import MAX_ATTEMPTS
 from tests.outages.probe import only_outages
 from tests.outages.scene import BRIEF, SLOTS, WITHOUT_SESSION, Scene
 from tests.worker.crew import eventually
@@ -26,7 +27,7 @@ def all_is_well(scene: Scene) -> None:
 
 def counted_attempts(scene: Scene, *topics: str) -> set[int]:
     """Of those that are counted against `max_attempts`, which grows with the others."""
-    return {row.attempt - (row.max_attempts - 3) for row in scene.rows(*topics)}
+    return {row.attempt - (row.max_attempts - MAX_ATTEMPTS) for row in scene.rows(*topics)}
 
 
 def test_connections_are_killed(scene: Scene) -> None:
