@@ -33,6 +33,7 @@ from .mixins import (
     TraceMixin,
     UniqueMixin,
 )
+from .oldalembic import watch as _watch
 from .operations import (
     Bucket,
     DeclaredSchedules,
@@ -181,3 +182,6 @@ def __getattr__(name: str) -> object:
 
         return AsyncQueueSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_watch()

@@ -1,10 +1,12 @@
-"""What PostgreSQL keeps about a table beyond what SQLAlchemy reflects: indexes that are invalid, and its storage."""
+"""What PostgreSQL keeps about a table beyond what SQLAlchemy reflects: invalid indexes, its storage, added columns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, Connection, Table, cast, column, func, select, table
+from sqlalchemy import Boolean, Column, ColumnElement, Connection, Table, cast, column, func, select, table
 from sqlalchemy.dialects import postgresql
 
 from .naming import live_name
@@ -27,6 +29,7 @@ _CLASS = table(
     schema="pg_catalog",
 )
 _INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("indisvalid", Boolean), schema="pg_catalog")
+_ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column("attmissingval"), schema="pg_catalog")
 
 
 def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
@@ -45,6 +48,14 @@ def lacks_storage(connection: Connection, of: Table) -> bool:
     """Whether one of the parameters was never given to the table; to what, is for its owner to say."""
     options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
     return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
+
+
+def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
+    """The value for rows that lack the column: kept with it until the table is rewritten."""
+    # of a pseudo-type, which casts to nothing but text
+    value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(to.type))
+    named = select(value).where(_ATTRIBUTE.c.attrelid == _oid(connection, to.table), _ATTRIBUTE.c.attname == to.name)
+    return next(iter(connection.scalar(named) or ()), None)
 
 
 def _oid(connection: Connection, of: Table) -> ColumnElement[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Select, Table
+from sqlalchemy import Column, Connection, Select, Table
 
 from .health import Plan
 from .postgresql import PostgreSQL
@@ -27,6 +28,9 @@ class CockroachDB(PostgreSQL):
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         return False
+
+    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
+        return None
 
     @property
     def predicate_option(self) -> str | None:

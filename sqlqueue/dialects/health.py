@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import URL, Connection, CursorResult, Select, Table, column, table
+from sqlalchemy import URL, Column, Connection, CursorResult, Select, Table, column, table
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ClauseElement
@@ -39,6 +40,10 @@ class Health:
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         """What this engine alone knows of a table that is there."""
         return iter(())
+
+    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
+        """The moment that rows have in ``column`` which were there when it was added; ``None`` if that is not kept."""
+        return None
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]

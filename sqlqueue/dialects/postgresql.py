@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     CTE,
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Insert,
@@ -41,7 +42,7 @@ from ..findings import Finding
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, write
 from .base import Adapter, Replacement
-from .catalog import invalid_indexes, lacks_storage
+from .catalog import added_at, invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only
 from .keys import KEYS, MANY, ROWS
 from .naming import live_name, plain
@@ -191,6 +192,9 @@ class PostgreSQL(Notifications, Adapter):
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         return invalid_indexes(connection, table)
+
+    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
+        return added_at(connection, column)
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
         standby, default = connection.execute(

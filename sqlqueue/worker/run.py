@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from ..contents import unintended_tasks
 from ..dialects import adapter_for
 from ..health import verify_schema
 from ..operations import default_claimer
@@ -200,7 +201,10 @@ class Run:
 
 
 def _verify(session: Session, spec: QueueSpec) -> None:
-    verify_schema(session.connection(spec.bind_arguments), spec.entity)
+    connection = session.connection(spec.bind_arguments)
+    verify_schema(connection, spec.entity)
+    for finding in unintended_tasks(connection, spec):
+        logger.warning("%s; %s", finding.message, finding.fix)
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:

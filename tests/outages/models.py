@@ -7,8 +7,7 @@ from datetime import timedelta
 from sqlalchemy import CheckConstraint, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ExponentialBackoff, QueueOptions, TopicMixin
-
+from sqlqueue import ConstantBackoff, QueueOptions, TopicMixin
 
 MAX_ATTEMPTS = 9
 
@@ -21,7 +20,7 @@ class Errand(TopicMixin, Base):
     __tablename__ = "errand"
     __table_args__ = (CheckConstraint("topic <> 'refused' OR status <> 'completed'"),)
     # as many as a machine needs that stands still at times: most leases are brief
-    __queue__ = QueueOptions(max_attempts=MAX_ATTEMPTS, retry=ExponentialBackoff(timedelta(seconds=0.2), factor=1, jitter=0))
+    __queue__ = QueueOptions(max_attempts=MAX_ATTEMPTS, retry=ConstantBackoff(timedelta(seconds=0.2)))
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
