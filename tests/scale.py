@@ -109,10 +109,10 @@ def seconds(engine: Engine, call: Callable[[Session], object]) -> float:
         return time.perf_counter() - begun
 
 
-def rescue(engine: Engine) -> Iterator[float]:
+def rescue(engine: Engine, batches: int) -> Iterator[float]:
     """The time of each batch."""
     changed = [BATCH]
-    while changed[-1] == BATCH:
+    while changed[-1] == BATCH and len(changed) <= batches:
         yield seconds(engine, lambda session: changed.append(sqlqueue.rescue(session, Scale, limit=BATCH)))
 
 
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=10, help="of crashed tasks to be rescued, at most")
     given = parser.parse_args()
     engine = create_engine(given.url)
     Base.metadata.create_all(engine, checkfirst=False)
@@ -129,7 +130,7 @@ def main() -> None:
         for name, call in LOOKS.items():
             took = [seconds(engine, call) for _ in range(given.rounds)]
             print(f"| {name} | {min(took):.2f} | {max(took):.2f} |", flush=True)
-        batches = list(rescue(engine))
+        batches = list(rescue(engine, given.batches))
         print(f"| rescue, {len(batches)} batches | {min(batches):.2f} | {max(batches):.2f} |")
     finally:
         Base.metadata.drop_all(engine)

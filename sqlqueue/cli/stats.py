@@ -62,7 +62,7 @@ def stats(
     "hung" are those of the running ones whose lease has ended: their workers have crashed or stall, and any worker
     takes them over. "oldest" says how long the first of those that can be claimed has been waiting, "last hour" how
     many were finished in it. States that no queue has any tasks in are left out. A figure with a + is a lower bound: of
-    very many tasks that are available, otherwise unfinished, or final, 100,000 each are counted; --exact counts all.
+    very many tasks that are available, otherwise unfinished, or final, 50,000 each are counted; --exact counts all.
 
     With --timeline: what was finished in each hour (--bucket) of the last day (--since), in UTC; for what was
     completed, half (p50) and 95 of 100 (p95) ran, and had waited since they were created, no longer than that.

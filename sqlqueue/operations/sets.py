@@ -172,20 +172,24 @@ def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executab
     found = select(spec["error"].label("message"), spec["claimed_at"].label("claimed_at"), *key).where(criterion)
     if cap is not None:
         found = found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
-    last = found.subquery("last_failures")
-    keys = [last.c[column.name] for column in key]
-    # by window functions and not GROUP BY, so that the example is a row's whole key, however many columns it has
-    alike: Any = {"partition_by": last.c.message}
-    failures = select(
-        last.c.message,
-        func.count().over(**alike).label("tasks"),
-        func.min(last.c.claimed_at).over(**alike).label("first_seen"),
-        func.max(last.c.claimed_at).over(**alike).label("last_seen"),
-        *keys,
-        func.row_number().over(**alike, order_by=[column.desc() for column in keys]).label("position"),
-    ).subquery("failures")
-    *shown, position = failures.c
-    return select(*shown).where(position == literal_column("1")).order_by(failures.c.tasks.desc(), failures.c.message)
+    last = found.cte("last_failures")
+    # the example is the whole key of a row, however many columns that has; the moments are none of a window, to which
+    # MariaDB gives a time that grows with the square of the rows
+    newest = [last.c[column.name].desc() for column in key]
+    position = func.row_number().over(partition_by=last.c.message, order_by=newest).label("position")
+    examples = select(last, position).subquery("examples")
+    tasks, first, last_seen = func.count(), func.min(last.c.claimed_at), func.max(last.c.claimed_at)
+    groups = (
+        select(last.c.message, tasks.label("tasks"), first.label("first_seen"), last_seen.label("last_seen"))
+        .group_by(last.c.message)
+        .subquery("message_groups")
+    )
+    return (
+        select(*groups.c, *(examples.c[column.name] for column in key))
+        .join_from(groups, examples, examples.c.message == groups.c.message)
+        .where(examples.c.position == literal_column("1"))
+        .order_by(groups.c.tasks.desc(), groups.c.message)
+    )
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:

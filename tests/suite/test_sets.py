@@ -150,7 +150,7 @@ def test_stats(db: Database) -> None:
 
 def test_errors(db: Database) -> None:
     for number, (text, status) in enumerate(
-        [("a", "retryable"), ("b", "discarded"), ("b", "running"), ("b", "completed")]
+        [("a", "retryable"), ("b", "discarded"), ("b", "running"), ("b", "completed")], start=1
     ):
         when = PAST + timedelta(days=number)
         db.insert(Task, [{"id": number, "status": status, "error": text, "claimed_at": when, "available_at": FUTURE}])
@@ -159,7 +159,7 @@ def test_errors(db: Database) -> None:
         first, second = session.errors(Task)
         (only,) = session.errors(Task, Task.status == "retryable")
     assert (first.message, first.count) == ("b", 2)
-    assert (first.first_seen, first.last_seen) == (PAST + timedelta(days=1), PAST + timedelta(days=2))
+    assert (first.first_seen, first.last_seen) == (PAST + timedelta(days=2), PAST + timedelta(days=3))
     assert (second.message, second.count, only.message) == ("a", 1, "a")
 
 
