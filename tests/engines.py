@@ -71,6 +71,8 @@ class EngineCase:
     """Claimers lock single rows; without it, one writer locks the database."""
     statements_row: str = ""
     """The row of the README's table of guarantees that counts its statements."""
+    looks_again: bool = False
+    """A claim that finds nothing asks whether tasks for later have kept it from looking."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
@@ -320,7 +322,7 @@ _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET 
 ENGINES = (
     EngineCase(
         name="sqlite",
-        statements_row="on MySQL, SQLite",
+        statements_row="on MySQL, MariaDB, SQLite",
         partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
@@ -407,7 +409,7 @@ ENGINES = (
     EngineCase(
         name="mysql",
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MySQL, SQLite",
+        statements_row="on MySQL, MariaDB, SQLite",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
@@ -439,8 +441,9 @@ ENGINES = (
     ),
     EngineCase(
         name="mariadb",
+        looks_again=True,
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MariaDB",
+        statements_row="on MySQL, MariaDB, SQLite",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),
