@@ -14,6 +14,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from .clock import aware, utcnow
 from .columns import COLUMNS, LONGEST_STAGE, check_values
+from .dialects import adapter_for
 from .exc import ConfigurationError
 from .options import QueueOptions
 from .schedules import Cron, Every, parse, text_of
@@ -242,6 +243,12 @@ def _set_schedule(task: object, value: object, *_: object) -> object:
 def check(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:
     """Refuse values of an instance that is about to be written."""
     check_values(task.__queue_spec__, instance_state(task).dict)
+
+
+def check_key(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:
+    """Refuse an instance without a key where the server makes none, before the server does so in its own words."""
+    if task.__queue_spec__.unnumbered:
+        adapter_for(connection.dialect).check_keys(task.__queue_spec__, [instance_state(task).dict])
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: QueueMixin) -> None:

@@ -245,5 +245,6 @@ class TraceMixin(QueueMixin):
 
 event.listen(QueueMixin, "after_mapper_constructed", definition.make_spec, propagate=True)
 event.listen(QueueMixin, "before_insert", definition.check, propagate=True)
+event.listen(QueueMixin, "before_insert", definition.check_key, propagate=True)
 event.listen(QueueMixin, "before_insert", definition.schedule, propagate=True)
 event.listen(QueueMixin, "before_update", definition.check, propagate=True)

@@ -24,6 +24,7 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
     That columns of the queue are missing is for :func:`.drift` to say.
     """
     present = {column["name"]: column for column in live}
+    yield from _of_key(dialect, spec, present)
     of_queue = {column.name for column in spec.columns.values()}
     for column in spec.table.columns:
         found = present.pop(column.name, None)
@@ -36,6 +37,23 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
         if not unknown["nullable"] and not _fills_itself(unknown):
             what = f"has a column {unknown['name']} that the model does not know, and that every insert has to fill"
             yield _finding(spec, "unknown-column", what)
+
+
+def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
+    """Where the server is to make the keys, and would not."""
+    adapter, key = adapter_for(dialect), spec.table.autoincrement_column
+    if adapter.numbers_keys or key is None or key.default is not None or key.name not in live:
+        return
+    if key in spec.unnumbered:
+        message = (
+            f"{spec.table.fullname} has an integer key, {key.name}, of which {adapter.product} makes none by itself"
+        )
+        fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
+        yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
+    elif not _fills_itself(live[key.name]):
+        yield _finding(
+            spec, "unnumbered-key", f"does not make the keys that inserts leave out: {key.name} is no identity"
+        )
 
 
 def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:

@@ -115,6 +115,12 @@ class QueueSpec:
         columns = self.primary_key if len(self.primary_key) > 1 else ()
         return tuple(self.mapper.get_property_by_column(column).key for column in columns)
 
+    @cached_property
+    def unnumbered(self) -> tuple[Column[Any], ...]:
+        """Integer keys that are left to the server without a word of how it is to make them."""
+        keys = (table.autoincrement_column for table in self.mapper.tables if isinstance(table, Table))
+        return tuple(key for key in keys if key is not None and key.default is None and key.server_default is None)
+
     def has(self, role: str) -> bool:
         return role in self.columns
 

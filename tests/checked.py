@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Identity, MetaData, String
+from sqlalchemy import Identity, MetaData, Sequence, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueOptions, TopicMixin
@@ -28,7 +28,7 @@ class EmptyBase(DeclarativeBase):
 
 class Plain(EmptyBase):
     __tablename__ = "checked_plain"
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class OwnBase(DeclarativeBase):
@@ -36,8 +36,8 @@ class OwnBase(DeclarativeBase):
 
 
 class Slip(TopicMixin, OwnBase):
-    """Its rows are gone when they are done, and its key is a sequence's where there are any."""
+    """Its rows are gone when they are done, and its key is a serial on PostgreSQL, with a sequence."""
 
     __tablename__ = "checked_slip"
     __queue__ = QueueOptions(on_complete="delete")
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Sequence("checked_slip_id", optional=True), primary_key=True)

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import DateTime, ForeignKey, Integer, String, UniqueConstraint, Uuid, desc
+from sqlalchemy import DateTime, ForeignKey, Identity, Integer, String, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 
 from sqlqueue import (
@@ -41,7 +41,7 @@ class Task(QueueMixin, Base):
     __tablename__ = "task"
     __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(String(100), default="")
     number: Mapped[int] = mapped_column(Integer, default=0)
     """No index has it."""
@@ -53,7 +53,7 @@ class Ledger(Base):
     __tablename__ = "ledger"
     __table_args__ = (UniqueConstraint("task_id", name="uq_ledger_task"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     task_id: Mapped[int] = mapped_column(Integer)
     worker: Mapped[str] = mapped_column(String(100), default="")
 
@@ -64,7 +64,7 @@ class Mail(TopicMixin, Base):
     __tablename__ = "mail"
     __queue__ = QueueOptions(retention=timedelta(days=1))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     account_id: Mapped[int | None] = mapped_column(ForeignKey("account.id"))
     subject: Mapped[str] = mapped_column(String(100), default="")
     account: Mapped[Account | None] = relationship(back_populates="mails")
@@ -74,7 +74,7 @@ class Mail(TopicMixin, Base):
 class Account(Base):
     __tablename__ = "account"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(String(100))
     mails: Mapped[list[Mail]] = relationship(back_populates="account")
 
@@ -82,7 +82,7 @@ class Account(Base):
 class Attachment(Base):
     __tablename__ = "attachment"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     mail_id: Mapped[int] = mapped_column(ForeignKey("mail.id"))
     name: Mapped[str] = mapped_column(String(100), default="")
     mail: Mapped[Mail] = relationship(back_populates="attachments")
@@ -121,7 +121,7 @@ class Listing(UniqueMixin, Base):
     __tablename__ = "listing"
     __queue__ = QueueOptions(max_attempts=1)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     version: Mapped[int | None] = mapped_column(Integer)
     changed_at: Mapped[datetime | None] = mapped_column(DateTime)
 
@@ -136,7 +136,7 @@ class Film(StageMixin, UniqueMixin, ResultMixin, Base):
         retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Leaflet(StageMixin, UniqueMixin, Base):
@@ -145,7 +145,7 @@ class Leaflet(StageMixin, UniqueMixin, Base):
     __tablename__ = "leaflet"
     __queue__ = QueueOptions(stages=("fold", "post"), on_complete="delete", max_attempts=1)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Order(QueueMixin, Base):
@@ -154,7 +154,7 @@ class Order(QueueMixin, Base):
     __tablename__ = "customer_order"
     __queue__ = QueueOptions(columns={"status": "queue_status", "created_at": "queued_at"})
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     status: Mapped[str] = mapped_column(String(20), default="new")
     created_at: Mapped[datetime | None] = mapped_column(DateTime)
 
@@ -165,7 +165,7 @@ class Spool(QueueMixin, Base):
     __tablename__ = "spool"
     __queue__ = QueueOptions(on_complete="delete", notify=False)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     text: Mapped[str] = mapped_column(String(100), default="")
 
 
@@ -174,7 +174,7 @@ class Traced(TraceMixin, Base):
 
     __tablename__ = "traced"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Job(JobMixin, TopicMixin, Base):
@@ -182,7 +182,7 @@ class Job(JobMixin, TopicMixin, Base):
 
     __tablename__ = "job"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Ticket(QueueMixin, Base):
@@ -191,7 +191,7 @@ class Ticket(QueueMixin, Base):
     __tablename__ = "ticket"
     __queue__ = QueueOptions(order_by=(desc("severity"), "id"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     severity: Mapped[int] = mapped_column(Integer, default=0)
 
 
@@ -201,7 +201,7 @@ class Notice(QueueMixin, Base):
     __tablename__ = "notice"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "notice"}  # noqa: RUF012 - as SQLAlchemy has it
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str] = mapped_column(String(20))
 
 
@@ -217,7 +217,7 @@ class Invoice(QueueMixin, Base):
     __tablename__ = "invoice"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "invoice"}  # noqa: RUF012
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str] = mapped_column(String(20))
 
 
@@ -234,7 +234,7 @@ class Outgoing(OutboxMixin, Base):
 
     __tablename__ = "outgoing"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Dispatch(OutboxMixin, Base):
@@ -253,7 +253,7 @@ class Report(RecurringMixin, Base):
     __tablename__ = "report"
     __queue__ = QueueOptions(max_attempts=2, retry=LinearBackoff(timedelta(seconds=10), jitter=0))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Reading(RecurringMixin, Base):
@@ -262,7 +262,7 @@ class Reading(RecurringMixin, Base):
     __tablename__ = "reading"
     __queue__ = QueueOptions(missed="all")
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Ping(RecurringMixin, Base):
@@ -271,7 +271,7 @@ class Ping(RecurringMixin, Base):
     __tablename__ = "ping"
     __queue__ = QueueOptions(missed="skip", on_complete="delete")
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Slot(SlotMixin, Base):
@@ -284,7 +284,7 @@ class Visit(LimitMixin, Base):
     __tablename__ = "visit"
     __queue__ = QueueOptions(slots=Slot, limit=2, retry=ConstantBackoff(timedelta(0)))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
@@ -293,7 +293,7 @@ class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
     __tablename__ = "chore"
     __queue__ = QueueOptions(slots=Slot, max_attempts=2)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     note: Mapped[str | None] = mapped_column(String(100))
 
 
@@ -315,7 +315,7 @@ class Message(QueueMixin, Base):
         discarded_retention=timedelta(days=30),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str] = mapped_column(String(20), default="plain")
 
 
@@ -334,7 +334,7 @@ class DataBase(MappedAsDataclass, DeclarativeBase):
 class Letter(QueueMixin, DataBase):
     __tablename__ = "letter"
 
-    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True, init=False)
     recipient: Mapped[str] = mapped_column(String(100))
 
 

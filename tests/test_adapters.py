@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, inspect
+from sqlalchemy import Identity, create_engine, event, inspect
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -100,7 +100,7 @@ def test_models_are_declared_whatever_the_dialect() -> None:
 
     class Thing(QueueMixin, OwnBase):
         __tablename__ = "thing"
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     assert str(utcnow())
 

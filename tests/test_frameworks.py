@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, StaticPool, create_engine
+from sqlalchemy import Engine, Identity, StaticPool, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue
@@ -60,7 +60,7 @@ def flask(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def test_flask_sqlalchemy(flask: Any) -> None:
     class Job(QueueMixin, flask.Model):
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     flask.create_all()
     assert Job.__table__.name == "job"
@@ -69,7 +69,7 @@ def test_flask_sqlalchemy(flask: Any) -> None:
 
 def test_flask_sqlalchemy_base_first(flask: Any) -> None:
     class Job(flask.Model, QueueMixin):
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     flask.create_all()
     lives(flask.session, Job)
@@ -87,7 +87,7 @@ def test_flask_sqlalchemy_with_methods() -> None:
     db = flask_sqlalchemy.SQLAlchemy(app, session_options={"class_": FlaskQueueSession})
 
     class Job(QueueMixin, db.Model):  # type: ignore[misc, name-defined]
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     with app.app_context():
         db.create_all()

@@ -286,7 +286,7 @@ class Base(DeclarativeBase):
 
 class Email(QueueMixin, Base):
     __tablename__ = "email"
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 engine = create_engine("sqlite://")
 worker = Worker(sessionmaker(engine))

@@ -7,7 +7,7 @@ from typing import Any
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import AlterColumnOp
 from alembic.util import PriorityDispatchResult
-from sqlalchemy import Column, DefaultClause
+from sqlalchemy import Column, DefaultClause, Identity
 
 from ..clock import utcdefault
 from ..dialects import adapter_for, moment_defaults
@@ -27,6 +27,8 @@ def compare_default(
     wanted: Column[Any],
 ) -> PriorityDispatchResult:
     """Whether or not Alembic compares defaults, which it does by their words alone."""
+    if isinstance(wanted.server_default, Identity) and not context.dialect.supports_identity_columns:
+        op.modify_server_default = False  # the engine numbers keys in another way, and SQLAlchemy leaves it out
     if is_ours(wanted.server_default):
         text = getattr(getattr(live.server_default, "arg", None), "text", None)
         if text is not None and adapter_for(context.dialect).same_default(context.dialect, text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import BigInteger, ForeignKey, Integer, String, UnicodeText
+from sqlalchemy import BigInteger, ForeignKey, Identity, Integer, String, UnicodeText
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions
@@ -24,7 +24,7 @@ class File(QueueMixin, Base):
         retry=ExponentialBackoff(timedelta(milliseconds=100), factor=2),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     path: Mapped[str] = mapped_column(UnicodeText)
     """Below the folder."""
     size: Mapped[int] = mapped_column(BigInteger)

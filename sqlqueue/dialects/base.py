@@ -25,7 +25,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import immutabledict
 
-from ..exc import ArgumentError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
+from ..exc import ArgumentError, ConfigurationError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
@@ -64,6 +64,8 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
     """The options of a table that gives out no key twice, where one may come back once its row is deleted."""
+    numbers_keys: ClassVar[bool] = True
+    """Whether the server makes integer keys also where a model does not say how, as by ``Identity()``."""
     key_before_row: ClassVar[bool] = False
     """Whether an upsert by a unique key locks that first and then the row, where a completion locks the row and then
     the key that it takes away: the two would deadlock."""
@@ -244,6 +246,17 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
             self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
 
     # -- enqueueing ---------------------------------------------------------------------------------------------------
+
+    def check_keys(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
+        """:class:`.ConfigurationError` for a new row, by names of attributes, that would be left without a key."""
+        for column in () if self.numbers_keys else spec.unnumbered:
+            name = spec.mapper.get_property_by_column(column).key
+            if any(row.get(name) is None for row in rows):
+                advice = "mapped_column(Identity(), primary_key=True), or with FetchedValue() if a trigger fills it in"
+                raise ConfigurationError(
+                    f"{spec.entity.__name__}.{name} has no value, and {self.product} makes none: declare {advice}",
+                    model=spec.entity,
+                )
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         """An INSERT that leaves a row with the same key as it is, or gives it what ``replace`` says.

@@ -119,6 +119,7 @@ class Oracle(Adapter):
     transient: ClassVar[Collection[int]] = (54, 60, 8177)
     # shutdown, closed, killed, no listener, cannot connect
     outages: ClassVar[Collection[int]] = (28, 1012, 1033, 1034, 1089, 1092, 3113, 3114, 3135, 12514, 12541, 12545)
+    numbers_keys = False
     # ORA-01795: at most 1,000 expressions in a list
     batch = 1_000
 

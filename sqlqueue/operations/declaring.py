@@ -146,6 +146,7 @@ class _Declaring:
     def _insert(self, identity: Identity) -> bool:
         """Returns False if another process was faster."""
         spec, row = self._spec, dict(self._declaration.tasks[identity])
+        self._adapter.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
         moment = spec["available_at"].name
         if moment not in row:
             row[moment] = first_run(self._session, spec, row[spec["schedule"].name])

@@ -174,6 +174,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
     if not rows:
         return
     adapter = open_(session, spec, meets=how.on_conflict != "raise")
+    adapter.check_keys(spec, rows)
     fixed = _delayed(spec, how.delay)
     if spec.has("schedule") and not fixed:
         _plan(session, adapter, spec, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Float, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from ..mixins import LimitMixin, RecurringMixin, SlotMixin
@@ -40,7 +40,7 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
 
     __abstract__ = True
 
-    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True)
     request: Mapped[str] = mapped_column(Text)
     """One statement, in the words of the database."""
     response: Mapped[str | None] = mapped_column(Text)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKey, Integer, String, UniqueConstraint, desc
+from sqlalchemy import Sequence as KeySequence
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueOptions, TopicMixin
@@ -16,9 +17,11 @@ class Before(DeclarativeBase):
 
 
 class Customer:
+    """A serial key on PostgreSQL, as it has long been the custom; what has no such thing is given the keys."""
+
     __tablename__ = "adopted_customer"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(KeySequence("adopted_customer_id", optional=True), primary_key=True)
     name: Mapped[str] = mapped_column(String(100))
 
 
@@ -31,7 +34,7 @@ class Order:
         CheckConstraint("amount >= 0", name="ck_adopted_amount"),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(KeySequence("adopted_order_id", optional=True), primary_key=True)
     reference: Mapped[str] = mapped_column(String(20))
     status: Mapped[str] = mapped_column(String(20), index=True)
     amount: Mapped[int] = mapped_column(Integer)

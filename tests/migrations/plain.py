@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from sqlalchemy import ForeignKey, Integer, MetaData, String, Uuid, desc
+from sqlalchemy import ForeignKey, Identity, Integer, MetaData, String, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from sqlqueue import (
@@ -40,14 +40,14 @@ class Base(DeclarativeBase):
 class Task(QueueMixin, Base):
     __tablename__ = "plain_task"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(MESSAGE, default="", index=True)
 
 
 class Mail(TopicMixin, Base):
     __tablename__ = "plain_mail"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     task_id: Mapped[int | None] = mapped_column(ForeignKey("plain_task.id"))
 
 
@@ -82,7 +82,7 @@ class Order(TopicMixin, Base):
         max_attempts=3,
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     amount: Mapped[int] = mapped_column(Integer, default=0)
     status: Mapped[str] = mapped_column(String(20), default="new")
 
@@ -91,7 +91,7 @@ class Invoice(QueueMixin, Base):
     __tablename__ = "plain_invoice"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "invoice"}  # noqa: RUF012 - as SQLAlchemy has it
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str] = mapped_column(String(20))
 
 
@@ -109,19 +109,19 @@ class Call(JobMixin, Base):
     __tablename__ = "plain_call"
     __queue__ = QueueOptions(columns={"task": "function", "arguments": "givenArguments"})
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Errand(JobMixin, Base):
     __tablename__ = "plain_errand"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Listing(UniqueMixin, Base):
     __tablename__ = "plain_listing"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Film(StageMixin, UniqueMixin, ResultMixin, Base):
@@ -133,13 +133,13 @@ class Film(StageMixin, UniqueMixin, ResultMixin, Base):
         columns={"unique_key": "filmKey", "former_key": "former", "stage": "step", "result": "outcome"},
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Tick(RecurringMixin, Base):
     __tablename__ = "plain_tick"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Bay(SlotMixin, Base):
@@ -152,14 +152,14 @@ class Truck(LimitMixin, Base):
     __tablename__ = "plain_truck"
     __queue__ = QueueOptions(slots=Bay, partitions=("cargo",))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     cargo: Mapped[str | None] = mapped_column(MESSAGE)
 
 
 class Outgoing(OutboxMixin, Base):
     __tablename__ = "plain_outgoing"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Request(SQLTaskMixin, Base):
@@ -174,7 +174,7 @@ class DataBase(MappedAsDataclass, DeclarativeBase):
 class Letter(QueueMixin, DataBase):
     __tablename__ = "plain_letter"
 
-    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True, init=False)
     recipient: Mapped[str] = mapped_column(MESSAGE)
 
 
@@ -205,7 +205,7 @@ def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
         __tablename__ = "plain_shipment"
         __queue__ = QueueOptions(order_by=(desc("weight"), "id"))
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         cargo: Mapped[str] = mapped_column(String(80), index=True)
         weight: Mapped[int] = mapped_column(Integer)
 

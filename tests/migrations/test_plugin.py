@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     Connection,
     DefaultClause,
+    Identity,
     Index,
     Integer,
     MetaData,
@@ -50,7 +51,7 @@ class Job(TopicMixin, Base):
     __tablename__ = "plugin_job"
     __queue__ = QueueOptions(columns={"status": "state"}, order_by=(desc("weight"), "id"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     weight: Mapped[int]
 
 
@@ -60,14 +61,14 @@ class Bystander(Base):
     __tablename__ = "plugin_bystander"
     __table_args__ = (Index("ix_plugin_bystander_claim", "weight"), Index("ix_plugin_bystander_due", "id"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     weight: Mapped[int]
 
 
 class Parcel(UniqueMixin, Base):
     __tablename__ = "plugin_parcel"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 CLAIM, DUE = "ix_plugin_job_claim", "ix_plugin_job_due"
@@ -257,7 +258,7 @@ def test_other_tables_are_left_alone(migrated: Project, sync_db: Database) -> No
     gone = migrated.using(MetaData())  # both of its indexes go, as those of a queue would
     for name in ("plugin_job", "alembic_of_nobody"):
         gone.tables.discard((None, name))
-    Table(table.name, gone.metadata, Column("weight", Integer, primary_key=True))
+    Table(table.name, gone.metadata, Column("weight", Integer, Identity(), primary_key=True))
     assert "batch_op" not in "".join(_operations(gone))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import CheckConstraint, String
+from sqlalchemy import CheckConstraint, Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConstantBackoff, QueueOptions, TopicMixin
@@ -22,7 +22,7 @@ class Errand(TopicMixin, Base):
     # as many as a machine needs that stands still at times: most leases are brief
     __queue__ = QueueOptions(max_attempts=MAX_ATTEMPTS, retry=ConstantBackoff(timedelta(seconds=0.2)))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Receipt(Base):
@@ -30,6 +30,6 @@ class Receipt(Base):
 
     __tablename__ = "receipt"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     errand_id: Mapped[int]
     worker: Mapped[str] = mapped_column(String(100))

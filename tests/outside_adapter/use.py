@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sqlalchemy import create_engine
+from sqlalchemy import Identity, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueSession
@@ -17,7 +17,7 @@ class Base(DeclarativeBase):
 class Task(QueueMixin, Base):
     __tablename__ = "task"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 engine = create_engine(f"outside:///{sys.argv[1]}")

@@ -16,7 +16,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Integer
+from sqlalchemy import Identity, Integer
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlqueue import (
@@ -439,7 +439,7 @@ def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], mess
     body = {
         "__tablename__": message,
         "__queue__": QueueOptions(**options),
-        "id": mapped_column(Integer, primary_key=True),
+        "id": mapped_column(Integer, Identity(), primary_key=True),
     }
     with pytest.raises(ConfigurationError, match=message):
         type("Wrong", (mixin, Other), body)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, inspect, select, text
+from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, String, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -50,7 +50,7 @@ METADATA = Base.metadata
 class Folder(Base):
     __tablename__ = "folder"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(String(20))
 
 
@@ -59,7 +59,7 @@ class Scan(QueueMixin, Base):
 
     __tablename__ = "scan"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     folder_id: Mapped[int | None] = mapped_column(ForeignKey("folder.id"))
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("scan.id", ondelete="SET NULL"))
     folder: Mapped[Folder | None] = relationship(lazy="joined")
@@ -70,7 +70,7 @@ class Scan(QueueMixin, Base):
 class Page(Base):
     __tablename__ = "page"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     scan_id: Mapped[int] = mapped_column(ForeignKey("scan.id"))
 
 
@@ -79,7 +79,7 @@ class Quoted(QueueMixin, Base):
 
     __tablename__ = "Order line"
 
-    key: Mapped[int] = mapped_column("select", primary_key=True)
+    key: Mapped[int] = mapped_column("select", Identity(), primary_key=True)
     group: Mapped[str] = mapped_column("Group by", String(20), default="")
 
 
@@ -88,7 +88,7 @@ class Computed(QueueMixin, Base):
 
     __tablename__ = "computed"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     body: Mapped[str] = deferred(mapped_column(String(50), default="body"))
     version: Mapped[int] = mapped_column(Integer)
     doubled: Mapped[int] = column_property(2 * version)
@@ -98,7 +98,7 @@ class Computed(QueueMixin, Base):
 class Versioned(QueueMixin, Base):
     __tablename__ = "versioned"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
@@ -107,7 +107,7 @@ class Queued(QueueMixin, Base):
     __abstract__ = True
     __queue__ = QueueOptions(max_attempts=2, lease=timedelta(seconds=7))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     tenant: Mapped[int] = mapped_column(Integer, default=1)
 
 
@@ -123,7 +123,7 @@ class Import(Queued):
 class Divided(TopicMixin):
     """A mixin of mixins."""
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Parcelled(Divided, Base):
@@ -137,13 +137,13 @@ _registry = registry(metadata=METADATA)
 class Decorated(QueueMixin):
     __tablename__ = "decorated"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Classic(QueueMixin, declarative_base(metadata=METADATA)):  # type: ignore[misc]
     __tablename__ = "classic"
 
-    id = Column(Integer, primary_key=True)
+    id = Column(Integer, Identity(), primary_key=True)
 
 
 class Dated(MappedAsDataclass, QueueMixin, Base):
@@ -151,7 +151,7 @@ class Dated(MappedAsDataclass, QueueMixin, Base):
 
     __tablename__ = "dated"
 
-    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True, init=False)
     name: Mapped[str] = mapped_column(String(20), default="x", kw_only=True)
 
 
@@ -334,7 +334,7 @@ def _model_in(schema: str) -> type[Any]:
     class Filed(QueueMixin, SchemaBase):
         __tablename__ = "filed"
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         name: Mapped[str] = mapped_column(String(20), default="")
 
     return Filed

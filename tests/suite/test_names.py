@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import String
+from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue
@@ -44,14 +44,14 @@ class _Models:
             __tablename__ = name
             __queue__ = QueueOptions(on_complete="delete", retention=timedelta(0), partitions=("kind",))
 
-            id: Mapped[int] = mapped_column(primary_key=True)
+            id: Mapped[int] = mapped_column(Identity(), primary_key=True)
             kind: Mapped[str] = mapped_column(String(20), default="")
 
         class Limited(LimitMixin, Base):
             __tablename__ = f"{name} limited"
             __queue__ = QueueOptions(slots=Room)
 
-            id: Mapped[int] = mapped_column(primary_key=True)
+            id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
         self.metadata, self.plain, self.limited = Base.metadata, Plain, Limited
 
@@ -120,7 +120,7 @@ def test_so_may_a_schema_be_called(sync_db: Database, schema: str) -> None:
         __table_args__ = {"schema": schema}  # noqa: RUF012
         __queue__ = QueueOptions(on_complete="delete")
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     quoted = '"{}"'.format(schema.replace('"', '""').replace("%", "%%"))
     with sync_db.engine.begin() as connection:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Identity, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue
@@ -30,7 +30,7 @@ def partitioned(kind: str) -> type[Any]:
         __tablename__ = "parted"
         __table_args__ = {f"{name}_partition_by": kind for name in ("mysql", "mariadb")}  # noqa: RUF012
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         number: Mapped[int] = mapped_column(default=0)
 
     return Parted
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_say_so_is_told(sync_db: Database, model: Any) -> 
     class Silent(QueueMixin, Plain):
         __tablename__ = "parted"
 
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
         number: Mapped[int] = mapped_column(default=0)
 
     with sync_db.engine.connect() as connection:

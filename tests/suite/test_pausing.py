@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, event, select
+from sqlalchemy import Identity, MetaData, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
@@ -173,7 +173,7 @@ def test_without_a_model() -> None:
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        id: Mapped[int] = mapped_column(primary_key=True)
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
     engine = create_engine("sqlite://")
     with Session(engine) as session:
@@ -200,7 +200,7 @@ def test_models_of_its_own(dataclasses: bool) -> None:
 
     class Job(QueueMixin, Common):
         __tablename__ = "job"
-        id: Mapped[int] = mapped_column(primary_key=True, **({"init": False} if dataclasses else {}))
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True, **({"init": False} if dataclasses else {}))
 
     class Stop(PauseMixin, Common):
         __tablename__ = "stop"

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, insert, select
+from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
 from sqlqueue import ArgumentError, Status
 from sqlqueue.clock import NEVER, utcnow
@@ -112,7 +112,7 @@ def strict_db(sync_db: Database) -> Database:
 def note(sync_db: Database) -> Iterator[Table]:
     """A table with a foreign key to `task` that the metadata of `task` does not know."""
     metadata = MetaData()
-    Table("task", metadata, Column("id", Integer, primary_key=True))
+    Table("task", metadata, Column("id", Integer, Identity(), primary_key=True))
     table = Table("note_of_others", metadata, Column("task_id", ForeignKey("task.id"), primary_key=True))
     table.create(sync_db.engine)
     yield table
@@ -165,7 +165,7 @@ def test_what_the_transaction_has_done_before_is_not_undone(strict_db: Database,
 
 def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> None:
     metadata = MetaData()
-    Table("invoice", metadata, Column("id", Integer, primary_key=True))
+    Table("invoice", metadata, Column("id", Integer, Identity(), primary_key=True))
     other = Table("reminder_of_others", metadata, Column("invoice_id", ForeignKey("invoice.id"), primary_key=True))
     other.create(strict_db.engine)
     try:

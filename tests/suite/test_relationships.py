@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, String, Table, select
+from sqlalchemy import Column, ForeignKey, Identity, String, Table, select
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from sqlqueue import ArgumentError, UniqueMixin
@@ -26,7 +26,7 @@ class Client(Base):
 
     __tablename__ = "client"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     code: Mapped[str] = mapped_column(String(20), unique=True)
     errands: Mapped[list[Errand]] = relationship(back_populates="client")
     favours: Mapped[list[Favour]] = relationship(cascade="all, delete-orphan")
@@ -35,7 +35,7 @@ class Client(Base):
 class Errand(UniqueMixin, Base):
     __tablename__ = "errand"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     client_id: Mapped[int | None] = mapped_column(ForeignKey("client.id"))
     client_code: Mapped[str | None] = mapped_column(String(20))
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("errand.id"))
@@ -53,14 +53,14 @@ class Favour(UniqueMixin, Base):
 
     __tablename__ = "favour"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     client_id: Mapped[int | None] = mapped_column(ForeignKey("client.id"))
 
 
 class Step(Base):
     __tablename__ = "errand_step"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     errand_id: Mapped[int] = mapped_column(ForeignKey("errand.id"))
     errand: Mapped[Errand] = relationship(back_populates="steps")
 
@@ -68,7 +68,7 @@ class Step(Base):
 class Label(Base):
     __tablename__ = "errand_label"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 def found(db: Database, column: Any = Errand.client_id) -> dict[str, Any]:

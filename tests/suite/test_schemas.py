@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import Identity, inspect
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
@@ -35,21 +35,21 @@ class Guest(LimitMixin, UniqueMixin, Tenants):
     __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
     __queue__ = QueueOptions(slots=Room, limit=2, retention=timedelta(0))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Chore(RecurringMixin, Tenants):
     __tablename__ = "tenant_chore"
     __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Card(OutboxMixin, Tenants):
     __tablename__ = "tenant_card"
     __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Parking(QueueMixin, Tenants):
@@ -57,7 +57,7 @@ class Parking(QueueMixin, Tenants):
     __table_args__ = {"schema": NOWHERE}  # noqa: RUF012
     __queue__ = QueueOptions(on_complete="delete", retention=timedelta(0))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Stop(PauseMixin, Tenants):

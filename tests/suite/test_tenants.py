@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Integer, String, event
+from sqlalchemy import Identity, Integer, String, event
 from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
@@ -27,20 +27,20 @@ class Letterbox(HasTenant, UniqueMixin, TopicMixin, Base):
     __tablename__ = "letterbox"
     __queue__ = QueueOptions(max_attempts=1, retention=timedelta(0), partitions=("tenant",))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Round(HasTenant, RecurringMixin, Base):
     __tablename__ = "round"
     __queue__ = QueueOptions(max_attempts=1)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Telegram(HasTenant, OutboxMixin, Base):
     __tablename__ = "telegram"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Desk(SlotMixin, Base):
@@ -51,7 +51,7 @@ class Caller(HasTenant, LimitMixin, Base):
     __tablename__ = "caller"
     __queue__ = QueueOptions(slots=Desk, limit=5)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Tenanted(HasTenant, QueueMixin, Base):
@@ -60,7 +60,7 @@ class Tenanted(HasTenant, QueueMixin, Base):
     __tablename__ = "tenanted"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "tenanted"}  # noqa: RUF012
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str] = mapped_column(String(20), default="tenanted")
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import FetchedValue, Integer, String, select
+from sqlalchemy import FetchedValue, Identity, Integer, String, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -21,7 +21,7 @@ class Draft(UniqueMixin, Base):
 
     __tablename__ = "draft"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     text: Mapped[str] = mapped_column(String(20), default="")
     counter: Mapped[int] = mapped_column("version", Integer, nullable=False)
     __mapper_args__ = {"version_id_col": counter}  # noqa: RUF012 - as SQLAlchemy has it
@@ -32,7 +32,7 @@ class Edition(UniqueMixin, Base):
 
     __tablename__ = "edition"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     text: Mapped[str] = mapped_column(String(20), default="")
     counter: Mapped[str] = mapped_column(String(32), nullable=False)
     __mapper_args__ = {"version_id_col": counter, "version_id_generator": lambda _: uuid.uuid4().hex}  # noqa: RUF012
@@ -47,7 +47,7 @@ class Press(UniqueMixin, Apart):
 
     __tablename__ = "press"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     text: Mapped[str] = mapped_column(String(20), default="")
     row_version: Mapped[int] = mapped_column("xmin", Integer, system=True, server_default=FetchedValue())
     __mapper_args__ = {"version_id_col": row_version, "version_id_generator": False}  # noqa: RUF012

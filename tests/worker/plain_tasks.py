@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from sqlalchemy import Identity
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlqueue import JobMixin, QueueSession, Worker
@@ -22,7 +23,7 @@ class Base(DeclarativeBase):
 class Job(JobMixin, Base):
     __tablename__ = "job"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 @dataclass

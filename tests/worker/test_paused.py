@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, delete, insert
+from sqlalchemy import URL, Engine, Identity, create_engine, delete, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
@@ -173,7 +173,7 @@ class Base(DeclarativeBase):
 class Chore(QueueMixin, Base):
     __tablename__ = "chore"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Stop(PauseMixin, Base):

@@ -1,0 +1,189 @@
+"""Oracle makes no integer key by itself: whoever leaves it to that is told so before a row is refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import FetchedValue, Identity, Integer, Sequence
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm.exc import FlushError
+from sqlalchemy.schema import CreateTable
+
+from sqlqueue import ConfigurationError, QueueSession, RecurringMixin, UniqueMixin
+from sqlqueue.dialects import adapters
+from sqlqueue.shape import misfits
+from tests.dialects.recorder import recording_engine
+from tests.dialects.test_pinned import ENGINES, PINNED
+
+PROJECT = Path(__file__).parents[2]
+CALLS: list[Callable[[QueueSession, type[Any]], object]] = [
+    lambda session, model: (session.add(model()), session.flush()),
+    lambda session, model: session.enqueue(model()),
+    lambda session, model: session.enqueue(model, [{"unique_key": "a"}, {"id": 7}]),
+    lambda session, model: session.enqueue(model, [{"unique_key": "a"}], on_conflict="ignore"),
+    lambda session, model: session.declare_schedules(model, [{"unique_key": "a", "schedule": "PT60S"}]),
+]
+
+
+def made(*arguments: Any, **options: Any) -> type[Any]:
+    """A model whose key is declared so."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Thing(UniqueMixin, RecurringMixin, Base):
+        __tablename__ = "thing"
+        id: Mapped[int] = mapped_column(*arguments, primary_key=True, **options)
+
+    return Thing
+
+
+def session_on(name: str) -> QueueSession:
+    engine, _ = recording_engine(*ENGINES[name])
+    return QueueSession(engine)
+
+
+FILLED = [
+    pytest.param(lambda: made(Identity()), id="identity"),
+    pytest.param(lambda: made(Sequence("thing_id")), id="sequence"),
+    pytest.param(lambda: made(server_default=FetchedValue()), id="trigger"),
+    pytest.param(lambda: made(default=lambda: 7), id="made here"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["flush", "enqueue", "rows", "ignore", "declare"])
+def test_a_row_without_a_key_is_refused(call: Callable[[QueueSession, type[Any]], object]) -> None:
+    model = made()
+    with session_on("oracle") as session, pytest.raises(ConfigurationError, match=r"Thing\.id .*Identity") as refused:
+        call(session, model)
+    assert refused.value.model is model
+
+
+@pytest.mark.parametrize("make", FILLED)
+@pytest.mark.parametrize("call", CALLS[:3], ids=["flush", "enqueue", "rows"])
+def test_a_key_that_is_made_is_not(make: Callable[[], type[Any]], call: Callable[..., object]) -> None:
+    # nobody is there to return the key that a server would make
+    with session_on("oracle") as session, suppress(FlushError):
+        call(session, make())
+
+
+def test_nor_is_one_that_is_given() -> None:
+    model = made()
+    with session_on("oracle") as session:
+        session.enqueue(model, [{"id": 7}, {"id": 8}])
+        with suppress(FlushError):
+            session.enqueue(model(id=9))
+
+
+@pytest.mark.parametrize("name", sorted({*adapters()} & {*ENGINES} - {"oracle"}))
+def test_elsewhere_the_server_makes_it(name: str) -> None:
+    if name == "cockroachdb":
+        pytest.importorskip("sqlalchemy_cockroachdb")
+    with session_on(name) as session:
+        session.enqueue(made(), [{"unique_key": "a"}])
+
+
+# -- a live table --------------------------------------------------------------------------------------------------
+
+
+def codes(model: type[Any], *, name: str = "oracle", identity: bool = False) -> list[tuple[str, str]]:
+    engine, _ = recording_engine(*ENGINES[name])
+    live: ReflectedColumn = {"name": "id", "type": Integer(), "nullable": False, "default": None}
+    if identity:
+        live["identity"] = {"start": 1}  # type: ignore[typeddict-item]
+    found = misfits(engine.dialect, model.__queue_spec__, [live])
+    return [(finding.severity, finding.fix) for finding in found if finding.code == "unnumbered-key"]
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_a_model_that_leaves_its_key_to_the_server_is_an_error(identity: bool) -> None:
+    ((severity, fix),) = codes(made(), identity=identity)
+    assert severity == "error"
+    assert "Identity()" in fix
+
+
+def test_a_table_that_makes_no_keys_is_an_error() -> None:
+    ((severity, fix),) = codes(made(Identity()))
+    assert severity == "error"
+    assert "migration" in fix
+    assert codes(made(Identity()), identity=True) == []
+
+
+@pytest.mark.parametrize("make", FILLED[1:])
+def test_another_way_to_make_keys_is_none(make: Callable[[], type[Any]]) -> None:
+    assert codes(make()) == []
+
+
+@pytest.mark.parametrize("name", ["postgresql", "sqlite", "mssql"])
+def test_elsewhere_there_is_nothing_to_find(name: str) -> None:
+    assert codes(made(), name=name) == []
+
+
+# -- what this project declares ------------------------------------------------------------------------------------
+
+
+def test_each_integer_key_that_is_pinned_is_an_identity() -> None:
+    pinned: dict[str, str] = json.loads((PINNED / "oracle.json").read_text())
+    tables = {name: sql for name, sql in pinned.items() if name.startswith("create table ")}
+    keys = {name: re.search(r"PRIMARY KEY \((\w+)\)", sql) for name, sql in tables.items()}
+    left = [
+        name
+        for name, key in keys.items()
+        if key
+        and re.search(rf"^\t{key[1]} (INTEGER|NUMBER\(19\)) NOT NULL", tables[name], re.MULTILINE)
+        and f"FOREIGN KEY({key[1]})" not in tables[name]
+    ]
+    assert len(tables) > 20
+    assert left == []
+
+
+def _sources() -> Iterator[tuple[Path, str]]:
+    for folder in ("sqlqueue", "tests"):
+        yield from ((path, path.read_text(encoding="utf-8")) for path in sorted((PROJECT / folder).rglob("*.py")))
+    for page in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            yield page, block
+
+
+def test_each_example_is_declared_with_identity() -> None:
+    """A key of one integer, in a model that somebody might copy or that the tests create."""
+    left = [
+        f"{path.relative_to(PROJECT)}: {each.name}"
+        for path, source in _sources()
+        if not path.relative_to(PROJECT).as_posix().startswith(_NEVER_MADE)
+        for each in ast.walk(ast.parse(source))
+        if isinstance(each, ast.ClassDef) and _leaves_its_key_to_the_server(each)
+    ]
+    assert left == []
+
+
+_NEVER_MADE = ("tests/test_definition.py", "tests/typing/", "tests/dialects/test_oracle_keys.py")
+"""Their models never have tables, or are wrong on purpose."""
+
+
+def _leaves_its_key_to_the_server(model: ast.ClassDef) -> bool:
+    keys = [
+        ast.unparse(each)
+        for each in model.body
+        if isinstance(each, (ast.AnnAssign, ast.Assign)) and "primary_key=True" in ast.unparse(each)
+    ]
+    is_left = len(keys) == 1 and "olumn(" in keys[0] and re.search(r"\b(int|Integer|BigInteger)\b", keys[0])
+    return bool(is_left) and not re.search(
+        r"Identity\(|Sequence\(|ForeignKey\(|autoincrement=False|\bdefault=\w+\.", keys[0]
+    )
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite", "mssql"])
+def test_where_it_is_not_needed_it_changes_nothing(name: str) -> None:
+    engine, _ = recording_engine(*ENGINES[name])
+    keys: tuple[tuple[Any, ...], ...] = ((), (Identity(),))
+    without, with_it = (str(CreateTable(made(*key).__table__).compile(engine)) for key in keys)
+    assert with_it == without
