@@ -30,7 +30,7 @@ from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
-from .keys import ByKey
+from .keys import ByKey, R
 from .liveness import Liveness
 from .moments import Moments
 from .requests import Requests
@@ -229,13 +229,17 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
                 bind_arguments=spec.bind_arguments,
             )
             found.update((spec.identity_of(task), task) for task in rows.unique())
-        hidden = [identity for identity in identities if identity not in found]
+        return self.in_order(spec, found, identities)
+
+    def in_order(self, spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> list[Any]:
+        """Of ``found`` all that are ``wanted``; :class:`.ArgumentError` if one is not there."""
+        hidden = [each for each in wanted if each not in found]
         if hidden:
             raise ArgumentError(
                 f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
                 " session hide it, or it is newer than what this transaction may see. Roll back."
             )
-        return [found[identity] for identity in identities]
+        return [found[each] for each in wanted]
 
     def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         """Of so many rows, which its parameters name."""

@@ -21,12 +21,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    and_,
     bindparam,
     column,
     extract,
     func,
     literal_column,
+    or_,
     outparam,
     select,
     table,
@@ -38,14 +38,13 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.sql import operators
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import ClauseElement
 
 from ..clock import utc
 from ..findings import Finding
 from ..jsontext import json_text
-from ..spec import Identity, QueueSpec
+from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only
@@ -66,23 +65,24 @@ BEGIN
   WHILE room > 0 LOOP
     FETCH free BULK COLLECT INTO picked LIMIT room;
     EXIT WHEN picked.COUNT = 0;
-    {write}
-    FOR i IN 1 .. taken.COUNT LOOP
-      listed := listed || taken(i) || ',';
+    taken := rowids();
+    FOR i IN 1 .. picked.COUNT LOOP
+      FOR still IN ({again}) LOOP
+        taken.EXTEND;
+        taken(taken.COUNT) := picked(i);
+        listed := listed || picked(i) || ',';
+      END LOOP;
     END LOOP;
-    room := room - taken.COUNT;
+{write}    room := room - taken.COUNT;
   END LOOP;
   CLOSE free;
   {rowids} := listed;
 END;"""
 
-_KEEP = "taken := picked;"
-
 _UPDATE = """\
-FORALL i IN 1 .. picked.COUNT
-      UPDATE {table} SET {assignments}
-      WHERE ROWID = picked(i) AND {guard}
-      RETURNING ROWID BULK COLLECT INTO taken;"""
+    FORALL i IN 1 .. taken.COUNT
+      UPDATE {table} SET {assignments} WHERE ROWID = taken(i);
+"""
 
 _SHORT = 200
 """So many rowids fit a VARCHAR2 of 4,000, which is what the driver makes room for; more come as a CLOB."""
@@ -105,7 +105,10 @@ class Oracle(Adapter):
 
     Such a cursor locks each row when it is fetched.  Left to a driver, which fetches on its own, it would lock more
     than the claim returns (through SQLAlchemy's asyncio dialect, all of it); and a row limit cannot be combined with
-    FOR UPDATE (ORA-02014).  The UPDATE repeats the condition, and only what it changed is taken.
+    FOR UPDATE (ORA-02014).
+
+    What it finds was so when it was opened.  So each row is read again once it is locked, and only what still matches
+    is taken; in the place of what does not, the next is fetched.
     """
 
     name = "oracle"
@@ -132,6 +135,12 @@ class Oracle(Adapter):
         terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
         return type_coerce(reduce(add, terms), BigInteger())
 
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        # such as those that a session holds: there may be more than a list takes, and they belong into one statement
+        if len(keys) <= self.batch:
+            return super().key_in(spec, keys)
+        return or_(*(self.key_in(spec, some) for some in self.batches(keys)))
+
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         return pick.select(*columns).with_for_update(skip_locked=True)
 
@@ -145,9 +154,7 @@ class Oracle(Adapter):
         delete: bool = False,
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
-        block = ClaimBlock(self.picking(pick, _rowid(pick.spec.table)), pick, assignments)
-        result = self.execute(session, pick.spec, block, parameters)
-        rowids = (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
+        rowids = self._picked(session, pick, assignments, parameters)
         tasks: list[Any] = []
         for some in self.batches(rowids):
             tasks += self._load_rows(session, pick.spec, some, options)
@@ -156,14 +163,23 @@ class Oracle(Adapter):
         return tasks
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        if pick.index is None:
-            return super().lock(session, pick)
-        # no limit goes with FOR UPDATE, so candidates are found first, and those locked that are still what is wanted
-        found = self.keys(session, pick.spec, self.looking(pick, *pick.spec.primary_key))
-        here = [
-            replace(pick, where=(*pick.where, self.key_in(pick.spec, some)), index=None) for some in self.batches(found)
-        ]
-        return [key for each in here for key in Adapter.lock(self, session, each)]
+        found: dict[str, Identity] = {}
+        rowids, rowid = self._picked(session, pick), _rowid(pick.spec.table)
+        for some in self.batches(rowids):
+            keys = select(rowid, *pick.spec.primary_key).where(rowid.in_(some))
+            found.update((row[0], tuple(row[1:])) for row in self.execute(session, pick.spec, keys))
+        return [found[each] for each in rowids]
+
+    def _picked(
+        self,
+        session: Session,
+        pick: Pick,
+        assignments: Sequence[Assignment] = (),
+        parameters: Parameters | None = None,
+    ) -> list[str]:
+        """The rowids of what the block has locked, and written to if there are ``assignments``, in order."""
+        result = self.execute(session, pick.spec, ClaimBlock(self, pick, assignments), parameters)
+        return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
 
     def _load_rows(
         self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
@@ -175,8 +191,7 @@ class Oracle(Adapter):
             execution_options={"populate_existing": True},
             bind_arguments=spec.bind_arguments,
         )
-        found = {row[1]: row[0] for row in rows.unique()}
-        return [found[each] for each in rowids]
+        return self.in_order(spec, {row[1]: row[0] for row in rows.unique()}, rowids)
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         # a term that goes downward is kept as an expression: the name of its column in quotes
@@ -250,21 +265,24 @@ class ClaimBlock(Executable, ClauseElement):
 
     inherit_cache = False
 
-    def __init__(self, locking: Select[Any], pick: Pick, assignments: Sequence[Assignment]) -> None:
-        self.locking = locking
+    def __init__(self, adapter: Oracle, pick: Pick, assignments: Sequence[Assignment]) -> None:
+        rowid = _rowid(pick.spec.table)
         self.pick = pick
         self.assignments = assignments
+        self.locking = adapter.picking(pick, rowid)
+        # a row that is locked is read as it is, whoever changed it since the cursor was opened
+        self.again = select(rowid).where(rowid == literal_column("picked(i)"), *pick.state, *pick.where)
 
 
 @compiles(ClaimBlock, "oracle")
 def _compile_block(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
-    pick = block.pick
-    long = pick.limit > _SHORT
+    long = block.pick.limit > _SHORT
     return _BLOCK.format(
         select=compiler.process(block.locking, **kw),
-        limit=compiler.process(bindparam("wanted", pick.limit, type_=Integer(), unique=False), **kw),
+        limit=compiler.process(bindparam("wanted", block.pick.limit, type_=Integer(), unique=False), **kw),
         text="CLOB" if long else "VARCHAR2(32767)",
-        write=_write(block, compiler, **kw) if block.assignments else _KEEP,
+        again=compiler.process(block.again, **kw),
+        write=_write(block, compiler, **kw) if block.assignments else "",
         rowids=compiler.process(outparam("rowids", Text() if long else String(4000)), **kw),
     )
 
@@ -272,8 +290,4 @@ def _compile_block(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
 def _write(block: ClaimBlock, compiler: Any, **kw: Any) -> str:
     quote, table = compiler.preparer.quote, block.pick.spec.table
     assignments = (f"{quote(column.name)} = {compiler.process(value, **kw)}" for column, value in block.assignments)
-    return _UPDATE.format(
-        table=compiler.preparer.format_table(table),
-        assignments=", ".join(assignments),
-        guard=compiler.process(and_(*block.pick.state).self_group(against=operators.and_), **kw),
-    )
+    return _UPDATE.format(table=compiler.preparer.format_table(table), assignments=", ".join(assignments))

@@ -1,0 +1,64 @@
+"""What a claim on Oracle locks, and reads again once it is locked: told from the statements, there is no server."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from sqlqueue import ArgumentError, QueueSession
+from sqlqueue.dialects import adapters
+from sqlqueue.statements import picks
+from tests.dialects import recorder
+from tests.dialects.test_pinned import ENGINES, PINNED
+from tests.models import Mail, Seat, Task, Visit
+
+STATEMENTS: dict[str, str] = json.loads((PINNED / "oracle.json").read_text())
+BLOCKS = {name: each for name, each in STATEMENTS.items() if each.startswith("DECLARE")}
+CURSOR = re.compile(r"CURSOR free IS SELECT .*?\nWHERE (.*?)(?: ORDER BY [^;]*?)? FOR UPDATE SKIP LOCKED;", re.DOTALL)
+AGAIN = re.compile(r"IN \(SELECT .*?\nWHERE \w+\.ROWID = picked\(i\) AND (.*?)\) LOOP\n", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_locked_has_to_match_still(name: str) -> None:
+    # it was found when the cursor was opened, and may have been claimed, finished and moved on since
+    cursor, again = CURSOR.search(BLOCKS[name]), AGAIN.search(BLOCKS[name])
+    assert cursor is not None
+    assert again is not None
+    assert again[1] == cursor[1]
+
+
+@pytest.mark.parametrize("name", [name for name, each in BLOCKS.items() if "FORALL" in each])
+def test_nothing_else_is_written(name: str) -> None:
+    assert re.search(r"FORALL i IN 1 \.\. taken\.COUNT\s+UPDATE .* WHERE ROWID = taken\(i\);\n", BLOCKS[name])
+
+
+@pytest.mark.parametrize("model", [Task, Seat, Visit, Mail])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_lock_goes_to_whoever_comes_next(model: Any, limit: int) -> None:
+    # if candidates were found first, without locks, all that come at once would aim at the same ones
+    engine, log = recorder.recording_engine(*ENGINES["oracle"])
+    ready, due = picks(model.__queue_spec__)
+    for step in (ready, due):
+        log.clear()
+        with QueueSession(engine) as session:
+            assert adapters()["oracle"].lock(session, step(limit))
+        block, keys = log
+        assert block.startswith("DECLARE")
+        assert CURSOR.search(block)
+        assert not re.search("FOR UPDATE|FETCH FIRST", keys)
+
+
+def test_no_cursor_that_locks_is_left_to_the_driver() -> None:
+    # but for statements that name rows by their keys, and want all of them
+    locking = {name: each for name, each in STATEMENTS.items() if "SKIP LOCKED" in each and name not in BLOCKS}
+    assert [name for name, each in locking.items() if " ORDER BY " in each] == []
+
+
+def test_a_row_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder.Variable, "getvalue", lambda *_: f"{recorder.ROWID},AAAhidden,")
+    engine, _ = recorder.recording_engine(*ENGINES["oracle"])
+    with QueueSession(engine) as session, pytest.raises(ArgumentError, match="AAAhidden is claimed but cannot be"):
+        session.claim_many(Task, limit=2)
