@@ -90,6 +90,7 @@ _SHORT = 200
 _PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}
 """Of an interval, in microseconds."""
 
+_QUOTE = oracle.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 _QUOTED = re.compile(r'^"(.+)"$')
 _INDEXES = table(
     "all_indexes",
@@ -142,7 +143,13 @@ class Oracle(Adapter):
         return or_(*(self.key_in(spec, some) for some in self.batches(keys)))
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        return pick.select(*columns).with_for_update(skip_locked=True)
+        locking = pick.select(*columns).with_for_update(skip_locked=True)
+        if pick.index is None:
+            return locking
+        # left alone, the optimizer has all rows in mind, and may well sort all that are due to give out the first; a
+        # hint names a table without its schema ("SQL Language Reference", Hints), and SQLAlchemy formats it
+        hint = f"INDEX({_QUOTE(pick.spec.table.name)} {_QUOTE(pick.index)})".replace("%", "%%")
+        return locking.with_hint(pick.spec.table, hint, self.name)
 
     def take(
         self,

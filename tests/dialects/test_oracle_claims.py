@@ -7,8 +7,10 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import Identity, MetaData
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import ArgumentError, QueueSession
+from sqlqueue import ArgumentError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
 from sqlqueue.statements import picks
 from tests.dialects import recorder
@@ -62,3 +64,33 @@ def test_a_row_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = recorder.recording_engine(*ENGINES["oracle"])
     with QueueSession(engine) as session, pytest.raises(ArgumentError, match="AAAhidden is claimed but cannot be"):
         session.claim_many(Task, limit=2)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in BLOCKS.items() if " ORDER BY " in each and "(key)" not in name]
+)
+def test_the_index_that_has_the_order_is_named(name: str) -> None:
+    # what is not found in order is sorted, and for that read, all of it, whatever is asked for
+    hint = re.search(r"CURSOR free IS SELECT /\*\+ INDEX\((\S+) (\S+)\) \*/ ", BLOCKS[name])
+    order = re.search(r" ORDER BY (.*?) FOR UPDATE SKIP LOCKED;", BLOCKS[name])
+    assert hint is not None
+    assert order is not None
+    columns = order[1].replace(f"{hint[1]}.", "")
+    assert f"ON {hint[1]} (" in STATEMENTS[f"create index {hint[2]}"]
+    assert columns in STATEMENTS[f"create index {hint[2]}"]
+
+
+def test_a_hint_names_no_schema() -> None:
+    # where it does, it is passed over without a word
+    class Base(DeclarativeBase):
+        metadata = MetaData(schema="Own")
+
+    class Errand(QueueMixin, Base):
+        __tablename__ = "100% errand"
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+    engine, log = recorder.recording_engine(*ENGINES["oracle"])
+    with QueueSession(engine) as session:
+        session.claim(Errand)
+    assert '/*+ INDEX("100% errand" "ix_100_ errand_claim") */' in log[0]
+    assert 'FROM "Own"."100% errand"' in log[0]
