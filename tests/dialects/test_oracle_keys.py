@@ -17,11 +17,16 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import FlushError
 from sqlalchemy.schema import CreateTable
 
-from sqlqueue import ConfigurationError, QueueSession, RecurringMixin, UniqueMixin
+from sqlqueue import ArgumentError, ConfigurationError, QueueSession, RecurringMixin, UniqueMixin
+from sqlqueue.columns import check_values
 from sqlqueue.dialects import adapters
+from sqlqueue.keytext import KeyText
+from sqlqueue.mixins import queues
 from sqlqueue.shape import misfits
+from sqlqueue.spec import QueueSpec
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
+from tests.models import Base as Models
 
 PROJECT = Path(__file__).parents[2]
 CALLS: list[Callable[[QueueSession, type[Any]], object]] = [
@@ -187,3 +192,22 @@ def test_where_it_is_not_needed_it_changes_nothing(name: str) -> None:
     keys: tuple[tuple[Any, ...], ...] = ((), (Identity(),))
     without, with_it = (str(CreateTable(made(*key).__table__).compile(engine)) for key in keys)
     assert with_it == without
+
+
+# -- keys that are texts ---------------------------------------------------------------------------------------------
+
+
+def _is_compared(spec: QueueSpec, role: str) -> bool:
+    return isinstance(spec[role].type, KeyText) and role != "former_key"  # which the queue itself writes
+
+
+_TEXTS = [(spec, role) for spec in queues(Models.metadata) for role in spec.columns if _is_compared(spec, role)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "role"), _TEXTS, ids=lambda each: each if isinstance(each, str) else each.entity.__name__
+)
+def test_no_key_is_an_empty_text(spec: QueueSpec, role: str) -> None:
+    # Oracle would store NULL, which no unique index knows, and no comparison finds
+    with pytest.raises(ArgumentError, match="not empty"):
+        check_values(spec, {spec.attributes[role]: ""})
