@@ -276,7 +276,7 @@ def test_what_is_waiting(db: Database) -> None:
 
 _CONFTEST = """
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Identity, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlqueue import QueueMixin, QueueSession, Worker
