@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection
@@ -17,19 +17,33 @@ class Liveness:
     that were waited for too long."""
     outages: ClassVar[Collection[Any]] = ()
     """Codes of errors that say that the server is not there, goes down or comes up."""
+    lost_savepoints: ClassVar[Collection[Any]] = ()
+    """Codes of errors that say that there is no such savepoint: what ended its transaction is the error before."""
 
     def code(self, error: DBAPIError) -> Any:
         """The driver's own code of an error; never its text."""
         original: Any = error.orig
         return original.args[0] if original.args else None
 
+    def codes(self, error: DBAPIError) -> Collection[Any]:
+        """All codes of an error, where there are several: the server's and the driver's."""
+        return (self.code(error),)
+
     def is_transient(self, error: DBAPIError) -> bool:
         """Whether the transaction was the victim of others, and is worth being tried again."""
-        return self.code(error) in self.transient
+        return any(code in self.transient for code in self.codes(self.reason(error)))
+
+    def reason(self, error: DBAPIError) -> DBAPIError:
+        """The error itself, or, if it is about a savepoint that is gone, the deadlock that took it along."""
+        if any(code in self.lost_savepoints for code in self.codes(error)):
+            for before in _before(error):
+                if any(code in self.transient for code in self.codes(before)):
+                    return before
+        return error
 
     def is_outage(self, error: DBAPIError) -> bool:
         """Whether the connection was lost, or cannot be made."""
-        return error.connection_invalidated or self.code(error) in self.outages
+        return error.connection_invalidated or any(code in self.outages for code in self.codes(error))
 
     def notify(self, connection: Connection, name: str) -> None:
         """Tell listeners on other connections, once this transaction is committed, that there is news of ``name``."""
@@ -53,3 +67,12 @@ class Liveness:
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
         """:meth:`news` on the connection of an asyncio driver."""
         raise NotImplementedError
+
+
+def _before(error: BaseException) -> Iterator[DBAPIError]:
+    """The errors that were being handled when ``error`` came up."""
+    before = error.__context__
+    while before is not None:
+        if isinstance(before, DBAPIError):
+            yield before
+        before = before.__context__

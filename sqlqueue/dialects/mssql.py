@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -57,6 +58,36 @@ _COLUMNS = table(
 )
 _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
 
+# https://learn.microsoft.com/en-us/sql/relational-databases/errors-events/database-engine-events-and-errors
+_TRANSIENT = (
+    # deadlock, lock timeout, no memory for locks; a snapshot's conflict with a write, and with a change of the table
+    *(1205, 1222, 1204, 3960, 3961),
+    # commits of memory-optimized tables that depend on, or conflict with, others
+    *(41301, 41302, 41305, 41325, 41839),
+)
+_OUTAGES = (
+    # SQLSTATE: cannot connect, not connected, refused, lost at commit, communication link failure
+    *("08001", "08003", "08004", "08007", "08S01"),
+    # database cannot be opened, not recovered yet, being recovered; not accessible as part of an availability group
+    *(4060, 921, 922, 976, 983),
+    # session killed; shutdown, paused, upgraded, too many connections
+    *(596, 6005, 17142, 18401, 17809),
+    # read-only (as a secondary), log full, file group full
+    *(3906, 9002, 1105),
+    # Azure SQL: fails over, too busy, not available, limit reached, not enough resources, too many operations
+    # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
+    *(40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920),
+    # pymssql, which gives the numbers of DB-Library: connection failed, reading, writing, no socket, not there, closed
+    *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
+)
+_TIMEOUTS = frozenset({"HYT00", 20003})
+"""Of a login, or of a statement."""
+_DUPLICATES = frozenset({2601, 2627})
+_REFERENCED = 547
+_FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
+"""In "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": what a message quotes comes before its number."""
+_FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
+
 
 class SQLServer(Adapter):
     """The claim is one statement: an UPDATE of a common table expression whose rows are locked as they are found.
@@ -75,8 +106,9 @@ class SQLServer(Adapter):
     exact: ClassVar[str | None] = "Latin1_General_100_BIN2"
     partial_index: ClassVar[str | None] = "mssql_where"
     orders_freely = False
-    # SQLSTATE: communication link failure, cannot connect, login timeout
-    outages: ClassVar[Collection[str]] = ("08S01", "08001", "08003", "HYT00")
+    transient: ClassVar[Collection[Any]] = _TRANSIENT
+    outages: ClassVar[Collection[Any]] = _OUTAGES
+    lost_savepoints: ClassVar[Collection[Any]] = (3903, 6401)
     # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and those
     # that are not locked
     batch = 400
@@ -189,20 +221,44 @@ class SQLServer(Adapter):
         driver: Any = connection.connection.driver_connection
         driver.timeout = max(math.ceil(timeout.total_seconds()), 1)
 
+    @contextmanager
+    def tentative(self, session: Session) -> Iterator[None]:
+        # a savepoint although a statement is undone alone: with XACT_ABORT on, which a server may have for all, a
+        # violated key ends the transaction, and what follows would be committed without what was written before
+        try:
+            with session.begin_nested():
+                yield
+        except DBAPIError as error:
+            reason = self.reason(error)
+            raise reason from reason.orig
+
     def is_duplicate(self, error: IntegrityError) -> bool:
-        return bool(_numbers(error) & {"2627", "2601"})
+        return not _DUPLICATES.isdisjoint(self.codes(error))
 
     def is_referenced(self, error: IntegrityError) -> bool:
-        return bool(_numbers(error) & {"547"})
+        return _REFERENCED in self.codes(error)
 
-    def is_transient(self, error: DBAPIError) -> bool:
-        # deadlock, lock timeout, update conflict of a snapshot
-        return bool(_numbers(error) & {"1205", "1222", "3960"})
+    def is_outage(self, error: DBAPIError) -> bool:
+        if not _TIMEOUTS.isdisjoint(self.codes(error)):
+            # of a login; that of a statement is its own, although SQLAlchemy gives up the connection for it
+            return error.statement is None
+        return super().is_outage(error)
+
+    def code(self, error: DBAPIError) -> Any:
+        code = super().code(error)
+        return code[0] if isinstance(code, tuple) else code  # pymssql: its number and its text
+
+    def codes(self, error: DBAPIError) -> Collection[Any]:
+        return (self.code(error), *_numbers(error))
 
 
-def _numbers(error: DBAPIError) -> set[str]:
-    # the driver gives the number of an error only within its text, as in "... (2627) (SQLExecDirectW)"
-    return set(re.findall(r"\((\d+)\)", str(error.orig)))
+def _numbers(error: DBAPIError) -> Iterator[int]:
+    """The server's own, which pyodbc appends to the text of each message: nothing within a text is taken for one."""
+    text = str(error.orig.args[-1]) if error.orig is not None and error.orig.args else ""
+    *_, first = (None, *_FIRST.finditer(text))
+    if first is not None:
+        yield int(first[1])
+        yield from map(int, _FURTHER.findall(text, first.end()))
 
 
 def _null_first(value: Any) -> tuple[bool, Any]:

@@ -100,6 +100,27 @@ _INDEXES = table(
 _GRANTS = table("all_tab_privs", *map(column, ("table_schema", "table_name", "privilege")), schema="sys")
 _POWERS = table("session_privs", column("privilege"), schema="sys")
 
+# https://docs.oracle.com/error-help/db/
+_TRANSIENT = (
+    # resource busy, at once or for too long; deadlock, of rows or of definitions; cannot serialize access
+    *(54, 30006, 4021, 60, 4020, 8177),
+)
+_OUTAGES = (
+    # killed, not logged on, closed
+    *(28, 1012, 3113, 3114, 3135, 12537, 12547),
+    # starting, not there, shut down, not open
+    *(1033, 1034, 1089, 1090, 1092, 1109),
+    # the listener: no such service or instance now, none that has room, not there, no such host, no answer
+    *(12505, 12514, 12516, 12518, 12519, 12520, 12521, 12528, 12541, 12545, 12543, 12170),
+    # too many sessions, too many processes; archive full, table or index or undo cannot grow
+    *(18, 20, 257, 1653, 1654, 30036),
+    # read-only (as a standby)
+    16000,
+    # python-oracledb: not connected, closed; refused, no such service, no such SID, proxy, cannot connect
+    # https://python-oracledb.readthedocs.io/en/latest/user_guide/troubleshooting.html
+    *("DPY-1001", "DPY-4011", "DPY-6000", "DPY-6001", "DPY-6003", "DPY-6004", "DPY-6005"),
+)
+
 
 class Oracle(Adapter):
     """The claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, fetched as often as rows are wanted.
@@ -119,10 +140,8 @@ class Oracle(Adapter):
     timestamp = utc(oracle.TIMESTAMP)
     error_text = oracle.NVARCHAR2(2000)
     json = json_text()  # SQLAlchemy has a JSON for Oracle from 2.1 on, and Oracle itself from 21c on
-    # resource busy, deadlock, cannot serialize access
-    transient: ClassVar[Collection[int]] = (54, 60, 8177)
-    # shutdown, closed, killed, no listener, cannot connect
-    outages: ClassVar[Collection[int]] = (28, 1012, 1033, 1034, 1089, 1092, 3113, 3114, 3135, 12514, 12541, 12545)
+    transient: ClassVar[Collection[Any]] = _TRANSIENT
+    outages: ClassVar[Collection[Any]] = _OUTAGES
     numbers_keys = False
     # ORA-01795: at most 1,000 expressions in a list
     batch = 1_000
@@ -253,8 +272,14 @@ class Oracle(Adapter):
     def is_referenced(self, error: IntegrityError) -> bool:
         return self.code(error) in (2292,)
 
+    def is_outage(self, error: DBAPIError) -> bool:
+        # what the driver, or the server, takes for one
+        return super().is_outage(error) or getattr(super().code(error), "isrecoverable", False)
+
     def code(self, error: DBAPIError) -> Any:
-        return getattr(super().code(error), "code", None)
+        # errors of the driver itself, as that of a port where nobody listens, have no number but 0
+        told = super().code(error)
+        return getattr(told, "code", None) or getattr(told, "full_code", None)
 
 
 def _rowid(table: Table) -> ColumnClause[str]:

@@ -178,14 +178,11 @@ class SQLite(Adapter):
     def code(self, error: DBAPIError) -> Any:
         return getattr(error.orig, "sqlite_errorcode", None)
 
-    def is_transient(self, error: DBAPIError) -> bool:
-        return self._primary_code(error) in self.transient
+    def codes(self, error: DBAPIError) -> Collection[int]:
+        return ((self.code(error) or 0) & 0xFF,)  # the lowest byte of an extended code
 
     def is_outage(self, error: DBAPIError) -> bool:
-        return self._primary_code(error) in self.outages
-
-    def _primary_code(self, error: DBAPIError) -> int:
-        return (self.code(error) or 0) & 0xFF  # the lowest byte of an extended code
+        return any(code in self.outages for code in self.codes(error))
 
 
 def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:

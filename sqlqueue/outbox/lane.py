@@ -53,7 +53,8 @@ class RelayLane:
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database."""
-        await keep_on(self._turn, f"claim {self._handler.entity.__name__}", lambda: self._draining, self._crew.reports)
+        what, adapter = f"claim {self._handler.entity.__name__}", self._crew.adapter(self._handler.spec)
+        await keep_on(self._turn, what, lambda: self._draining, self._crew.reports, adapter)
 
     async def _turn(self) -> None:
         self._lookout.expect()

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
 from ..claims import claim_of
+from ..dialects import adapter_for
 from ..logs import logger_of
 from ..operations.attempts import brief, spoken
 from ..schedules import parse
@@ -119,7 +120,7 @@ class SQLTaskScheduler:
             try:
                 return await asyncio.to_thread(_prepare, database, engine)
             except DBAPIError as error:
-                if not passes(error):
+                if not passes(error, adapter_for(engine.dialect)):
                     raise
                 where, reason = engine.url.render_as_string(hide_password=True), brief(str(error.orig))
                 logger.warning("cannot connect to %s, next try in %s: %s", where, spoken(pause), reason)

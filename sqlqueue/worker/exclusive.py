@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -73,7 +74,7 @@ class ExclusiveLane:
                 await self._lookout.wait()
                 patience = pauses()
             except Exception as error:
-                await bear(error, self._claims, next(patience), self._crew.reports)
+                await self._bear(error, next(patience))
             self._work.set()
         await asyncio.gather(*self._slots, return_exceptions=True)
 
@@ -94,7 +95,10 @@ class ExclusiveLane:
                 self._work.clear()
                 self._none.set()
             except Exception as error:
-                await bear(error, self._claims, next(patience), self._crew.reports)
+                await self._bear(error, next(patience))
+
+    async def _bear(self, error: Exception, pause: timedelta) -> None:
+        await bear(error, self._claims, pause, self._crew.reports, self._performer.adapter)
 
     async def _turn(self, found: Callable[[], None]) -> None:
         """Until nothing is left to be claimed."""

@@ -38,6 +38,7 @@ class Lane:
         self.handler = handler
         self._crew = crew
         self._lookout = Lookout(handler, crew)
+        self._adapter = crew.adapter(handler.spec)
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self._draining = self._claiming = False
@@ -47,7 +48,7 @@ class Lane:
         self._enough = 0
         """With so few jobs left, it is worth a statement to claim more."""
         self._sorting = Sorting(handler.entity, crew)
-        performer = Performer(handler, crew.database, crew.adapter(handler.spec), crew.reports)
+        performer = Performer(handler, crew.database, self._adapter, crew.reports)
         self._slots: Slots
         if handler.is_coroutine:
             self._slots = CoroutineSlots(performer, handler.concurrency, self._done)
@@ -81,7 +82,8 @@ class Lane:
 
     async def run(self) -> None:
         """Until :meth:`drain`, whatever is wrong with the database, and until no coroutine runs any more."""
-        await keep_on(self._turn, f"claim {self.handler.entity.__name__}", lambda: self._draining, self._crew.reports)
+        what = f"claim {self.handler.entity.__name__}"
+        await keep_on(self._turn, what, lambda: self._draining, self._crew.reports, self._adapter)
         await self._slots.ended()
 
     async def _turn(self) -> None:

@@ -16,7 +16,7 @@ from .. import operations
 from ..operations.upkeep import exhausted
 from ..spec import QueueSpec
 from .crew import Crew
-from .patience import insist
+from .patience import insist, passes
 from .reports import Reports
 
 RESCUE_EVERY = timedelta(seconds=30)
@@ -44,7 +44,7 @@ async def maintain(specs: Iterable[QueueSpec], crew: Crew) -> None:
     async with asyncio.TaskGroup() as tasks:
         for spec in specs:
             for chore in _chores(spec, crew.reports):
-                tasks.create_task(_repeat(chore, crew))
+                tasks.create_task(_repeat(chore, crew, partial(passes, adapter=crew.adapter(spec))))
 
 
 def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
@@ -72,11 +72,12 @@ def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
     return 0
 
 
-async def _repeat(chore: Chore, crew: Crew) -> None:
+async def _repeat(chore: Chore, crew: Crew, passes: Callable[[BaseException], bool]) -> None:
+    what = f"finish {chore.name}"
     while True:
         await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
         try:
-            while await insist(lambda: crew.database.run(chore.work), f"finish {chore.name}", crew.reports) >= PRUNED:
+            while await insist(lambda: crew.database.run(chore.work), what, crew.reports, passes) >= PRUNED:
                 pass
         except Exception as error:  # the other chores go on
             crew.reports.chore_failed(chore.name, error)

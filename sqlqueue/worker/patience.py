@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from ..dialects.base import Adapter
 from .reports import Reports
 
 R = TypeVar("R")
@@ -25,10 +26,12 @@ def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]
         pause = min(pause * 2, longest)
 
 
-def passes(error: BaseException) -> bool:
+def passes(error: BaseException, adapter: Adapter) -> bool:
     """Whether it is about the server or the connection, and not about what was sent."""
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
+        # by code first: some drivers have no class of its own for a deadlock, or call it a fault of the program
+        told = error.connection_invalidated or adapter.is_outage(error) or adapter.is_transient(error)
+        return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, (PoolTimeoutError, OSError))
 
 
@@ -36,7 +39,7 @@ async def insist(
     attempt: Callable[[], Awaitable[R]],
     what: str,
     reports: Reports,
-    passes: Callable[[BaseException], bool] = passes,
+    passes: Callable[[BaseException], bool],
 ) -> R:
     """Call ``attempt`` until the database lets it succeed; errors that do not pass by themselves are raised."""
     for pause in pauses():
@@ -53,9 +56,9 @@ async def insist(
     raise AssertionError
 
 
-async def bear(error: Exception, what: str, pause: timedelta, reports: Reports) -> None:
+async def bear(error: Exception, what: str, pause: timedelta, reports: Reports, adapter: Adapter) -> None:
     """A loop that claims outlives whatever is wrong with its database."""
-    if passes(error):
+    if passes(error, adapter):
         reports.database_error(what, error, pause)
     else:
         reports.broken(what, error)
@@ -64,7 +67,7 @@ async def bear(error: Exception, what: str, pause: timedelta, reports: Reports) 
 
 
 async def keep_on(
-    turn: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool], reports: Reports
+    turn: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool], reports: Reports, adapter: Adapter
 ) -> None:
     """Take one ``turn`` after the other until it ``is_over``, whatever is wrong with the database."""
     patience = pauses()
@@ -74,4 +77,4 @@ async def keep_on(
             reports.reached()
             patience = pauses()
         except Exception as error:
-            await bear(error, what, next(patience), reports)
+            await bear(error, what, next(patience), reports, adapter)

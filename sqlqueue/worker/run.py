@@ -29,7 +29,7 @@ from .lane import Lane
 from .loops import cancel, soon
 from .maintenance import maintain
 from .notifier import Notifier, notifiers
-from .patience import insist
+from .patience import insist, passes
 from .reports import Reports, logger
 from .settler import Settler
 
@@ -162,13 +162,17 @@ class Run:
 
     async def _verify(self) -> bool:
         """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
-        looking = asyncio.create_task(insist(self._look_at_schema, "look at the schema", self._crew.reports))
+        look = insist(self._look_at_schema, "look at the schema", self._crew.reports, self._passes)
+        looking = asyncio.create_task(look)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return looking.done() and looking.result() is None
         finally:
             await cancel(looking, stopping)
+
+    def _passes(self, error: BaseException) -> bool:
+        return any(passes(error, self._crew.adapter(spec)) for spec in self._specs)
 
     async def _look_at_schema(self) -> None:
         for spec in self._specs:

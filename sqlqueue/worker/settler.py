@@ -103,8 +103,9 @@ class Settler:
     def _passes(self, error: BaseException) -> bool:
         # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass
         if not isinstance(error, DBAPIError):
-            return passes(error)
-        return self._adapter.is_outage(error) or self._adapter.is_transient(error)
+            return passes(error, self._adapter)
+        # its own statements are as quick as the server: if one took too long for a driver, that was no fault of theirs
+        return error.connection_invalidated or self._adapter.is_outage(error) or self._adapter.is_transient(error)
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome in batch]

@@ -41,10 +41,10 @@ def write(connection: Connection, account: int) -> None:
     connection.execute(update(Account).where(Account.id == account).values(name=Account.name + "x"))
 
 
-def refused(call: Callable[[], object]) -> DBAPIError:
+def refused(db: Database, call: Callable[[], object]) -> DBAPIError:
     with pytest.raises(DBAPIError) as raised:
         call()
-    assert passes(raised.value)
+    assert passes(raised.value, adapter_for(db.engine.dialect))
     return raised.value
 
 
@@ -83,7 +83,7 @@ def _catch(errors: list[DBAPIError], call: Callable[[], object]) -> None:
 def test_a_lock_that_was_waited_for_too_long_is_transient(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts, accounts.case.impatient_sql) as other:
         write(one, 1)
-        assert is_transient(accounts, refused(lambda: write(other, 1)))
+        assert is_transient(accounts, refused(accounts, lambda: write(other, 1)))
 
 
 @pytest.mark.requires("locks_rows")
@@ -91,7 +91,7 @@ def test_a_lock_that_was_not_waited_for_is_transient(accounts: Database) -> None
     with connected(accounts) as one, connected(accounts) as other:
         write(one, 1)
         locking = select(Account.id).where(Account.id == 1).with_for_update(nowait=True)
-        assert is_transient(accounts, refused(lambda: other.execute(locking)))
+        assert is_transient(accounts, refused(accounts, lambda: other.execute(locking)))
 
 
 @pytest.mark.requires("strict_snapshots")
@@ -100,7 +100,7 @@ def test_a_row_that_has_changed_since_the_snapshot_is_transient(accounts: Databa
         one.execute(select(Account.name)).all()
         write(other, 1)
         other.commit()
-        assert is_transient(accounts, refused(lambda: write(one, 1)))
+        assert is_transient(accounts, refused(accounts, lambda: write(one, 1)))
 
 
 @pytest.mark.requires("one_writer")
@@ -109,9 +109,9 @@ def test_another_writer_is_transient(accounts: Database) -> None:
         one.exec_driver_sql("BEGIN")
         one.execute(select(Account.name)).all()
         write(other, 1)
-        busy = refused(lambda: write(one, 1))
+        busy = refused(accounts, lambda: write(one, 1))
         other.commit()
-        stale = refused(lambda: write(one, 1))  # what it has read is no longer so
+        stale = refused(accounts, lambda: write(one, 1))  # what it has read is no longer so
     assert is_transient(accounts, busy)
     assert is_transient(accounts, stale)
 
@@ -121,7 +121,7 @@ def test_a_killed_connection_is_an_outage(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts) as other:
         victim = one.scalar(select(getattr(func, accounts.case.connection_id)()))
         other.exec_driver_sql(accounts.case.kill_sql.format(connection=victim))
-        error = refused(lambda: [write(one, 1), time.sleep(0.05), write(one, 1)])
+        error = refused(accounts, lambda: [write(one, 1), time.sleep(0.05), write(one, 1)])
     assert is_outage(accounts, error)
     assert not is_transient(accounts, error)
 
@@ -132,7 +132,7 @@ def test_a_server_that_is_not_there_is_an_outage(accounts: Database) -> None:
         nobody.bind(("127.0.0.1", 0))
         elsewhere = accounts.url.set(host="127.0.0.1", query={})  # a query may name a socket, which overrides the host
         for url in (elsewhere.set(port=nobody.getsockname()[1]), elsewhere.set(host="nowhere.invalid")):
-            error = refused(create_engine(url).connect)
+            error = refused(accounts, create_engine(url).connect)
             assert not error.connection_invalidated
             assert is_outage(accounts, error)
 
@@ -142,19 +142,19 @@ def test_a_transaction_that_idles_for_too_long_is_its_own_fault(accounts: Databa
     with connected(accounts, accounts.case.idle_sql) as one:
         write(one, 1)
         time.sleep(0.2)
-        error = refused(lambda: write(one, 1))
+        error = refused(accounts, lambda: write(one, 1))
     assert error.connection_invalidated
     assert not is_outage(accounts, error)
 
 
 @pytest.mark.requires("one_writer")
 def test_a_file_that_cannot_be_opened_is_an_outage(accounts: Database) -> None:
-    error = refused(create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect)
+    error = refused(accounts, create_engine(accounts.url.set(database="/nowhere/at/all.db")).connect)
     assert is_outage(accounts, error)
 
 
 @pytest.mark.requires("one_writer")
 def test_a_full_disk_is_an_outage(accounts: Database) -> None:
     with connected(accounts, "PRAGMA max_page_count = 1") as one:
-        error = refused(lambda: one.execute(insert(Account), [{"name": "x" * 100_000}] * 1_000))
+        error = refused(accounts, lambda: one.execute(insert(Account), [{"name": "x" * 100_000}] * 1_000))
     assert is_outage(accounts, error)

@@ -54,6 +54,11 @@ def book_other(session: Any, task: Any) -> None:
     book(session, 3 - task.number)
 
 
+def book_other_in_savepoint(session: Any, task: Any) -> None:
+    with session.begin_nested():
+        book(session, 3 - task.number)
+
+
 def look(session: Any, task: Any) -> None:
     session.add(Ledger(task_id=task.id))
     task.seen = session.scalars(select(Account.name).order_by(Account.id)).all()
@@ -69,6 +74,8 @@ def write_what_was_seen(session: Any, task: Any) -> None:
     [
         pytest.param(book_own, book_other, {}, "lease", id="deadlock"),
         pytest.param(book_own, book_other, {}, "lock", id="deadlock-locked"),
+        pytest.param(book_own, book_other_in_savepoint, {}, "lease", id="deadlock-savepoint"),
+        pytest.param(book_own, book_other_in_savepoint, {}, "lock", id="deadlock-savepoint-locked"),
         pytest.param(look, write_what_was_seen, {"isolation_level": "SERIALIZABLE"}, "lease", id="serialization"),
     ],
 )

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine
+
+from sqlqueue import QueueSession
+from tests.models import Task
+
+
+@pytest.fixture
+def task() -> Task:
+    """In the hands of a worker; what database it came from makes no difference."""
+    engine = create_engine("sqlite://")
+    Task.__table__.create(engine)  # type: ignore[attr-defined]
+    with QueueSession(engine, expire_on_commit=False) as session:
+        session.add(Task())
+        session.flush()
+        claimed = session.claim(Task)
+        assert claimed is not None
+        session.commit()
+    engine.dispose()
+    return claimed

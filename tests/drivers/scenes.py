@@ -1,0 +1,54 @@
+"""Parts of a worker, and a server that is not at its best."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, create_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession, Worker
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.config import Handler
+from sqlqueue.worker.database import SyncDatabase
+from sqlqueue.worker.jobs import Holdings, Job
+from sqlqueue.worker.outcomes import COMPLETED
+from sqlqueue.worker.reports import Reports
+from sqlqueue.worker.settler import Settler
+from tests.models import Task
+
+TRIES = 3
+
+
+@contextmanager
+def sessions_at(url: URL) -> Iterator[sessionmaker[QueueSession]]:
+    engine = create_engine(url)
+    yield sessionmaker(engine, class_=QueueSession)
+    engine.dispose()
+
+
+def handler_with(sessions: sessionmaker[QueueSession], function: Callable[..., Any]) -> Handler:
+    worker = Worker(sessions)
+    worker.handler(Task)(function)
+    return worker.handlers[0]
+
+
+def is_dropped(sessions: sessionmaker[QueueSession], task: Task) -> bool:
+    """Whether nobody tries any more to write that this task is done."""
+    job, reports, holdings = Job(handler_with(sessions, lambda task: None), task), Reports(), Holdings()
+    holdings.add(job)
+
+    async def settle() -> None:
+        adapter = adapter_for(sessions.kw["bind"].dialect)
+        settler = Settler(SyncDatabase(sessions), adapter, holdings, reports)
+        settler.put(job, COMPLETED)
+        settling = asyncio.create_task(settler.run())
+        while reports.counts["database_errors"] < TRIES and len(holdings):
+            await asyncio.sleep(0.05)
+        settling.cancel()
+
+    asyncio.run(settle())
+    return not len(holdings)

@@ -1,0 +1,127 @@
+"""Servers that are not there, or not all there, as the real drivers tell of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, select
+
+from sqlqueue import Worker
+from sqlqueue.worker.database import SyncDatabase
+from sqlqueue.worker.jobs import Job
+from sqlqueue.worker.performer import Performer
+from sqlqueue.worker.reports import Reports
+from tests.drivers import tds, tns
+from tests.drivers.cases import (
+    ODBC,
+    ODBC_ASYNC,
+    ORACLE,
+    ORACLE_ASYNC,
+    adapter_of,
+    failing_to_connect,
+    taken_for,
+    url_of,
+)
+from tests.drivers.listeners import closed, drop, listener, stay_silent
+from tests.drivers.scenes import handler_with, is_dropped, sessions_at
+from tests.models import Task
+from tests.worker.crew import Running, eventually
+
+# python-oracledb leaves sockets to the garbage collector whose peer has closed them
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+Port = Callable[[], AbstractContextManager[int]]
+ANYWHERE: dict[str, Port] = {
+    "closed": closed,
+    "dropping": partial(listener, drop),
+    "silent-then-closed": partial(listener, stay_silent(0.5)),
+}
+ORACLES: dict[str, Port] = {
+    "accepted-then-dropped": partial(listener, tns.accept_and_drop),
+    # no such service, no such instance, no room, cannot hand on, all of them blocked (as while it starts)
+    **{f"refused-{number}": partial(listener, tns.refuse(number)) for number in (12514, 12505, 12516, 12518, 12528)},
+}
+
+
+def refusing(number: int) -> Port:
+    return tds.FakeServer({}, login=tds.Failure(number)).listening
+
+
+ODBCS: dict[str, Port] = {
+    "silent": partial(listener, stay_silent(5)),
+    # database not to be opened, not available, limit reached
+    **{f"refused-{number}": refusing(number) for number in (4060, 40613, 10928)},
+}
+DRIVERS = {ODBC: ODBCS, ODBC_ASYNC: ODBCS, ORACLE: ORACLES, ORACLE_ASYNC: ORACLES}
+
+
+def cases(*templates: str) -> list[Any]:
+    return [
+        pytest.param(template, port, id=f"{template.partition(':')[0]}-{name}")
+        for template in templates
+        for name, port in {**ANYWHERE, **DRIVERS[template]}.items()
+    ]
+
+
+@contextmanager
+def away(template: str, port: Port) -> Iterator[URL]:
+    with port() as number:
+        yield url_of(template, number)
+
+
+@pytest.mark.parametrize(("template", "port"), cases(*DRIVERS))
+def test_a_server_that_cannot_be_reached_is_an_outage(template: str, port: Port) -> None:
+    with away(template, port) as url:
+        assert taken_for(adapter_of(url), failing_to_connect(url)) == "outage"
+
+
+@pytest.mark.parametrize("template", [ODBC])
+def test_a_wrong_password_is_none(template: str) -> None:
+    with away(template, refusing(18456)) as url:
+        assert taken_for(adapter_of(url), failing_to_connect(url)) == "neither"
+
+
+@pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
+def test_a_worker_waits(template: str, port: Port) -> None:
+    with away(template, port) as url, sessions_at(url) as sessions:
+        worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
+        worker.handler(Task)(lambda session, task: None)
+        running = Running(worker)
+        try:
+            eventually(lambda: worker.reports.counts["database_errors"] > 1)
+            assert not running.ended
+        finally:
+            running.stop(at_once=True)
+
+
+@pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
+def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
+    """Of a task whose handler meets the outage."""
+    with away(template, port) as url, sessions_at(url) as sessions:
+        handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
+        performer = Performer(handler, SyncDatabase(sessions), adapter_of(url), Reports())
+        outcome = performer.perform(Job(handler, task))
+    assert outcome is not None
+    assert outcome.kind == "snoozed"
+
+
+@pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
+def test_no_outcome_is_dropped(template: str, port: Port, task: Task) -> None:
+    """Of a task that was done when the outage began."""
+    with away(template, port) as url, sessions_at(url) as sessions:
+        assert not is_dropped(sessions, task)
+
+
+def test_a_worker_can_be_stopped_while_it_waits_for_an_answer() -> None:
+    """From a listener that never says anything, for which python-oracledb waits without end."""
+    with away(ORACLE, partial(listener, stay_silent(120))) as url, sessions_at(url) as sessions:
+        worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
+        worker.handler(Task)(lambda session, task: None)
+        running = Running(worker)
+        time.sleep(0.5)
+        running.stop(at_once=True)
