@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from tests.databases import Databases
 from tests.engines import ENGINES, REQUIRED, SELECTED, EngineCase
+from tests.given import move_out
 from tests.harness import Database
 from tests.processes import Processes
 from tests.servers import Servers, Unavailable
@@ -86,6 +90,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
+    if not hasattr(config, "workerinput"):  # the others are done by now
+        for given in filter(None, (os.environ.get(case.url_variable) for case in SELECTED)):
+            with suppress(DBAPIError, ImportError):  # it was none of this run
+                move_out(make_url(given))
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:

@@ -39,7 +39,7 @@ class Container:
     password: str | None = PASSWORD
     database: str | None = ACCOUNT
     query: Mapping[str, str] = field(default_factory=dict)
-    prepare: str | None = None
+    prepare: tuple[str, ...] = ()
     """Run once, in the server's default database, where the image itself cannot make `database`."""
     large: bool = False
     """Gigabytes: pulled only when the engine is asked for by name."""
@@ -142,6 +142,12 @@ class EngineCase:
     """Tables have a fillfactor, and settings of their own for autovacuum."""
     administrator: str = ACCOUNT
     """Who may make accounts; its password is that of the tests."""
+    grants: str = ""
+    """What an administrator may do for the account of this `{name}`, to let the tests use its `{database}`."""
+    condition: tuple[str, str] | None = None
+    """Whether a database is set up as the documentation asks for, and what to do if it is not."""
+    another_database: tuple[Sequence[str], Sequence[str]] | None = None
+    """Makes a database of this `{name}` that is not set up so, from another one, and removes it."""
     account_sql: str | None = None
     """Makes an account of this `{name}` and `{password}`, without rights."""
     partitions_sql: str | None = None
@@ -392,6 +398,7 @@ ENGINES = (
         impatient_sql="SET lock_timeout = '100ms'",
         idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
         strict_snapshots=True,
+        grants="GRANT ALL ON SCHEMA public TO {name}",
         account_sql="CREATE USER {name} PASSWORD '{password}'",
         sequences=True,
         row_version="xmin",
@@ -489,12 +496,21 @@ ENGINES = (
             environment={"ACCEPT_EULA": "Y", "MSSQL_PID": "Developer", "MSSQL_SA_PASSWORD": PASSWORD},
             username="sa",
             query={"driver": "ODBC Driver 18 for SQL Server", "TrustServerCertificate": "yes"},
-            prepare=f"CREATE DATABASE {ACCOUNT}",
+            prepare=(f"CREATE DATABASE {ACCOUNT}", f"ALTER DATABASE {ACCOUNT} SET READ_COMMITTED_SNAPSHOT ON"),
             large=True,
             patience=timedelta(minutes=3),
         ),
         drops_any_column=False,
         reads_defaults_back=False,
+        grants="in {database}: ALTER ROLE db_owner ADD MEMBER {name}",
+        condition=(
+            "SELECT CAST(is_read_committed_snapshot_on AS int) FROM sys.databases WHERE database_id = DB_ID()",
+            "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE",
+        ),
+        another_database=(
+            ("CREATE DATABASE {name}", "ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT OFF"),
+            ("ALTER DATABASE {name} SET SINGLE_USER WITH ROLLBACK IMMEDIATE", "DROP DATABASE {name}"),
+        ),
     ),
     EngineCase(
         name="oracle",
@@ -513,6 +529,7 @@ ENGINES = (
             patience=timedelta(minutes=5),
         ),
         time_zone_sql="ALTER SESSION SET TIME_ZONE = '{offset}'",
+        grants="GRANT CONNECT, RESOURCE, UNLIMITED TABLESPACE TO {name}",
     ),
     EngineCase(
         name="cockroachdb",

@@ -19,6 +19,7 @@ from sqlalchemy import URL, NullPool, create_engine, make_url
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 
 from tests.engines import CHOSEN, REQUIRED, Container, EngineCase
+from tests.given import Refused, move_in
 
 MEMORY = "/dev/shm"
 _STARTING = Lock()  # the library makes its clean-up container with the first one, and knows no threads
@@ -84,7 +85,7 @@ def missing_driver(case: EngineCase) -> Unavailable | None:
 
 def _find(case: EngineCase, stack: ExitStack) -> Server:
     if given := os.environ.get(case.url_variable):
-        return answering(make_url(given), case.url_variable)
+        return _given(case, make_url(given))
     reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
     if case.container:
         try:
@@ -104,6 +105,15 @@ def _find(case: EngineCase, stack: ExitStack) -> Server:
         raise Unavailable(f"{reason}, and the embedded server does not start: {_first_line(error)}") from error
 
 
+def _given(case: EngineCase, url: URL) -> Server:
+    server = answering(url, case.url_variable)
+    try:
+        move_in(case, url)
+    except Refused as reason:
+        raise Unavailable(f"{case.url_variable}: {reason}") from reason
+    return server
+
+
 def _first_line(error: object) -> str:
     return str(error).partition("\n")[0]
 
@@ -119,7 +129,8 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
     if container.prepare:
         entrance = url._replace(database=None)
         answering(entrance, image, running, container.patience.total_seconds())
-        _execute(entrance, container.prepare)
+        for statement in container.prepare:
+            _execute(entrance, statement)
     return answering(url, image, running, container.patience.total_seconds()), running.get_wrapped_container()
 
 

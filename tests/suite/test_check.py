@@ -225,6 +225,33 @@ def test_a_server_that_is_too_old(healthy: Database, monkeypatch: pytest.MonkeyP
     engine.dispose()
 
 
+@pytest.mark.requires("another_database")
+def test_a_database_whose_readers_wait_for_writers(healthy: Database) -> None:
+    """It has the engine's own defaults, and not what its users are told to set."""
+    name, (create, drop) = "sqlqueue_unprepared", healthy.case.another_database
+    try:
+        for statement in create:
+            execute_alone(healthy, statement.format(name=name))
+    except DBAPIError as error:
+        pytest.skip(f"no other database can be made: {error.orig}")
+    try:
+        engine = create_engine(healthy.url.set(database=name), poolclass=NullPool)
+        Base.metadata.create_all(engine)
+        with engine.connect() as connection:
+            errors = [finding for finding in check(connection, Base) if finding.severity == "error"]
+        assert len(errors) == 1
+    finally:
+        for statement in drop:
+            execute_alone(healthy, statement.format(name=name))
+
+
+def execute_alone(db: Database, statement: str) -> None:
+    """In no transaction, which some statements mind."""
+    engine = create_engine(db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(statement)
+
+
 # -- rights --------------------------------------------------------------------------------------------------------
 
 READER = "checked_reader"
