@@ -34,7 +34,9 @@ def move_in(case: EngineCase, url: URL) -> None:
                 if _is_ours(engine):
                     break  # another process of this run was faster
                 grants = f"; {case.grants.format(name=url.username, database=url.database)}" if case.grants else ""
-                raise Refused(f"{url.username or 'this account'} may not {privilege} ({_first_line(error)}){grants}") from error
+                raise Refused(
+                    f"{url.username or 'this account'} may not {privilege} ({_first_line(error)}){grants}"
+                ) from error
     if case.condition:
         _check(engine, *case.condition)
 

@@ -107,7 +107,7 @@ _TRANSIENT = (
 )
 _OUTAGES = (
     # killed, not logged on, closed
-    *(28, 1012, 3113, 3114, 3135, 12537, 12547),
+    *(28, 1012, 3113, 3114, 3135, 12537, 12547, 12571),
     # starting, not there, shut down, not open
     *(1033, 1034, 1089, 1090, 1092, 1109),
     # the listener: no such service or instance now, none that has room, not there, no such host, no answer

@@ -17,7 +17,7 @@ def told(message: str, number: int = 0) -> str:
 
     def fail() -> None:
         error = errors._Error(message=message, code=number)
-        raise error.exc_type(error)
+        raise getattr(error, "exc_type", oracledb.DatabaseError)(error)  # it says so from 2.1 on
 
     engine = create_engine("oracle+oracledb://", creator=fail)
     return taken_for(adapter_for(engine.dialect), raised(engine.connect))
