@@ -71,8 +71,6 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     the key that it takes away: the two would deadlock."""
     sends_values_alone: ClassVar[bool] = False
     """Whether many rows are inserted by one request only if all that they are given are values."""
-    returning: ClassVar[bool] = True
-    """Whether UPDATE and DELETE can return what they changed."""
     one_writer: ClassVar[bool] = False
     """Whether all that claim wait for one another anyway."""
     orders_freely: ClassVar[bool] = True
@@ -196,7 +194,7 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         """
         spec = pick.spec
         identities = self.lock(session, pick)
-        for keys in self.batches(identities if assignments else ()):
+        for keys in self.batches(spec, identities if assignments else ()):
             count = self.named_for(spec, len(keys))
             writing = pick.made.get((self, assignments, count), partial(self._writing, spec, count, assignments))
             self.execute(session, spec, writing, {**self.key_names(spec, keys), **(parameters or {})})
@@ -219,7 +217,7 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
     ) -> list[Any]:
         """The instances of ``identities``, in that order.  ``latest``: nothing was written, only locked."""
         found: dict[Identity, Any] = {}
-        for keys in self.batches(identities):
+        for keys in self.batches(spec, identities):
             count, last = self.named_for(spec, len(keys)), latest and not options
             statement = spec.made.get((self, "load", count, last), partial(self.loading, spec, count, latest=last))
             rows = session.scalars(
@@ -246,7 +244,7 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
         return select(spec.entity).where(self.keys_named(spec, count))
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
-        for keys in self.batches(identities):
+        for keys in self.batches(spec, identities):
             self.execute(session, spec, self.by_key(spec, remove(spec, self.key_in(spec, keys))))
 
     # -- enqueueing ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Keys:
     """The part of an adapter that names rows, in a statement of its own or in one that is used again."""
 
     batch: ClassVar[int] = 5_000
-    """How many keys one statement names at the most."""
+    """How many keys one statement names at the most, however many columns these have."""
     tuples: ClassVar[bool] = True
     """Whether the rows for a list of tuples are found by an index."""
     names_rows: ClassVar[bool] = True
@@ -71,9 +71,15 @@ class Keys:
         """``statement``, which names rows by primary key, such that no others are read and waited for."""
         return statement
 
-    def batches(self, items: Sequence[R]) -> Iterator[Sequence[R]]:
-        for start in range(0, len(items), self.batch):
-            yield items[start : start + self.batch]
+    def most(self, spec: QueueSpec) -> int:
+        """How many keys of this queue one statement names at the most."""
+        return self.batch
+
+    def batches(self, spec: QueueSpec, items: Sequence[R]) -> Iterator[Sequence[R]]:
+        """In parts for which statements about this queue have room."""
+        size = self.most(spec)
+        for start in range(0, len(items), size):
+            yield items[start : start + size]
 
 
 def _names_of(spec: QueueSpec, number: int) -> Identity:

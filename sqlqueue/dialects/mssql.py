@@ -89,11 +89,18 @@ _FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
 _FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
 
 
+_FEW = 25
+"""Rows up to which a plan looks each up when it comes to it in the index.  For more it may read ahead in that, and keep
+locks that it takes there: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
+
+
 class SQLServer(Adapter):
     """The claim is one statement: an UPDATE of a common table expression whose rows are locked as they are found.
 
     READPAST skips what others hold, UPDLOCK keeps it, ROWLOCK keeps it to rows, and FORCESEEK keeps a small table
-    from being scanned and sorted, which would lock all of it.
+    from being scanned and sorted, which would lock all of it.  Locks that are taken on the way to a row that is then
+    found not to match are kept too.  So what one index alone does not serve is found without a lock first, as are
+    more than a few rows, and then locked by primary key.
     https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
     """
 
@@ -109,8 +116,6 @@ class SQLServer(Adapter):
     transient: ClassVar[Collection[Any]] = _TRANSIENT
     outages: ClassVar[Collection[Any]] = _OUTAGES
     lost_savepoints: ClassVar[Collection[Any]] = (3903, 6401)
-    # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and those
-    # that are not locked
     batch = 400
     tuples = False
     names_rows = False
@@ -132,10 +137,32 @@ class SQLServer(Adapter):
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())
 
+    def most(self, spec: QueueSpec) -> int:
+        # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and
+        # those that are not locked
+        return max(self.batch * 5 // (3 * len(spec.primary_key) + 2), 1)
+
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        seek = "" if pick.index is None else f", FORCESEEK, INDEX({_QUOTE(pick.index)})"
-        hint = f"WITH (ROWLOCK, UPDLOCK, READPAST{seek})"
-        return pick.select(*columns).limit(pick.limit).with_hint(pick.spec.table, hint)
+        picked = pick.select(*_with_row(pick.spec, columns)).limit(pick.limit)
+        return picked.with_hint(pick.spec.table, f"WITH (ROWLOCK, UPDLOCK, READPAST, {_seek(pick)})")
+
+    def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        return super().looking(pick, *columns).with_hint(pick.spec.table, f"WITH ({_seek(pick)})")
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        return super().lock(session, pick) if _is_served(pick) else self.lock_seen(session, pick)
+
+    def locking(self, spec: QueueSpec, *named: Criterion, waits: bool) -> Select[Any]:
+        matching = select(*_with_row(spec, spec.primary_key)).where(*named)
+        return matching.with_hint(spec.table, f"WITH (ROWLOCK, UPDLOCK, {'' if waits else 'READPAST, '}FORCESEEK)")
+
+    def returns(self, spec: QueueSpec) -> bool:
+        # OUTPUT is refused where the table has a trigger; Table(implicit_returning=False) says so
+        return spec.table.implicit_returning
+
+    def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
+        loading: Select[Any] = self.by_key(spec, super().loading(spec, count, latest=latest))
+        return loading
 
     def take(
         self,
@@ -148,8 +175,7 @@ class SQLServer(Adapter):
         options: Sequence[ExecutableOption] = (),
     ) -> list[Any]:
         spec = pick.spec
-        # OUTPUT is refused where the table has a trigger; Table(implicit_returning=False) says so, and means two steps
-        if not assignments or delete or not spec.table.implicit_returning:
+        if not assignments or delete or not (self.returns(spec) and _is_served(pick)):
             return super().take(session, pick, assignments, parameters, delete=delete, options=options)
         rows = self.execute(session, spec, self.claiming(pick, assignments), parameters).all()
         count = len(pick.order)
@@ -176,7 +202,9 @@ class SQLServer(Adapter):
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
         # a scan would wait for what others have locked on its way
-        return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
+        if isinstance(statement, Select):
+            return statement.with_hint(spec.table, "WITH (FORCESEEK)")
+        return statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         # a scan waits for what others have locked, and some 5,000 locks of one statement become one of the whole table
@@ -259,6 +287,26 @@ def _numbers(error: DBAPIError) -> Iterator[int]:
     if first is not None:
         yield int(first[1])
         yield from map(int, _FURTHER.findall(text, first.end()))
+
+
+def _is_served(pick: Pick) -> bool:
+    """Whether the statement that picks rows locks no others."""
+    return pick.exact and (pick.index is None or pick.limit <= _FEW)
+
+
+def _seek(pick: Pick) -> str:
+    return "FORCESEEK" if pick.index is None else f"FORCESEEK, INDEX({_QUOTE(pick.index)})"
+
+
+def _with_row(spec: QueueSpec, columns: Sequence[ColumnElement[Any]]) -> Sequence[ColumnElement[Any]]:
+    """With a column that no index has, unless there is one: so that the row is read, and locked, itself.
+
+    A statement that an index covers locks keys of that index and not the rows: whoever comes to a row by another index
+    would not see that it is taken.  See the remarks on table hints.
+    """
+    indexed = {column for index in spec.table.indexes for column in index.columns} | set(spec.primary_key)
+    beyond = [column for column in spec.columns.values() if column not in indexed]
+    return columns if set(columns) & set(beyond) else (*columns, *beyond[:1])
 
 
 def _null_first(value: Any) -> tuple[bool, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -48,9 +46,7 @@ from .keys import ByKey
 from .killing import Requests
 from .naming import Naming, live_name
 from .requests import milliseconds
-from .rows import Parameters, again
 
-_ALL = 2**62
 _QUOTE = mysql.dialect().identifier_preparer.quote
 _STATISTICS = table(
     "statistics",
@@ -151,27 +147,7 @@ class MySQL(Requests, Adapter):
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         if pick.exact and not _is_partitioned(pick.spec.table):
             return super().lock(session, pick)
-        found: list[Identity] = []
-        for number in (1_000 + 4 * pick.limit, _ALL):  # most claims need not look at all that match
-            # in a statement of its own: a view of the rows older than their locks is error 1020
-            looking = self.looking(replace(pick, limit=number), *pick.spec.primary_key)
-            candidates = self.keys(session, pick.spec, looking)
-            fresh = [key for key in candidates if key not in set(found)]
-            while fresh and len(found) < pick.limit:
-                size = min(pick.limit - len(found), self.batch)
-                some, fresh = fresh[:size], fresh[size:]
-                found += self._lock_keys(session, pick, some)
-            if len(found) == pick.limit or len(candidates) < number:
-                break
-        return found
-
-    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
-        """Those of ``keys`` that are free, and still match."""
-        spec = pick.spec
-        matching = select(*spec.primary_key).where(self.key_in(spec, keys), *pick.state, *pick.where)
-        locking = self.by_key(spec, matching.with_for_update(skip_locked=True))
-        locked = set(self.keys(session, spec, locking))
-        return [key for key in keys if key in locked]
+        return self.lock_seen(session, pick)
 
     def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
         statement = super().loading(spec, count, latest=latest)
@@ -190,33 +166,6 @@ class MySQL(Requests, Adapter):
     def deleting_by_key(self, spec: QueueSpec, statement: Delete) -> Delete:
         # the syntax of DELETE has no place for index hints, but for this one
         return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
-
-    def change(
-        self,
-        session: Session,
-        spec: QueueSpec,
-        statement: Update | Delete,
-        identities: Sequence[Identity],
-        parameters: Parameters | None = None,
-        *,
-        waits: bool = True,
-    ) -> set[Identity]:
-        named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
-        if waits and len(identities) == 1:
-            return set(identities) if self.count(session, spec, named, parameters) else set()
-        # no RETURNING: which rows are still ours has to be known, and kept so, before they change
-        make = partial(self._ours, spec, statement, waits=waits)
-        ours = again(spec, parameters, (self, statement, waits), make)
-        changed = set(self.keys(session, spec, ours, parameters))
-        if changed and len(changed) < len(identities) and not waits:
-            named = named.where(self.key_in(spec, list(changed)))
-        if changed:
-            self.execute(session, spec, named, parameters)
-        return changed
-
-    def _ours(self, spec: QueueSpec, statement: Update | Delete, *, waits: bool) -> ByKey:
-        matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
-        return self.by_key(spec, matching.with_for_update(skip_locked=not waits))
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
         # by primary key, in the order in which claims are settled: by way of an index, the two would deadlock

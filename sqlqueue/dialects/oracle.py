@@ -182,7 +182,7 @@ class Oracle(Adapter):
     ) -> list[Any]:
         rowids = self._picked(session, pick, assignments, parameters)
         tasks: list[Any] = []
-        for some in self.batches(rowids):
+        for some in self.batches(pick.spec, rowids):
             tasks += self._load_rows(session, pick.spec, some, options)
         if delete:
             self.delete(session, pick.spec, [pick.spec.identity_of(task) for task in tasks])
@@ -191,7 +191,7 @@ class Oracle(Adapter):
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         found: dict[str, Identity] = {}
         rowids, rowid = self._picked(session, pick), _rowid(pick.spec.table)
-        for some in self.batches(rowids):
+        for some in self.batches(pick.spec, rowids):
             keys = select(rowid, *pick.spec.primary_key).where(rowid.in_(some))
             found.update((row[0], tuple(row[1:])) for row in self.execute(session, pick.spec, keys))
         return [found[each] for each in rowids]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
@@ -13,6 +14,8 @@ from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Pick
 from .keys import Keys
 
+ALL = 2**31 - 1
+"""More rows than there are; a limit has to be a number that every engine takes for one."""
 R = TypeVar("R")
 Parameters: TypeAlias = Mapping[str, Any]
 
@@ -22,6 +25,12 @@ class Rows(Keys):
 
     passes_over: ClassVar[bool] = False
     """Whether a statement that writes passes over what others have locked, or meets no such thing."""
+    returning: ClassVar[bool] = True
+    """Whether UPDATE and DELETE can return what they changed."""
+
+    def returns(self, spec: QueueSpec) -> bool:
+        """:attr:`returning`, of the table of this queue."""
+        return self.returning
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         """The locking SELECT: these columns of exactly the rows that are free, and no lock on any other."""
@@ -34,6 +43,35 @@ class Rows(Keys):
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         locking = pick.made.get((self, "lock"), lambda: self.picking(pick, *pick.spec.primary_key))
         return self.keys(session, pick.spec, locking)
+
+    def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
+        """:meth:`lock` for what no index serves alone: found without a lock, then locked one after the other."""
+        spec, found = pick.spec, list[Identity]()
+        for number in (1_000 + 4 * pick.limit, ALL):  # most claims need not look at all that match
+            # in a statement of its own: a view of the rows older than their locks is error 1020 of MariaDB
+            candidates = self.keys(session, spec, self.looking(replace(pick, limit=number), *spec.primary_key))
+            seen = set(found)
+            fresh = [key for key in candidates if key not in seen]
+            while fresh and len(found) < pick.limit:
+                size = min(pick.limit - len(found), self.most(spec))
+                some, fresh = fresh[:size], fresh[size:]
+                found += self._lock_keys(session, pick, some)
+            if len(found) == pick.limit or len(candidates) < number:
+                break
+        return found
+
+    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
+        """Those of ``keys`` that are free, and still match."""
+        spec = pick.spec
+        locking = self.locking(spec, self.key_in(spec, keys), *pick.state, *pick.where, waits=False)
+        locked = set(self.keys(session, spec, locking))
+        return [key for key in keys if key in locked]
+
+    def locking(self, spec: QueueSpec, *named: Criterion, waits: bool) -> Select[Any]:
+        """The SELECT that locks rows which are named; unless it ``waits``, those that nobody else has locked."""
+        matching = select(*spec.primary_key).where(*named)
+        locking: Select[Any] = self.by_key(spec, matching.with_for_update(skip_locked=not waits))
+        return locking
 
     def change(
         self,
@@ -49,6 +87,8 @@ class Rows(Keys):
 
         Unless it ``waits``, its condition has been through :meth:`passing_over`.  One with ``parameters`` comes again.
         """
+        if not self.returns(spec):
+            return self._change_locked(session, spec, statement, identities, parameters, waits=waits)
         if not waits and not self.passes_over:
             free = self._free(session, spec, statement, parameters)
             if not free:
@@ -58,6 +98,30 @@ class Rows(Keys):
                 return self._changed(session, spec, self._returning(spec, narrowed), parameters)
         returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
         return self._changed(session, spec, returning, parameters)
+
+    def _change_locked(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        statement: Update | Delete,
+        identities: Sequence[Identity],
+        parameters: Parameters | None,
+        *,
+        waits: bool,
+    ) -> set[Identity]:
+        """:meth:`change` where nothing is returned: which rows are ours has to be known, and kept so, before that."""
+        named = again(spec, parameters, (self, statement), lambda: self.by_key(spec, statement))
+        if waits and len(identities) == 1:
+            return set(identities) if self.count(session, spec, named, parameters) else set()
+        criterion: Any = statement.whereclause
+        make = partial(self.locking, spec, criterion, waits=waits)
+        ours = again(spec, parameters, (self, statement, waits), make)
+        changed = set(self.keys(session, spec, ours, parameters))
+        if changed and len(changed) < len(identities) and not waits:
+            named = named.where(self.key_in(spec, list(changed)))
+        if changed:
+            self.execute(session, spec, named, parameters)
+        return changed
 
     def _changed(
         self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
@@ -82,7 +146,7 @@ class Rows(Keys):
 
     def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
         """:meth:`picking` of rows that are named."""
-        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=self.batch, index=None, exact=True)
+        pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=self.most(spec), index=None, exact=True)
         return self.picking(pick, *columns)
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
@@ -93,7 +157,7 @@ class Rows(Keys):
 
     def sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
         matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
-        found = self.batches(self.keys(session, spec, matching))
+        found = self.batches(spec, self.keys(session, spec, matching))
         swept = (statement.where(self.key_in(spec, some)) for some in found)
         return sum(self.count(session, spec, self.by_key(spec, each)) for each in swept)
 
@@ -104,13 +168,16 @@ class Rows(Keys):
         return self.execute(session, spec, statement, parameters).rowcount
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
-        return bool(self.execute(session, spec, select(*spec.primary_key).where(criterion)).all())
+        """Whether there is a row of ``criterion``, which names some by primary key, or by the first column of that."""
+        found = self.by_key(spec, select(*spec.primary_key).where(criterion))
+        return bool(self.execute(session, spec, found).all())
 
     def keys(
         self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None
     ) -> list[Identity]:
-        """Execute ``statement``, which returns primary keys."""
-        return [tuple(row) for row in self.execute(session, spec, statement, parameters).all()]
+        """Execute ``statement``, which returns primary keys, and may return more after them."""
+        width = len(spec.primary_key)
+        return [tuple(row[:width]) for row in self.execute(session, spec, statement, parameters).all()]
 
     def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)

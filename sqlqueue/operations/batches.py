@@ -42,7 +42,7 @@ def limited(
     adapter = open_(session, spec, meets=True)
     changed, before = 0, list[Identity]()
     while changed < limit:
-        keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.batch), among=among)
+        keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.most(spec)), among=among)
         if not keys or keys == before:  # the same as before: these cannot be changed
             break
         changed += change(and_(criterion, adapter.key_in(spec, keys)))
@@ -96,7 +96,7 @@ def in_batches(
         found = adapter.keys(session, spec, select(*spec.primary_key).where(criterion).limit(PAGE))
         session.commit()
         keys = [key for key in found if key not in tried]
-        size = min(size, adapter.batch)
+        size = min(size, adapter.most(spec))
         for start in range(0, len(keys), size):
             yield from _batch(session, spec, adapter, keys[start : start + size], change)
         if not keys or len(found) < PAGE:

@@ -42,7 +42,7 @@ class Conflicts:
         """A claim that only locks has no mark in its row by which its completion would know of another run."""
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
-        for some in adapter.batches(meets):
+        for some in adapter.batches(spec, meets):
             if adapter.exists(session, spec, and_(adapter.key_in(spec, mine), or_(*some))):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} by lease=None: complete it"
@@ -92,7 +92,7 @@ class Conflicts:
         while True:
             found = False
             for by, replace in ways:
-                keys = self._find(session, by.is_row(row), latest=lost is not None)
+                keys = self._find(session, by, row, latest=lost is not None)
                 if keys and (replace is None or self._update(session, row, keys, by.is_row(row), replace)):
                     return
                 found = found or bool(keys)
@@ -114,7 +114,7 @@ class Conflicts:
         """Those of ``rows`` that meet nobody, as far as can be seen; the others are dealt with by primary key."""
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
-        for some in self.adapter.batches([row[column.name] for row in rows]):
+        for some in self.adapter.batches(self.spec, [row[column.name] for row in rows]):
             found = select(column, *self.spec.primary_key).where(column.in_(some))
             there.update((row[0], [tuple(row[1:])]) for row in self.adapter.execute(session, self.spec, found))
         rest: list[Row] = []
@@ -125,10 +125,13 @@ class Conflicts:
                 rest.append(row)
         return rest
 
-    def _find(self, session: Session, mine: Criterion, *, latest: bool = False) -> list[Identity]:
-        """The key of the row; ``latest``: as it is now, whatever this transaction may see."""
-        found = select(*self.spec.primary_key).where(mine)
-        return self.adapter.keys(session, self.spec, found.with_for_update() if latest else found)
+    def _find(self, session: Session, by: UniqueBy, row: Row, *, latest: bool = False) -> list[Identity]:
+        """The key of the row that has that of ``row``; ``latest``: as it is now, whatever this transaction may see."""
+        spec, adapter = self.spec, self.adapter
+        found = select(*spec.primary_key).where(by.is_row(row))
+        if latest:
+            found = found.with_for_update()
+        return adapter.keys(session, spec, adapter.by_key(spec, found) if by.columns == spec.primary_key else found)
 
     def _update(
         self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement

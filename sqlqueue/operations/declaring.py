@@ -185,12 +185,12 @@ class _Declaring:
     def _present(self, identities: Sequence[Identity], *, latest: bool = False) -> dict[Identity, Row[Any]]:
         """The rows with these keys; for a ``unique_key`` that none has, the last one that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
-        for some in self._adapter.batches(identities):
+        for some in self._adapter.batches(self._spec, identities):
             found |= self._select(declaration.key, or_(*map(declaration.is_row, some)), latest=latest)
         absent = [identity for identity in identities if identity not in found]
         if declaration.by_unique_key:
             former = self._spec["former_key"]
-            for some in self._adapter.batches(absent):
+            for some in self._adapter.batches(self._spec, absent):
                 found |= self._select((former,), former.in_([key for (key,) in some]), latest=latest)
         return found
 
@@ -201,6 +201,8 @@ class _Declaring:
         statement = select(*spec.table.c).where(only(spec, criterion)).order_by(*spec.primary_key)
         if latest:
             statement = statement.with_for_update(read=True)
+        if not self._declaration.by_unique_key:
+            statement = self._adapter.by_key(spec, statement)
         rows: Any = self._adapter.execute(self._session, spec, statement)
         return {tuple(row._mapping[column] for column in key): row for row in rows}
 

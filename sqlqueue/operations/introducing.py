@@ -109,7 +109,7 @@ class _Introduction:
     def _known(self, keys: Sequence[str]) -> set[str]:
         column = self._slots["slot_key"]
         found: set[str] = set()
-        for some in self._adapter.batches(keys):
+        for some in self._adapter.batches(self._slots, keys):
             read = select(column).where(column.in_(some)).distinct()
             found.update(self._adapter.execute(self._session, self._slots, read).scalars())
         return found

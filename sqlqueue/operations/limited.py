@@ -80,7 +80,7 @@ class LimitedClaim:
         As far as can be seen without locks.
         """
         key = self.spec["limit_key"]
-        keys = [name for name in passed if name is not None][: self.adapter.batch]
+        keys = [name for name in passed if name is not None][: self.adapter.most(self.spec)]
         others = [or_(key.is_(None), key.not_in(keys))] if keys else []
         if None in passed:
             others.append(key.is_not(None))
@@ -125,7 +125,7 @@ class LimitedClaim:
     ) -> Iterable[tuple[Any, Claim]]:
         """Each only if its key is still the one whose slot it is to have."""
         keys = [(identity, key) for key, identities in chosen.items() for identity in identities]
-        for some in self.adapter.batches(keys):
+        for some in self.adapter.batches(self.spec, keys):
             together: dict[Key, list[Identity]] = defaultdict(list)
             for identity, key in some:
                 together[key].append(identity)
@@ -160,7 +160,7 @@ class LimitedClaim:
     def _free(self, needed: Mapping[str, int]) -> dict[str, Free]:
         """What seems to be free of the keys that are known."""
         found: dict[str, list[int]] = {}
-        for some in self.adapter.batches(list(needed)):
+        for some in self.adapter.batches(self.slots, list(needed)):
             most = max(needed[key] for key in some) + 2  # slot 0, and one that tells of more
             rows: Any = self.adapter.execute(self.session, self.slots, _first_free(self.slots, some, most))
             for key, number in rows:
@@ -199,7 +199,8 @@ class LimitedClaim:
             self.adapter.execute(self.session, slots, statement)
 
     def _parts(self, items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        size = max(self.adapter.batch // 3, 1)  # a statement names each slot by two columns, and more than once
+        # a statement names each slot by two columns, and more than once
+        size = max(self.adapter.most(self.slots) // 3, 1)
         return (items[start : start + size] for start in range(0, len(items), size))
 
 

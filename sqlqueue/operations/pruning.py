@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import ForeignKeyConstraint, and_, exists, func, literal_column, or_, select
 from sqlalchemy.exc import IntegrityError, NoReferenceError
@@ -130,7 +130,7 @@ class _Pruning:
         while limit is None or deleted < limit:
             room = None if limit is None else limit - deleted
             keys, before = self._candidates(room), (deleted, len(self._protected))
-            deleted += sum(self._delete(some) for some in self._adapter.batches(keys))
+            deleted += sum(self._delete(some) for some in self._adapter.batches(self._spec, keys))
             # without progress, an old snapshot shows rows that others have deleted
             if room is None or len(keys) < room or before == (deleted, len(self._protected)):
                 return Pruned(deleted, self._count_protected())
@@ -138,7 +138,7 @@ class _Pruning:
 
     def _candidates(self, limit: int | None) -> list[Identity]:
         free = [~reference for reference in self._references]
-        found = [~self._adapter.key_in(self._spec, some) for some in self._adapter.batches(self._protected)]
+        found = [~self._adapter.key_in(self._spec, some) for some in self._adapter.batches(self._spec, self._protected)]
         matching = select(*self._spec.primary_key).where(self._old, *free, *found).limit(limit)
         return self._adapter.keys(self._session, self._spec, matching)
 
@@ -166,7 +166,8 @@ class _Pruning:
         if not _is_spread(spec):
             return self._adapter.count(session, spec, self._adapter.by_key(spec, remove(spec, criterion)))
         # the mapper knows in which order the rows of one instance go
-        tasks = session.scalars(select(spec.entity).where(criterion), bind_arguments=spec.bind_arguments).all()
+        loading = self._adapter.by_key(spec, select(spec.entity).where(criterion))
+        tasks: Sequence[Any] = session.scalars(loading, bind_arguments=spec.bind_arguments).all()
         for task in tasks:
             session.delete(task)
         session.flush()

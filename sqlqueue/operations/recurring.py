@@ -155,7 +155,7 @@ class Renewals:
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
         mine = self._write([(spec["claimed_by"], spec["claimed_by"])], claims)
         found: dict[Identity, Run] = {}
-        for keys in adapter.batches(sorted(mine)):
+        for keys in adapter.batches(spec, sorted(mine)):
             # locking again: a transaction that reads repeatably would see what was there when it began
             latest = read.where(adapter.key_in(spec, keys)).with_for_update(key_share=True)
             by_key = adapter.by_key(spec, latest)

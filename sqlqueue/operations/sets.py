@@ -109,7 +109,7 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     adapter = open_(session, spec, claims=True)
     rescued = 0
     while limit is None or rescued < limit:
-        number = adapter.batch if limit is None else min(limit - rescued, adapter.batch)
+        number = adapter.most(spec) if limit is None else min(limit - rescued, adapter.most(spec))
         renewed = _renew_crashed(adapter, session, spec, values, number)
         rescued += renewed
         if renewed < number:

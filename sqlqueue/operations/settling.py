@@ -190,7 +190,7 @@ def _apply(
     session: Session, adapter: Adapter, held: Held, claims: Sequence[Claim], settlement: Settlement
 ) -> list[Claim]:
     lost: list[Claim] = []
-    for some in chain.from_iterable(adapter.batches(each) for each in _of_different_rows(claims)):
+    for some in chain.from_iterable(adapter.batches(held.spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(adapter, session, held, some)
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
@@ -223,7 +223,7 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
     if how not in ("completed", "failed", "discarded") or not spec.has("unique_key"):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
-    available = (and_(adapter.key_in(spec, some), is_available(spec)) for some in adapter.batches(keys))
+    available = (and_(adapter.key_in(spec, some), is_available(spec)) for some in adapter.batches(spec, keys))
     return any(adapter.exists(session, spec, each) for each in available)
 
 

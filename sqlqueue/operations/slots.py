@@ -67,7 +67,7 @@ class Slots:
         released and claimed again, with another slot.
         """
         spec, adapter, ended = self.spec, self.adapter, 0
-        for some in adapter.batches(adapter.keys(self.session, spec, select(*spec.primary_key).where(chosen))):
+        for some in adapter.batches(spec, adapter.keys(self.session, spec, select(*spec.primary_key).where(chosen))):
             mine = and_(adapter.key_in(spec, some), chosen)
             changed = list(adapter.change(self.session, spec, write(spec, mine, values), some))
             self.free(self._last_claims(changed) if changed else ())
@@ -99,7 +99,8 @@ class Slots:
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; their holders, the locked ones' too."""
-        size = self.adapter.batch // 3  # a statement names each by a key of two columns and by its holder
+        # a statement names each by a key of two columns and by its holder
+        size = max(self.adapter.most(self.slots) // 3, 1)
         changed: set[str] = set()
         for start in range(0, len(claims), size):
             changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values, waits=waits)

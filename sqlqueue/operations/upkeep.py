@@ -77,7 +77,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     waits = (*_waits(spec), has_come(spec), spec["status"] != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
     keys = adapter.lock(session, pick)
-    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(keys))
+    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(spec, keys))
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
@@ -97,7 +97,7 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
     first = adapter.looking(available, *keys, spec["available_at"].label("moment")).subquery("first_available")
     early = select(*(first.c[key.name] for key in keys)).where(first.c.moment > utcnow())
     postponed = 0
-    for some in adapter.batches(adapter.keys(session, spec, early)):
+    for some in adapter.batches(spec, adapter.keys(session, spec, early)):
         named = (adapter.key_in(spec, some),)
         pick = Pick(spec=spec, state=(is_early(spec),), where=named, order=(), limit=len(some), index=None, exact=True)
         locked = adapter.lock(session, pick)
@@ -134,9 +134,9 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     spec = spec_of(claims[0].entity)
     adapter, held = open_(session, spec), Held(spec=spec)
     found: set[tuple[Any, ...]] = set()
-    for some in adapter.batches(claims):
+    for some in adapter.batches(spec, claims):
         mine = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(fence(adapter, held, some))
-        found.update(tuple(row) for row in adapter.execute(session, spec, mine))
+        found.update(tuple(row) for row in adapter.execute(session, spec, adapter.by_key(spec, mine)))
     return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
 
 

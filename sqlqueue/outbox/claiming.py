@@ -121,7 +121,7 @@ def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Seque
     """Those that are free and may be claimed: as they are now, for the looks before may be out of date."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(identities):
+    for some in adapter.batches(spec, identities):
         state = (adapter.key_in(spec, some), claimable)
         named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
         found.update(adapter.lock(session, named))
@@ -138,7 +138,7 @@ def _take(
     """Those that were written; the condition again, since not every engine looks once more after it has locked."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(identities):
+    for some in adapter.batches(spec, identities):
         taken = write(spec, and_(adapter.key_in(spec, some), claimable), assignments)
         found |= adapter.change(session, spec, taken, some)
     return found

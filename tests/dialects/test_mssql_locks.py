@@ -1,0 +1,93 @@
+"""What SQL Server is sent, judged by what is known of its locks: over every statement that the library can emit.
+
+These are rules about text.  That they are the right ones, no server has shown yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Table
+
+from tests.dialects.catalog import statements
+from tests.dialects.recorder import recording_engine
+from tests.dialects.test_pinned import ENGINES
+from tests.models import Base, DataBase
+
+TABLES = {table.name: table for base in (Base, DataBase) for table in base.metadata.tables.values()}
+
+LEFT = {
+    # criteria of the application's that happen to name rows, to find those that are then written by key
+    *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
+    *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
+    *("Mail.pause 1", "Mail.resume 1"),  # not rows of a queue
+}
+
+
+@pytest.fixture(scope="module")
+def sent() -> dict[str, str]:
+    found = statements(*recording_engine(*ENGINES["mssql"]))
+    return {name: sql for name, sql in found.items() if not name.startswith(("create ", "check "))}
+
+
+def named(sql: str) -> Iterator[Table]:
+    """The tables of which the statement names rows by all columns of their primary key."""
+    for name, table in TABLES.items():
+        condition = r"(?<!NOT )\b{0}\.{1} (?:= :|IN \(:)"
+        if all(re.search(condition.format(name, column.name), sql) for column in table.primary_key):
+            yield table
+
+
+def hints(sql: str, table: str) -> list[set[str]]:
+    """Those of each place in which the statement reads or writes the table under its own name."""
+    places = rf"(?:FROM|UPDATE|JOIN) {table}\b(?! AS)(?: WITH \(((?:[^()]|\([^()]*\))*)\))?"
+    return [set((each or "").split(", ")) for each in re.findall(places, sql)]
+
+
+def columns(sql: str, table: str) -> set[str]:
+    return set(re.findall(rf"\b{table}\.(\w+)", sql))
+
+
+def test_rows_that_are_named_are_sought(sent: dict[str, str]) -> None:
+    by_key = {name: (sql, table.name) for name, sql in sent.items() for table in named(sql)}
+    assert len(by_key) > 100
+    left = {name for name, (sql, table) in by_key.items() if not any("FORCESEEK" in each for each in hints(sql, table))}
+    assert left == LEFT
+
+
+def covers(table: Table, name: str | None, read: set[str]) -> list[str]:
+    """The indexes, or the one of that name, that have all columns which are read."""
+    key = {column.name for column in table.primary_key}
+    indexes = {str(index.name): {column.name for column in index.columns} | key for index in table.indexes}
+    return [index for index, has in indexes.items() if name in (index, None) and read <= has]
+
+
+def test_locks_are_taken_on_rows_and_not_on_the_keys_of_an_index(sent: dict[str, str]) -> None:
+    locking = {name: sql for name, sql in sent.items() if "UPDLOCK" in sql}
+    assert len(locking) > 50
+    for name, sql in locking.items():
+        (table,) = (each for each in TABLES if any("UPDLOCK" in given for given in hints(sql, each)))
+        index = re.search(r"INDEX\((\w+)\)", sql)
+        assert covers(TABLES[table], index and index[1], columns(sql, table)) == [], name
+
+
+def test_what_one_index_does_not_serve_alone_is_locked_by_key(sent: dict[str, str]) -> None:
+    locking = {name: sql for name, sql in sent.items() if "UPDLOCK" in sql and "INDEX(" in sql}
+    assert locking
+    for name, sql in locking.items():
+        (table,) = (each for each in TABLES if any("UPDLOCK" in given for given in hints(sql, each)))
+        index = re.search(r"INDEX\((\w+)\)", sql)
+        assert index, name
+        condition = sql[sql.index("WHERE") : sql.index("ORDER BY")]
+        assert covers(TABLES[table], index[1], columns(condition, table)) == [index[1]], name
+        (limit,) = re.findall(r"SELECT TOP (\d+)", sql)
+        assert int(limit) <= 25, name
+
+
+def test_each_lock_is_on_rows_and_each_look_has_none(sent: dict[str, str]) -> None:
+    for name, sql in sent.items():
+        for given in (each for table in TABLES for each in hints(sql, table) if each != {""}):
+            assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or "UPDLOCK" in given), name
+            assert "READPAST" not in given or "UPDLOCK" in given, name  # by itself it is refused with row versions
