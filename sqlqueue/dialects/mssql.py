@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
     Delete,
+    Integer,
     Select,
     String,
     Table,
@@ -38,11 +40,11 @@ from sqlalchemy.sql.util import ClauseAdapter
 from sqlalchemy.types import TypeEngine
 
 from ..clock import utc
-from ..findings import Finding
+from ..findings import Finding, Severity
 from ..keytext import key_text
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
-from .base import Adapter
+from .base import READ_COMMITTED, Adapter
 from .health import read_only
 from .keys import ByKey
 from .naming import live_name
@@ -89,6 +91,16 @@ _FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
 _FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
 
 
+_DATABASES = table(
+    "databases",
+    column("name", String),
+    column("is_read_committed_snapshot_on", Boolean),
+    column("is_parameterization_forced", Boolean),
+    schema="sys",
+)
+_ALWAYS_NEW = ("5", "8", "12")
+"""Editions of the engine whose version says nothing: Azure SQL Database, Azure SQL Managed Instance, Fabric.
+https://learn.microsoft.com/en-us/sql/t-sql/functions/serverproperty-transact-sql"""
 _FEW = 25
 """Rows up to which a plan looks each up when it comes to it in the index.  For more it may read ahead in that, and keep
 locks that it takes there: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup"""
@@ -119,8 +131,18 @@ class SQLServer(Adapter):
     batch = 400
     tuples = False
     names_rows = False
+    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED,)
     # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
-    refused_levels = ("SNAPSHOT", "SERIALIZABLE")
+    refused_levels: ClassVar[Collection[str]] = ("READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE")
+
+    def banner(self, connection: Connection) -> str:
+        if (connection.dialect.server_version_info or ()) >= self.minimum:
+            return ""
+        return str(connection.scalar(select(cast(func.serverproperty("EngineEdition"), Integer))))
+
+    def judge(self, version: tuple[Any, ...], banner: str) -> None:
+        if banner not in _ALWAYS_NEW:
+            super().judge(version, banner)
 
     def key(self, length: int) -> TypeEngine[Any] | None:
         return key_text(mssql.NVARCHAR, length=length, collation=self.exact)
@@ -232,6 +254,23 @@ class SQLServer(Adapter):
         answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
         if connection.scalar(select(answer)) == "READ_ONLY":
             yield read_only("this database is read-only, as a secondary is", "connect to the primary")
+        # by name: on Azure, db_id() is not the number that this view has
+        asked = select(_DATABASES).where(_DATABASES.c.name == func.db_name())
+        for name, has_versions, is_forced in connection.execute(asked):
+            if not has_versions:
+                message = (
+                    "READ_COMMITTED_SNAPSHOT is off: what only reads waits for open claims, so claims hang and leases"
+                    " end, and a task may be done twice"
+                )
+                fix = f"ALTER DATABASE {_QUOTE(name)} SET READ_COMMITTED_SNAPSHOT ON, while nobody else is connected"
+                yield Finding(severity=Severity.ERROR, code="no-row-versions", message=message, fix=fix)
+            if is_forced:
+                message = (
+                    "PARAMETERIZATION is FORCED: states become parameters, which match no filtered index, so claims"
+                    " are refused (error 8622) or slow"
+                )
+                fix = f"ALTER DATABASE {_QUOTE(name)} SET PARAMETERIZATION SIMPLE"
+                yield Finding(severity=Severity.WARNING, code="forced-parameters", message=message, fix=fix)
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]

@@ -155,12 +155,6 @@ class Oracle(Adapter):
         terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
         return type_coerce(reduce(add, terms), BigInteger())
 
-    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        # such as those that a session holds: there may be more than a list takes, and they belong into one statement
-        if len(keys) <= self.batch:
-            return super().key_in(spec, keys)
-        return or_(*(self.key_in(spec, some) for some in self.batches(keys)))
-
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         locking = pick.select(*columns).with_for_update(skip_locked=True)
         if pick.index is None:

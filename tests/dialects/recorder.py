@@ -37,6 +37,8 @@ class Cursor:
     def fetchmany(self, size: int | None = None) -> list[tuple[Any, ...]]:
         return self.fetchall()
 
+    def nextset(self) -> None: ...
+
     def var(self, *_: Any, **__: Any) -> Any:
         return Variable()
 
@@ -56,7 +58,8 @@ class Variable:
 class Driver:
     """In place of pyodbc, which does not import without the system's ODBC libraries."""
 
-    Error = OperationalError = IntegrityError = Exception
+    Error = OperationalError = ProgrammingError = IntegrityError = Exception
+    Cursor = Cursor
     paramstyle = "qmark"
     version = "5.0"
 

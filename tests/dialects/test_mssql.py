@@ -1,0 +1,144 @@
+"""SQL Server as far as it goes without one: what is asked of it, what its errors and answers lead to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue import QueueSession, UnsupportedIsolationError
+from sqlqueue.dialects import adapter_for
+from tests.dialects.recorder import recording_engine
+from tests.dialects.test_pinned import ENGINES
+from tests.models import Document, Listing, Task
+
+
+class ProgrammingError(Exception):
+    """As pyodbc has it, by name."""
+
+
+def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[str]]:
+    return recording_engine(ENGINES["mssql"][0], version)
+
+
+def answering(engine: Engine, part: str, *rows: tuple[Any, ...]) -> None:
+    """Let these be the rows of statements that contain `part`."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def answer(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if part in statement:
+            cursor.rows = list(rows)
+
+
+# -- which server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "asked"), [((12, 0, 2000, 8), 1), ((13, 0, 1601, 5), 0)])
+def test_the_edition_is_asked_where_the_version_does_not_tell(version: tuple[int, ...], asked: int) -> None:
+    engine, log = engine_of(version)
+    answering(engine, "serverproperty", (5,))
+    with QueueSession(engine) as session:
+        session.claim(Task)
+        session.claim(Task)
+    assert sum("serverproperty" in statement for statement in log) == asked
+
+
+def found(has_versions: bool, is_forced: bool) -> list[tuple[str, str, str]]:
+    engine, _ = engine_of()
+    answering(engine, "sys.databases", ("my shop", has_versions, is_forced))
+    with engine.connect() as connection:
+        findings = adapter_for(engine.dialect).server_findings(connection)
+        return [(finding.severity, finding.code, finding.fix) for finding in findings]
+
+
+def test_a_database_without_row_versions_is_an_error() -> None:
+    ((severity, code, fix),) = found(has_versions=False, is_forced=False)
+    assert (severity, code) == ("error", "no-row-versions")
+    assert fix.startswith("ALTER DATABASE [my shop] SET READ_COMMITTED_SNAPSHOT ON")
+
+
+def test_a_database_that_makes_parameters_of_states_is_warned_of() -> None:
+    ((severity, code, fix),) = found(has_versions=True, is_forced=True)
+    assert (severity, code) == ("warning", "forced-parameters")
+    assert fix == "ALTER DATABASE [my shop] SET PARAMETERIZATION SIMPLE"
+
+
+def test_nothing_is_said_of_a_database_as_it_should_be() -> None:
+    assert found(has_versions=True, is_forced=False) == []
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE"])
+def test_levels_in_which_locked_rows_cannot_be_skipped_are_refused(level: str) -> None:
+    engine, log = engine_of()
+    engine.dialect.default_isolation_level = level  # type: ignore[assignment]
+    with QueueSession(engine) as session:
+        session.execute(select(Task.id))
+        log.clear()
+        with pytest.raises(UnsupportedIsolationError):
+            session.claim(Task)
+    assert log == []
+
+
+@pytest.mark.parametrize("model", [Document, Listing])
+def test_a_deadlock_stays_a_deadlock(model: Any) -> None:
+    """It ends the transaction, and a savepoint with it: to roll back to that is an error of its own."""
+    engine, log = engine_of()
+    answering(engine, "SELECT")
+
+    @event.listens_for(engine, "do_execute")
+    def fail(cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT"):
+            raise ProgrammingError("('40001', '[40001] ... deadlocked on lock resources (1205) (SQLExecDirectW)')")
+        if statement.startswith("ROLLBACK TRANSACTION"):
+            raise ProgrammingError("('42000', '[42000] ... no corresponding BEGIN TRANSACTION. (3903)')")
+
+    row = {"id": "a", "version": 1} if model is Document else {"unique_key": "a"}
+    with QueueSession(engine) as session, pytest.raises(DBAPIError, match="1205") as raised:
+        session.enqueue(model, [row], on_conflict="ignore")
+    assert adapter_for(engine.dialect).is_transient(raised.value)
+    assert not any("TRANSACTION" in statement for statement in log)
+
+
+# -- tables with triggers ----------------------------------------------------------------------------------------------
+
+_TRIGGERED = """
+import json
+from tests.dialects.catalog import statements
+from tests.dialects.test_mssql import engine_of
+from tests.models import Base, DataBase
+for base in (Base, DataBase):
+    for table in base.metadata.tables.values():
+        table.implicit_returning = False
+print(json.dumps(statements(*engine_of())))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_triggers() -> dict[str, str]:
+    """What is sent if every table has triggers; in a process of its own, since statements are kept."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIGGERED], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    statements: dict[str, str] = json.loads(done.stdout)
+    return statements
+
+
+def test_nothing_is_returned_from_a_table_with_triggers(with_triggers: dict[str, str]) -> None:
+    """Error 334: OUTPUT without INTO is refused there."""
+    assert [name for name, sql in with_triggers.items() if "OUTPUT" in sql] == []
+
+
+def test_which_claims_are_ours_is_known_before_a_table_with_triggers_is_written(with_triggers: dict[str, str]) -> None:
+    locking, writing = (with_triggers[f"Task.complete(many) {number}"] for number in (1, 2))
+    assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK)")
+    assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK)")
+    assert locking[locking.index("WHERE") :] == writing[writing.index("WHERE") :]
