@@ -29,7 +29,9 @@ class Keys:
     """Whether :meth:`rows_in` can be had with parameters, and not for given rows alone."""
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        """The rows with these primary keys."""
+        """The rows with these primary keys, of which there may be more than :meth:`most`."""
+        if len(keys) > self.most(spec):
+            return or_(*(self.key_in(spec, some) for some in self.batches(spec, keys)))
         if len(keys) == 1:
             return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
         if len(spec.primary_key) == 1:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    literal,
     literal_column,
     or_,
     select,
@@ -163,6 +164,15 @@ class SQLServer(Adapter):
         # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and
         # those that are not locked
         return max(self.batch * 5 // (3 * len(spec.primary_key) + 2), 1)
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(keys) <= self.most(spec):
+            return super().key_in(spec, keys)
+        types = [column.type for column in spec.primary_key]
+        written = (
+            [literal(part, kind, literal_execute=True) for part, kind in zip(key, types, strict=True)] for key in keys
+        )
+        return or_(*(spec.key(tuple(key)) for key in written))
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         picked = pick.select(*_with_row(pick.spec, columns)).limit(pick.limit)
