@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Integer, String, text
+from sqlalchemy import BigInteger, Boolean, Integer, String, Unicode, text
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from . import checks
@@ -60,7 +60,7 @@ COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "available_at": _moment,
     "attempt": lambda _: _count(0),
     "max_attempts": lambda options: _option(Integer(), options.max_attempts),
-    "claimed_by": lambda _: _optional(String(LONGEST_NAME)),
+    "claimed_by": lambda _: _optional(Unicode(LONGEST_NAME)),
     "claimed_at": lambda _: _optional(timestamp_type()),
     "claim_token": lambda _: {"type_": BigInteger(), "server_default": text("0"), "nullable": False},
     "finished_at": lambda _: _optional(timestamp_type()),
@@ -71,7 +71,7 @@ COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "task": lambda _: {"type_": key_type(LONGEST_TASK), "nullable": False},
     "arguments": lambda _: _optional(json_type()),
     "message_key": lambda _: _optional(key_type(LONGEST_KEY)),
-    "destination": lambda _: _optional(String(LONGEST_KEY)),
+    "destination": lambda _: _optional(Unicode(LONGEST_KEY)),
     "payload": lambda _: _optional(json_type()),
     "headers": lambda _: _optional(json_type()),
     "result": lambda _: _optional(json_type()),
@@ -79,7 +79,7 @@ COLUMNS: dict[str, Callable[[QueueOptions], dict[str, Any]]] = {
     "former_key": lambda _: _optional(key_type(LONGEST_KEY)),
     "stage": lambda options: _option(key_type(LONGEST_STAGE), options.stages[0]),
     "attempts_before": lambda _: _count(0),
-    "schedule": lambda _: _optional(String(LONGEST_SCHEDULE)),
+    "schedule": lambda _: _optional(Unicode(LONGEST_SCHEDULE)),
     "drift": lambda _: _optional(Boolean()),
     "scheduled_for": lambda _: _optional(timestamp_type()),
     "limit_key": lambda _: _optional(key_type(LONGEST_KEY)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import MetaData, String, Table, delete, insert, select, update
+from sqlalchemy import MetaData, Table, Unicode, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped
 
@@ -48,7 +48,7 @@ class PauseMixin:
         if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
             place(cls, "queue", {"type_": key_type(_LONGEST), "primary_key": True})
             place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
-            place(cls, "paused_by", {"type_": String(LONGEST_NAME), "nullable": False})
+            place(cls, "paused_by", {"type_": Unicode(LONGEST_NAME), "nullable": False})
             place(cls, "reason", {"type_": error_type(), "nullable": True})
         super().__init_subclass__(**kwargs)
 

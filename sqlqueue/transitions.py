@@ -189,7 +189,9 @@ def _moving(held: Held, lives: Criterion, stage: str | None) -> list[Assignment]
     if stage is not None:
         on = literal(stage, spec["stage"].type)
     elif spec.moves:
-        on = case(spec.moves, value=spec["stage"], else_=spec["stage"])
+        # of its type: what is any text to SQLAlchemy loses characters on its way to SQL Server
+        moves = ([literal(each, on.type) for each in move] for move in spec.moves.items())
+        on = case(*((before, after) for before, after in moves), value=on, else_=on)
     stays = [] if again is None else [(again, spec["stage"])]
     return [
         (spec["attempts_before"], case((lives, held.attempt), else_=spec["attempts_before"])),

@@ -49,7 +49,7 @@ def upgrade() -> None:
         ),
         sa.Column("attempt", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("max_attempts", sa.Integer(), server_default=sa.text("4"), nullable=False),
-        sa.Column("claimed_by", sa.String(length=200), nullable=True),
+        sa.Column("claimed_by", sa.Unicode(length=200), nullable=True),
         sa.Column(
             "claimed_at",
             sa.DateTime(timezone=True)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    Unicode,
     Update,
     and_,
     cast,
@@ -255,7 +256,7 @@ class SQLServer(Adapter):
         return connection.scalars(disabled).all()
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
-        mine = _COLUMNS.c.object_id == func.object_id(live_name(connection, table))
+        mine = _COLUMNS.c.object_id == func.object_id(_name_of(connection, table))
         found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
         return {each[0]: each[1] for each in connection.execute(found)}
 
@@ -286,7 +287,7 @@ class SQLServer(Adapter):
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         # of the whole table: rights to single columns do not count here
-        name = live_name(connection, spec.table)
+        name = _name_of(connection, spec.table)
         asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
         granted = connection.execute(
             select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
@@ -362,5 +363,9 @@ def _null_first(value: Any) -> tuple[bool, Any]:
     return value is not None, value
 
 
+def _name_of(connection: Connection, table: Table) -> ColumnElement[str]:
+    return literal(live_name(connection, table), Unicode())
+
+
 def _is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
-    return _INDEXES.c.object_id == func.object_id(live_name(connection, table))
+    return _INDEXES.c.object_id == func.object_id(_name_of(connection, table))

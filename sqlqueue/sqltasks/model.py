@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData, Text, Unicode
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from ..mixins import LimitMixin, RecurringMixin, SlotMixin
@@ -48,7 +48,7 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
     it was ``truncated``; values that JSON has no word for are text."""
     timeout: Mapped[float | None] = mapped_column(Float)
     """Seconds after which the statement is ended and rolled back; the scheduler's limit if it has none."""
-    run_as: Mapped[str | None] = mapped_column(String(LONGEST_USER))
+    run_as: Mapped[str | None] = mapped_column(Unicode(LONGEST_USER))
     """As which of the scheduler's users; ``NULL``: the one for all that say nothing."""
     delete_when_done: Mapped[bool | None] = mapped_column(Boolean)
     """Whether the row is deleted once it has succeeded and is not repeated."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, String, Unicode, event, select
+from sqlalchemy.dialects import mssql
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import QueueSession, UnsupportedIsolationError
 from sqlqueue.dialects import adapter_for
+from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Document, Listing, Task
+from tests.models import Base, DataBase, Document, Listing, QueuePause, Task
 
 
 class ProgrammingError(Exception):
@@ -112,6 +115,7 @@ def test_a_deadlock_stays_a_deadlock(model: Any) -> None:
 
 _TRIGGERED = """
 import json
+import re
 from tests.dialects.catalog import statements
 from tests.dialects.test_mssql import engine_of
 from tests.models import Base, DataBase
@@ -128,8 +132,8 @@ def with_triggers() -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", _TRIGGERED], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
-    statements: dict[str, str] = json.loads(done.stdout)
-    return statements
+    sent: dict[str, str] = json.loads(done.stdout)
+    return sent
 
 
 def test_nothing_is_returned_from_a_table_with_triggers(with_triggers: dict[str, str]) -> None:
@@ -142,3 +146,50 @@ def test_which_claims_are_ours_is_known_before_a_table_with_triggers_is_written(
     assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK)")
     assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK)")
     assert locking[locking.index("WHERE") :] == writing[writing.index("WHERE") :]
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+ASCII = {"status", "queue_status", "trace_context"}
+"""Of the columns that the mixins bring, those in which nothing else can be."""
+
+
+def test_columns_that_may_hold_any_text_are_wide() -> None:
+    narrow: set[str] = set()
+    for base in (Base, DataBase):
+        for mapper in (each for each in base.registry.mappers if hasattr(each.class_, "__queue_spec__")):
+            columns = mapper.class_.__queue_spec__.columns.values()
+            narrow |= {column.name for column in columns if is_narrow(column.type)}
+    assert narrow <= ASCII
+    assert [column.name for column in QueuePause.__table__.columns if is_narrow(column.type)] == []
+
+
+def is_narrow(kind: Any) -> bool:
+    """Whether SQL Server has it as VARCHAR, in a code page, and a driver sends it as such."""
+    sent = kind.dialect_impl(mssql.dialect())
+    sent = getattr(sent, "impl_instance", sent)
+    return isinstance(sent, String) and not isinstance(sent, Unicode)
+
+
+def test_no_text_is_sent_as_narrow_that_a_wide_column_is_to_hold() -> None:
+    """A parameter that is declared as VARCHAR has lost what its code page lacks when it comes to the column."""
+    engine, log = engine_of()
+    narrow: set[str] = set()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        binds = getattr(context.compiled, "binds", None) or {}
+        typed = ((bind.type, name) for name, bind in binds.items() if is_narrow(bind.type))
+        narrow.update(name for kind, name in typed if getattr(kind, "length", None) not in OWN)
+
+    statements(engine, log)
+    words = {"databasepropertyex", "has_perms_by_name"}  # of its own
+    assert {re.sub(r".* |_\d+$|\)s$", "", name) for name in narrow} == words
+
+
+OWN = {16, 20, 80, 100}
+"""The lengths of `status`, and of the columns that the tests' models have as VARCHAR."""
+
+
+def test_text_in_statements_is_ascii() -> None:
+    assert [name for name, sql in statements(*engine_of()).items() if not sql.isascii()] == []
