@@ -26,7 +26,6 @@ from sqlalchemy import (
     extract,
     func,
     literal_column,
-    or_,
     outparam,
     select,
     table,
@@ -44,7 +43,7 @@ from sqlalchemy.sql.elements import ClauseElement
 from ..clock import utc
 from ..findings import Finding
 from ..jsontext import json_text
-from ..spec import Criterion, Identity, QueueSpec
+from ..spec import Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import Adapter
 from .health import read_only

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, String, Unicode, event, select
 from sqlalchemy.dialects import mssql
-from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import QueueSession, UnsupportedIsolationError
 from sqlqueue.dialects import adapter_for
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Base, DataBase, Document, Listing, QueuePause, Task
+from tests.models import Base, DataBase, QueuePause, Task
 
 
 class ProgrammingError(Exception):
@@ -89,26 +88,6 @@ def test_levels_in_which_locked_rows_cannot_be_skipped_are_refused(level: str) -
         with pytest.raises(UnsupportedIsolationError):
             session.claim(Task)
     assert log == []
-
-
-@pytest.mark.parametrize("model", [Document, Listing])
-def test_a_deadlock_stays_a_deadlock(model: Any) -> None:
-    """It ends the transaction, and a savepoint with it: to roll back to that is an error of its own."""
-    engine, log = engine_of()
-    answering(engine, "SELECT")
-
-    @event.listens_for(engine, "do_execute")
-    def fail(cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT"):
-            raise ProgrammingError("('40001', '[40001] ... deadlocked on lock resources (1205) (SQLExecDirectW)')")
-        if statement.startswith("ROLLBACK TRANSACTION"):
-            raise ProgrammingError("('42000', '[42000] ... no corresponding BEGIN TRANSACTION. (3903)')")
-
-    row = {"id": "a", "version": 1} if model is Document else {"unique_key": "a"}
-    with QueueSession(engine) as session, pytest.raises(DBAPIError, match="1205") as raised:
-        session.enqueue(model, [row], on_conflict="ignore")
-    assert adapter_for(engine.dialect).is_transient(raised.value)
-    assert not any("TRANSACTION" in statement for statement in log)
 
 
 # -- tables with triggers ----------------------------------------------------------------------------------------------

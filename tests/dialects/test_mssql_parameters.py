@@ -49,7 +49,7 @@ class Place:
 
 class Point(QueueMixin, Base):
     __tablename__ = "point"
-    x: Mapped[int] = mapped_column(primary_key=True)
+    x: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class Cell(Place, UniqueMixin, Base):
