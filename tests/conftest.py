@@ -20,7 +20,7 @@ from tests.given import move_out
 from tests.harness import Database
 from tests.processes import Processes
 from tests.servers import Servers, Unavailable
-from tests.summary import pytest_terminal_summary  # noqa: F401  (a hook)
+from tests.summary import sum_up
 
 SERVERS = pytest.StashKey[Servers]()
 MODES = ("sync", "async")
@@ -90,9 +90,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[SERVERS].stop()
-    if not hasattr(config, "workerinput"):  # the others are done by now
-        for given in filter(None, (os.environ.get(case.url_variable) for case in SELECTED)):
-            with suppress(DBAPIError, ImportError):  # it was none of this run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """All processes of this run are done with their databases."""
+    used = sum_up(terminalreporter)
+    for given in (os.environ.get(case.url_variable) for case in ENGINES if case.name in used):
+        with suppress(DBAPIError, ImportError):  # the tests were skipped for that
+            if given:
                 move_out(make_url(given))
 
 

@@ -12,7 +12,8 @@ HEADER = ("engine", "passed", "failed", "skipped", "sync driver", "async driver"
 KINDS = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def sum_up(terminalreporter: pytest.TerminalReporter) -> set[str]:
+    """Write the table; the names of the engines that the tests asked for."""
     outcomes: Counter[tuple[str, str]] = Counter()
     servers: dict[str, str] = {}
     for kind, reports in terminalreporter.stats.items():
@@ -26,6 +27,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_sep("=", "engines")
         for line in _aligned([HEADER, *(_row(case, servers, outcomes) for case in ENGINES)]):
             terminalreporter.write_line(line)
+    return set(servers)
 
 
 def _row(case: EngineCase, servers: dict[str, str], outcomes: Counter[tuple[str, str]]) -> tuple[str, ...]:
