@@ -92,7 +92,7 @@ def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: 
         yield _finding(spec, "wrong-type", is_not)
     elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
         yield _finding(spec, "wrong-type", f"{is_not}: too short")
-    elif isinstance(declared, DateTime) and live.compile(dialect) != declared.compile(dialect):
+    elif isinstance(declared, DateTime) and not adapter_for(dialect).same_moments(dialect, declared, live):
         loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
         severity = Severity.ERROR if loses_zone else Severity.WARNING
         reason = "moments shift with the session's time zone" if loses_zone else "moments are kept less exactly"

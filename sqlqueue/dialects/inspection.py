@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Index, Table, inspect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy.types import TypeEngine
 
 from ..clock import utcdefault
 
@@ -102,6 +103,10 @@ class Inspection:
     def same_default(self, dialect: Dialect, live: str) -> bool:
         """Whether ``live``, the default of a moment in the server's words, is the one that models declare."""
         return _words(live) == _words(str(utcdefault().compile(dialect=dialect)))
+
+    def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
+        """Whether ``live``, as it was reflected, keeps moments as ``declared`` does, as far as it tells."""
+        return live.compile(dialect) == declared.compile(dialect)
 
     def _live_predicate(self, index: ReflectedIndex) -> str | None:
         option = self.predicate_option

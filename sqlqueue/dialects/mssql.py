@@ -34,6 +34,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import mssql
+from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
@@ -259,6 +260,11 @@ class SQLServer(Adapter):
         mine = _COLUMNS.c.object_id == func.object_id(_name_of(connection, table))
         found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
         return {each[0]: each[1] for each in connection.execute(found)}
+
+    def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
+        # SQLAlchemy reflects no precision
+        unknown = isinstance(live, mssql.DATETIME2) and live.precision is None
+        return unknown or super().same_moments(dialect, declared, live)
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
         # a sql_variant, which not every driver reads

@@ -18,6 +18,8 @@ from ..spec import Criterion, Identity, QueueSpec
 from ..statements import UniqueBy, unique_by, write
 
 Row = dict[str, Any]
+Key = tuple[Any, ...]
+"""By what it is unique, then the values."""
 
 
 class Conflicts:
@@ -65,8 +67,41 @@ class Conflicts:
             if rows:
                 adapter.execute(session, spec, statement.values(common), rows)
             return
-        for row in rows:
+        for row in self._insert_new(session, rows, ways, common) if len(rows) > 1 else rows:
             self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
+
+    def _insert_new(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
+        """Insert in bulk those of ``rows`` that meet nobody, as far as can be seen; the others are left to do.
+
+        All are left if one does meet another: whichever have been inserted, they are found then.
+        """
+        adapter, spec, seen = self.adapter, self.spec, self._there(session, rows, ways)
+        new, rest = list[Row](), list[Row]()
+        for row in rows:
+            keys = {_key_of(row, by) for by in ways}
+            (new if seen.isdisjoint(keys) else rest).append(row)
+            seen |= keys
+        try:
+            with adapter.tentative(session):
+                if new:
+                    adapter.execute(session, spec, insert(spec.table).values(common), new)
+        except IntegrityError as error:
+            if not adapter.is_duplicate(error):
+                raise
+            return list(rows)
+        return rest
+
+    def _there(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[Key]:
+        """The keys of ``rows`` that some have."""
+        adapter, spec, found = self.adapter, self.spec, set[Key]()
+        for by in ways:
+            for some in adapter.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
+                if by.columns == spec.primary_key:
+                    read = adapter.by_key(spec, select(*by.columns).where(adapter.key_in(spec, some)))
+                else:
+                    read = select(*by.columns).where(by.columns[0].in_([key for (key,) in some]))
+                found |= {(by, *row) for row in adapter.execute(session, spec, read)}
+        return found
 
     def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement | None:
         if self.on_conflict == "ignore":
@@ -140,6 +175,10 @@ class Conflicts:
         same = and_(adapter.key_in(spec, keys), mine)
         update = write(spec, same, replace(_literals(spec, row)))
         return bool(adapter.count(session, spec, adapter.by_key(spec, update)))
+
+
+def _key_of(row: Row, by: UniqueBy) -> Key:
+    return (by, *(row[column.name] for column in by.columns))
 
 
 def _next_version(spec: QueueSpec) -> dict[str, ColumnElement[Any]]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, String, Unicode, event, select
+from sqlalchemy import DateTime, Engine, String, Unicode, event, select
 from sqlalchemy.dialects import mssql
 
 from sqlqueue import QueueSession, UnsupportedIsolationError
+from sqlqueue.clock import utcdefault
 from sqlqueue.dialects import adapter_for
+from sqlqueue.shape import misfits
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
@@ -88,6 +90,17 @@ def test_levels_in_which_locked_rows_cannot_be_skipped_are_refused(level: str) -
         with pytest.raises(UnsupportedIsolationError):
             session.claim(Task)
     assert log == []
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_what_meets_nobody_is_inserted_in_bulk(on_conflict: Any) -> None:
+    engine, log = engine_of()
+    answering(engine, "SELECT")
+    rows = [{"unique_key": f"key {number}", "version": 1} for number in range(900)]
+    with QueueSession(engine) as session:
+        session.enqueue(Listing, rows, on_conflict=on_conflict)
+    assert sum(sql.startswith("SELECT") for sql in log) == 3  # of 400 keys each
+    assert sum(sql.startswith("INSERT") for sql in log) < 10
 
 
 # -- tables with triggers ----------------------------------------------------------------------------------------------
@@ -172,3 +185,22 @@ OWN = {16, 20, 80, 100}
 
 def test_text_in_statements_is_ascii() -> None:
     assert [name for name, sql in statements(*engine_of()).items() if not sql.isascii()] == []
+
+
+# -- what is reflected -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("moments", "codes"),
+    [(mssql.DATETIME2(), set()), (mssql.DATETIME2(3), {"wrong-type"}), (mssql.DATETIME(), {"wrong-type"})],
+)
+def test_a_precision_that_is_not_reflected_is_not_missed(moments: Any, codes: set[str]) -> None:
+    dialect, spec = mssql.dialect(), Task.__queue_spec__
+    default = str(utcdefault().compile(dialect=dialect))
+    live: list[Any] = []
+    for column in spec.table.columns:
+        kind: Any = column.type.dialect_impl(dialect)
+        kind = getattr(kind, "impl_instance", kind)
+        kind = moments if isinstance(kind, DateTime) else kind
+        live.append({"name": column.name, "type": kind, "nullable": column.nullable, "default": default})
+    assert {finding.code for finding in misfits(dialect, spec, live)} == codes
