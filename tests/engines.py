@@ -168,6 +168,8 @@ class EngineCase:
     """Of an empty table, too, it can be told whether an index would serve."""
     without_indexes: str | None = None
     """Keeps a session's planner from reading in the order of an index."""
+    waits_sql: str = ""
+    """Whether a `{connection}` waits for another's lock, as its administrator sees it."""
     connections_sql: str | None = None
     """Names the connections of this account but the one that asks."""
     connection_id: str | None = None
@@ -316,6 +318,12 @@ _MYSQL_VALUES = {
     "JSON_ARRAY(1, NULL)": "[1, null]",
 }
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
+# which is made anew only when nobody has asked for a tenth of a second; of a lock that it has turned from an implicit one
+# into an explicit one, performance_schema.data_locks says that another thread waits for it
+_MYSQL_WAITS = (
+    "SELECT count(*) FROM information_schema.innodb_trx"
+    " WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = {connection}"
+)
 _MYSQL_HARDSHIPS = (
     (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
     (("SET GLOBAL max_connections = 10",), ("SET GLOBAL max_connections = 200",)),
@@ -394,6 +402,7 @@ ENGINES = (
             ),
         ),
         connection_id="pg_backend_pid",
+        waits_sql="SELECT cardinality(pg_blocking_pids({connection}))",
         kill_sql="SELECT pg_terminate_backend({connection})",
         impatient_sql="SET lock_timeout = '100ms'",
         idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
@@ -433,6 +442,7 @@ ENGINES = (
         connections_sql=_MYSQL_CONNECTIONS,
         hardships=_MYSQL_HARDSHIPS,
         connection_id="connection_id",
+        waits_sql=_MYSQL_WAITS,
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
@@ -466,6 +476,7 @@ ENGINES = (
         connections_sql=_MYSQL_CONNECTIONS,
         hardships=_MYSQL_HARDSHIPS,
         connection_id="connection_id",
+        waits_sql=_MYSQL_WAITS,
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
         strict_snapshots=True,

@@ -1,0 +1,144 @@
+"""What must hold, however transactions take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Table
+
+from tests.locking.locks import Resource
+from tests.locking.play import COMMIT, Actor, Judge
+from tests.locking.rows import Row
+from tests.locking.server import Server, Transaction
+
+
+class Broken(AssertionError):
+    """A promise of the library's."""
+
+
+class ClaimedTwice(Broken):
+    """A row went to two claimers."""
+
+
+class Waits(Broken):
+    """A claim, or what else waits for nobody, waits."""
+
+
+class WaitsForUnconcerned(Broken):
+    """A statement waits for a row that it is not about."""
+
+
+class LocksTooMuch(Broken):
+    """A claim keeps a lock on a row that it does not return, though nobody else had a hand in it."""
+
+
+class FindsTooLittle(Broken):
+    """A claim returns less than asked although a row was free all the time."""
+
+
+class TakesWrongly(Broken):
+    """A claim returns a row that cannot be claimed, or that it was not asked for."""
+
+
+class Deadlock(Broken):
+    """All that are left wait for one another."""
+
+
+def can_be_claimed(row: Row) -> bool:
+    now = datetime.now(UTC).isoformat(sep=" ")
+    return row["status"] in ("available", "scheduled", "retryable", "running") and row["available_at"] <= now
+
+
+@dataclass
+class _Watched:
+    """A claim from its beginning to its end."""
+
+    mine: set[int]
+    """What its transaction had locked already."""
+    free: set[int]
+    """What it may take."""
+    theirs: set[int]
+    touched: set[tuple[Transaction, Resource]] = field(default_factory=set)
+    """What others have locked since, for good and not for as long as they looked."""
+
+
+class Promises(Judge):
+    """Of one table's rows."""
+
+    def __init__(self, server: Server, table: Table) -> None:
+        self._server = server
+        self._table = table
+        self._owner: dict[int, Actor] = {}
+        self._settled: set[str] = set()
+        self._watched: dict[str, _Watched] = {}
+        server.watch = self._watch
+
+    def begins(self, actor: Actor) -> None:
+        assert actor.step is not None
+        if not actor.step.claims:
+            return
+        mine = self._locked(actor.name)
+        theirs = set().union(*(self._locked(name) for name in self._server.open if name != actor.name))
+        rows = self._server.committed[self._table]
+        free = {number for number, row in rows.items() if can_be_claimed(row) and actor.step.matches(row)}
+        self._watched[actor.name] = _Watched(mine, free - mine - theirs, theirs)
+
+    def ends(self, actor: Actor, found: Any, *, lost: bool) -> None:
+        assert actor.step is not None
+        if actor.step.claims:
+            self._judge_claim(actor, {task.id for task in found})
+        if actor.step.settles:
+            self._settled.add(actor.name)
+        if actor.step is COMMIT and actor.name in self._settled:
+            self._settled.discard(actor.name)
+            self._owner = {number: owner for number, owner in self._owner.items() if owner is not actor}
+
+    def _judge_claim(self, actor: Actor, found: set[int]) -> None:
+        watched = self._watched.pop(actor.name)
+        assert actor.step is not None
+        for number in found:
+            if self._owner.get(number, actor) is not actor:
+                raise ClaimedTwice(f"row {number} goes to {actor.name}, and {self._owner[number].name} has it")
+            self._owner[number] = actor
+            row = self._server.committed[self._table].get(number)
+            if row is None or not can_be_claimed(row) or not actor.step.matches(row):
+                raise TakesWrongly(f"{actor.name} gets row {number}, which is {row}")
+        theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
+        surplus = self._locked(actor.name) - watched.mine - found - theirs
+        if surplus:
+            raise LocksTooMuch(f"{actor.name} gets {found}, and keeps a lock on {surplus}")
+        missing = watched.free - found - theirs
+        if len(found) < actor.step.limit and missing:
+            raise FindsTooLittle(f"{actor.name} gets {found} of {actor.step.limit}, and {missing} were free")
+
+    def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None:
+        step = actor.step
+        assert step is not None
+        if step.claims or step.waits_for_nobody:
+            raise Waits(f"{actor.name}'s {step} waits for {resource} of {', '.join(holders)}")
+        number = self._number(resource)
+        row = None if number is None else self._server.latest()[self._table].get(number)
+        if row is not None and not step.matches(row):
+            raise WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {', '.join(holders)}")
+
+    def hangs(self, actors: list[Actor]) -> None:
+        raise Deadlock(", ".join(f"{actor.name}'s {actor.step} waits for {actor.wait}" for actor in actors))
+
+    def _watch(self, transaction: Transaction, resource: Resource, taken: bool) -> None:
+        for name, watched in self._watched.items():
+            if name != transaction.name:
+                (watched.touched.add if taken else watched.touched.discard)((transaction, resource))
+
+    def _locked(self, name: str) -> set[int]:
+        held = self._server.locks.of(self._server.transaction(name))
+        return {number for resource in held if (number := self._number(resource)) is not None}
+
+    def _number(self, resource: Resource) -> int | None:
+        """The row of the table that a lock is about."""
+        name, what = resource
+        if name == self._table.name and isinstance(what, int):
+            return what
+        of_index = any(index.name == name for index in self._table.indexes)
+        return what[0] if of_index and isinstance(what, tuple) else None

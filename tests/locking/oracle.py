@@ -1,0 +1,99 @@
+"""Oracle: rows are locked, entries of indexes are not, and plain SELECTs see what was committed when they began.
+
+A cursor FOR UPDATE SKIP LOCKED finds its rows as of OPEN and locks each when it is fetched.  Whether it judges a row
+again that has changed in between is not documented, so it is asked of both.
+https://docs.oracle.com/en/database/oracle/oracle-database/23/sqlrf/SELECT.html
+https://docs.oracle.com/en/database/oracle/oracle-database/23/cncpt/data-concurrency-and-consistency.html: a waiting
+UPDATE begins again if what it waited for has changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from sqlalchemy import update
+from sqlalchemy.dialects import oracle
+
+from sqlqueue.dialects.oracle import ClaimBlock
+from tests.locking.locks import Mode, Resource
+from tests.locking.paths import Path
+from tests.locking.rows import Parameters, Row, rowid
+from tests.locking.server import Answer, Server, Transaction
+
+_DIALECT = oracle.dialect(paramstyle="named")
+_GUARD = re.compile(r"WHERE ROWID = \w+\(i\)(.*?)(?:RETURNING|;)", re.DOTALL)
+
+
+class Oracle(Server):
+    child_locks_parent = None
+    judges_again: ClassVar[bool] = False
+
+    def entries_changed(self, table: Any, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
+        return iter(())
+
+    def execute(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
+        if isinstance(statement, ClaimBlock):
+            return self._run(transaction, statement, parameters or {})
+        return super().execute(transaction, statement, parameters)
+
+    def lock_rows(self, transaction: Transaction, path: Path) -> list[int]:
+        seen = self.view(transaction)
+        numbers = self.evaluator.numbers(seen, path.table, path.terms, path.parameters)
+        locked = self._fetch(transaction, path, iter(numbers), seen[path.table])
+        return [number for number in locked if path.skips or self._still(transaction, path, number)]
+
+    def _still(self, transaction: Transaction, path: Path, number: int) -> bool:
+        """An UPDATE or DELETE that had to wait goes by the last version."""
+        return self.holds(transaction, path.table, number, path.terms, path.parameters)
+
+    def _fetch(self, transaction: Transaction, path: Path, numbers: Iterator[int], seen: Any) -> Iterator[int]:
+        """The next rows of a cursor, locked as they are fetched."""
+        for number in numbers:
+            if not self.lock(transaction, (path.table.name, number), Mode.EXCLUSIVE, skips=path.skips):
+                continue
+            is_as_seen = self.row(transaction, path.table, number) == seen[number]
+            if is_as_seen or not (path.skips and self.judges_again) or self._still(transaction, path, number):
+                yield number
+
+    def _run(self, transaction: Transaction, block: ClaimBlock, parameters: Parameters) -> Answer:
+        """OPEN; FETCH as many as there is room for and write to them, until there is no room; CLOSE."""
+        path = Path.of(block.locking, parameters)
+        seen = self.view(transaction)
+        numbered = block.locking.with_only_columns(rowid(path.table))
+        opened = iter([number for (number,) in self.evaluator.read(seen, numbered, parameters)])
+        fetched = self._fetch(transaction, path, opened, seen.get(path.table, {}))
+        taken: list[int] = []
+        guard = _guard(block)
+        while room := block.pick.limit - len(taken):
+            picked = [number for _, number in zip(range(room), fetched, strict=False)]
+            if not picked:
+                break
+            for number in picked:
+                if not block.assignments or self.holds(transaction, path.table, number, guard, parameters):
+                    self._write(transaction, block, path, number, parameters)
+                    taken.append(number)
+        return Answer([(number,) for number in taken], len(taken))
+
+    def _write(
+        self, transaction: Transaction, block: ClaimBlock, path: Path, number: int, parameters: Parameters
+    ) -> None:
+        if block.assignments:
+            statement = update(path.table).ordered_values(*block.assignments)
+            self.put(transaction, path.table, number, statement, parameters)
+
+
+class OracleThatJudgesAgain(Oracle):
+    judges_again = True
+
+
+def _guard(block: ClaimBlock) -> list[Any]:
+    """Those of the criteria that the block's UPDATE repeats."""
+    guard = "".join(_GUARD.findall(_text(block)))
+    return [term for term in (*block.pick.state, *block.pick.where) if _text(term) in guard]
+
+
+def _text(element: Any) -> str:
+    text = str(element.compile(dialect=_DIALECT))
+    return re.sub(r":\w+", "?", re.sub(r"\s+", " ", text))

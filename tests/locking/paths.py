@@ -1,0 +1,140 @@
+"""How a statement comes to its rows: what of it decides which rows and index entries are read, in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Column, Index, Select, Table
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import BooleanClauseList
+
+from tests.locking.rows import Parameters, Row, columns_of
+
+_NAMED = re.compile(r"INDEX ?\((\w+)\)")  # SQL Server's hint, and MySQL's FORCE INDEX
+_SOUGHT = re.compile(r"FORCESEEK|PRIMARY")
+
+
+@dataclass(frozen=True)
+class Path:
+    """As the hints of a statement say, and its criteria."""
+
+    table: Table
+    index: Index | None
+    """`None` for the table itself, which is in the order of its primary key."""
+    sought: bool
+    """Whether it has to go by the keys that it names.  A planner that is free to reads all of a small table.
+    https://learn.microsoft.com/en-us/archive/blogs/pamitt/queries-with-updlock-hints-on-small-tables-causing-blocking
+    """
+    terms: tuple[Any, ...]
+    """The criteria, all of which have to hold."""
+    limit: int | None
+    skips: bool
+    """SKIP LOCKED, READPAST."""
+    selected: frozenset[str]
+    parameters: Parameters
+
+    @classmethod
+    def of(cls, statement: Any, parameters: Parameters) -> Path:
+        table = _table(statement)
+        hints = " ".join([*statement._hints.values(), *(str(prefix) for prefix, _ in statement._prefixes)])
+        named = _NAMED.search(hints)
+        indexes = [index for index in table.indexes if named and index.name == named[1]]
+        locking = getattr(statement, "_for_update_arg", None)
+        columns = statement.selected_columns if isinstance(statement, Select) else table.columns
+        return cls(
+            table=table,
+            index=indexes[0] if indexes else None,
+            sought=bool(indexes or _SOUGHT.search(hints)),
+            terms=tuple(_conjuncts(statement._where_criteria)),
+            limit=getattr(statement, "_limit", None),
+            skips="READPAST" in hints or (locking is not None and locking.skip_locked),
+            selected=frozenset(column.name for column in columns_of_all(columns)),
+            parameters=parameters,
+        )
+
+    @cached_property
+    def key(self) -> frozenset[str]:
+        return frozenset(column.name for column in self.table.primary_key)
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """The columns that the index has: its own and the key."""
+        return self.key | frozenset(column.name for column, _ in terms_of(self.index)) if self.index is not None else frozenset()
+
+    @cached_property
+    def is_covered(self) -> bool:
+        """Whether the statement has all that it needs from the index."""
+        needed = self.selected | {column.name for term in self.terms for column in columns_of(term)}
+        return self.index is not None and needed <= self.held
+
+    @cached_property
+    def ranges(self) -> tuple[Any, ...]:
+        """The criteria by which what is read begins and ends."""
+        if self.index is None:
+            return tuple(term for term in self.terms if _is_on(term, self.key)) if self.sought else ()
+        equal = {term.left.name: term for term in self.terms if _is_equality(term)}
+        prefix: list[Any] = []
+        for column, _ in terms_of(self.index):
+            if column.name not in equal:
+                break
+            prefix.append(equal[column.name])
+        return tuple(prefix)
+
+    @cached_property
+    def on_index(self) -> tuple[Any, ...]:
+        """The criteria that an entry of the index shows."""
+        return tuple(term for term in self.terms if _is_on(term, self.held))
+
+
+def terms_of(index: Index) -> Iterator[tuple[Column[Any], bool]]:
+    """The columns of an index, and whether each descends."""
+    for expression in index.expressions:
+        descends = getattr(expression, "modifier", None) is operators.desc_op
+        yield (expression.element if descends else expression), descends  # type: ignore[attr-defined]
+
+
+def entry(index: Index, number: int, row: Row) -> tuple[int, ...]:
+    return (number, *(row[column.name] for column, _ in terms_of(index)))
+
+
+def in_order(index: Index | None, table: Table, rows: Sequence[tuple[int, Row]]) -> list[tuple[int, Row]]:
+    terms = [(column, False) for column in table.primary_key] if index is None else list(terms_of(index))
+    for column, descends in reversed(terms):
+        rows = sorted(rows, key=lambda each, name=column.name: _nulls_first(each[1][name]), reverse=descends)  # type: ignore[misc]
+    return list(rows)
+
+
+def _nulls_first(value: Any) -> tuple[bool, Any]:
+    return value is not None, value
+
+
+def columns_of_all(columns: Any) -> set[Column[Any]]:
+    return {each for column in columns for each in columns_of(column)}
+
+
+def _table(statement: Any) -> Table:
+    (table,) = statement.get_final_froms() if isinstance(statement, Select) else [statement.table]
+    return table
+
+
+def _conjuncts(terms: Sequence[Any]) -> Iterator[Any]:
+    for term in terms:
+        if isinstance(term, BooleanClauseList) and term.operator is operators.and_:
+            yield from _conjuncts(term.clauses)
+        else:
+            yield term
+
+
+def _is_on(term: Any, names: frozenset[str]) -> bool:
+    """Whether it is about columns of these names, and nothing else."""
+    if any(isinstance(each, Select) for each in visitors.iterate(term)):
+        return False
+    return {column.name for column in columns_of(term)} <= names
+
+
+def _is_equality(term: Any) -> bool:
+    return getattr(term, "operator", None) is operators.eq and isinstance(term.left, Column) and not columns_of(term.right)

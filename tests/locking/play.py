@@ -1,0 +1,184 @@
+"""Transactions that take turns: what each does, and how they are led through one way of interleaving them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+from sqlalchemy import Engine
+
+from sqlqueue import ClaimLostError, QueueSession
+from tests.locking.locks import Resource
+from tests.locking.server import Server, Transaction, Wait
+from tests.locking.wire import engine_for
+
+Do = Callable[[QueueSession, list[Any]], Any]
+"""One operation, of a session and the tasks that it has claimed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a transaction."""
+
+    name: str
+    do: Do
+    claims: bool = False
+    limit: int = 1
+    matches: Callable[[dict[str, Any]], bool] = lambda row: True
+    """The rows that it is about."""
+    waits_for_nobody: bool = False
+    """Promised of it, as of claims."""
+    settles: bool = False
+    """With the commit, what was claimed is no longer held."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+COMMIT = Step("commit", lambda session, _: session.commit())
+DEADLOCK = "deadlock"
+Script = Sequence[Step]
+
+
+@dataclass
+class Actor:
+    """One session, and where it is in its script."""
+
+    name: str
+    script: Script
+    step: Step | None = None
+    claimed: list[Any] = field(default_factory=list)
+    wait: Wait | None = None
+    has_waited: bool = False
+    """In this request."""
+
+    def play(self, engine: Engine, stage: Stage) -> None:
+        with QueueSession(engine, expire_on_commit=False) as session:
+            for step in self.script:
+                self.step = step
+                stage.judge.begins(self)
+                try:
+                    found, lost = step.do(session, self.claimed), False
+                except ClaimLostError:
+                    session.rollback()
+                    found, lost = [], True
+                shown = [task.id for task in found] if step.claims else "lost" if lost else "done"
+                stage.tell(f"{self.name}'s {step}: {shown}")
+                self.claimed += found if step.claims else []
+                stage.judge.ends(self, found, lost=lost)
+                if lost or step.settles:
+                    self.claimed.clear()
+        self.step = None
+
+
+class Judge:
+    """Is told what happens; raises what must not."""
+
+    def begins(self, actor: Actor) -> None: ...
+    def ends(self, actor: Actor, found: Any, *, lost: bool) -> None: ...
+    def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None: ...
+    def hangs(self, actors: list[Actor]) -> None: ...
+
+
+class Stage:
+    """Scripts that take turns, on a server of some kind."""
+
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        self.judge = Judge()
+        self.actors = [Actor(chr(ord("A") + number), script) for number, script in enumerate(scripts)]
+        self.trace: list[list[str]] = []
+        """What each turn led to; within one turn nobody can say what came first."""
+
+    def tell(self, line: str) -> None:
+        self.trace[-1].append(line)
+
+    def run(self, turns: Iterator[int]) -> list[list[str]]:
+        """Take turns as ``turns`` says, among those that can go on; when it ends, one after the other.  The trace."""
+        while unfinished := [actor for actor in self.actors if self.is_alive(actor)]:
+            able = [actor for actor in unfinished if not self.is_stuck(actor)]
+            self.trace.append([])
+            if able:
+                self.go(able[next(turns, 0) % len(able)])
+            if not able or DEADLOCK in self.trace[-1]:
+                return [*self.trace[:-1], [DEADLOCK]]
+            self.trace[-1].sort()
+        return self.trace
+
+    def is_alive(self, actor: Actor) -> bool:
+        raise NotImplementedError
+
+    def is_stuck(self, actor: Actor) -> bool:
+        """Whether it waits for a lock that another one has."""
+        raise NotImplementedError
+
+    def go(self, actor: Actor) -> None:
+        """Let it go on to its next pause."""
+        raise NotImplementedError
+
+
+class ModelStage(Stage):
+    """On a model, where each lock may be the chance of another turn.
+
+    ``finely``: it is; else each statement and each commit is, as with :class:`.ServerStage`.
+    """
+
+    def __init__(self, model: type[Server], dialect: str, scripts: Sequence[Script], *, finely: bool = True) -> None:
+        super().__init__(scripts)
+        self.server = model(self._pause)
+        self._finely = finely
+        self._main = getcurrent()
+        engine = engine_for(dialect, self.server, lambda: self._current().name, self._pause_before_request)
+        self._turns = {actor.name: greenlet(lambda each=actor: each.play(engine, self)) for actor in self.actors}
+
+    def is_alive(self, actor: Actor) -> bool:
+        return not self._turns[actor.name].dead
+
+    def is_stuck(self, actor: Actor) -> bool:
+        return bool(self._holders(actor))
+
+    def go(self, actor: Actor) -> None:
+        self._turns[actor.name].switch()
+        while not self._finely and (freed := [each for each in self.actors if each.wait and not self._holders(each)]):
+            self._turns[freed[0].name].switch()  # elsewhere nobody has to tell them
+
+    def _holders(self, actor: Actor) -> list[str]:
+        if actor.wait is None:
+            return []
+        mine = self.server.transaction(actor.name)
+        return [other.name for other in self.server.locks.in_the_way(mine, *actor.wait)]
+
+    def _current(self) -> Actor:
+        (found,) = (actor for actor in self.actors if self._turns[actor.name] is getcurrent())
+        return found
+
+    def _pause_before_request(self) -> None:
+        self._main.switch()
+        self._current().has_waited = False
+
+    def _pause(self, transaction: Transaction, wait: Wait | None) -> None:
+        if wait is not None:
+            self._wait(self._current(), wait)
+        elif self._finely:
+            self._main.switch()
+
+    def _wait(self, actor: Actor, wait: Wait) -> None:
+        actor.wait = wait
+        if not actor.has_waited:
+            self.tell(f"{actor.name}'s {actor.step}: waits")
+        actor.has_waited = True
+        self.judge.waits(actor, wait[0], self._holders(actor))
+        if self._waits_for_itself(actor):
+            self.tell(DEADLOCK)
+            self.judge.hangs([each for each in self.actors if each.wait])
+        self._main.switch()
+        actor.wait = None
+
+    def _waits_for_itself(self, actor: Actor) -> bool:
+        reached, names = set[str](), self._holders(actor)
+        while names:
+            reached.update(names)
+            ahead = (name for each in self.actors if each.name in names for name in self._holders(each))
+            names = [name for name in ahead if name not in reached]
+        return actor.name in reached

@@ -1,0 +1,134 @@
+"""Rows, and what statements say of them.
+
+Whether a criterion holds for a version of a row, what an assignment makes of it, and what a plain SELECT finds among
+versions is no matter of locks.  SQLite evaluates that: it is shown the versions that count, and given the statement.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Column, Index, StaticPool, Table, create_engine, event, insert, literal_column, select
+from sqlalchemy.sql import visitors
+
+from tests.models import Base
+
+Row = dict[str, Any]
+"""A version of a row, as SQLite keeps it."""
+World = Mapping[Table, Mapping[int, Row]]
+"""Versions by table and number: the `id`, where there is one."""
+Parameters = Mapping[str, Any]
+_UNNESTED = re.compile(r"SELECT (unnest\(\?\) AS \w+(, )?)+")
+
+
+class Evaluator:
+    def __init__(self) -> None:
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        event.listen(engine, "before_cursor_execute", _in_its_words, retval=True)
+        self._connection = engine.connect()
+        self._shown: set[Table] = set()
+        self._made: dict[Any, Any] = {}
+        Base.metadata.create_all(self._connection)
+        self._driver: Any = self._connection.connection.driver_connection
+        # what operations ask of servers beside
+        self._driver.create_function("pg_notify", 2, lambda *_: None)
+        self._driver.create_function("version", 0, lambda: "")
+
+    def _show(self, world: World) -> None:
+        for table in self._shown:
+            self._driver.execute(f"DELETE FROM {table.name}")
+        self._shown = set(world)
+        for table, rows in world.items():
+            names = [column.name for column in table.columns]
+            marks = ", ".join("?" * (len(names) + 1))
+            values = [(number, *map(row.get, names)) for number, row in rows.items()]
+            self._driver.executemany(f"INSERT INTO {table.name} (rowid, {_quoted(names)}) VALUES ({marks})", values)
+
+    def _shown_rows(self, table: Table) -> dict[int, Row]:
+        names = [column.name for column in table.columns]
+        found = self._driver.execute(f"SELECT rowid, {_quoted(names)} FROM {table.name}").fetchall()
+        return {number: dict(zip(names, values, strict=True)) for number, *values in found}
+
+    def read(self, world: World, statement: Any, parameters: Parameters) -> list[tuple[Any, ...]]:
+        """What a SELECT finds."""
+        self._show(world)
+        return [tuple(row) for row in self._connection.execute(statement, dict(parameters))]
+
+    def numbers(self, world: World, table: Table, terms: Sequence[Any], parameters: Parameters) -> list[int]:
+        """The rows for which all of ``terms`` hold."""
+        statement = select(rowid(table)).select_from(table).where(*terms)
+        return [number for (number,) in self.read(world, statement, parameters)]
+
+    def selected(self, table: Table, number: int, row: Row, statement: Any) -> tuple[Any, ...]:
+        """The columns of a SELECT, whatever its criteria."""
+        (found,) = self.read({table: {number: row}}, _bare(statement).limit(None), {})
+        return found
+
+    def changed(self, table: Table, row: Row, update: Any, parameters: Parameters) -> Row:
+        """What an UPDATE, whatever its criteria, makes of a row."""
+        self._show({table: {1: row}})
+        self._connection.execute(_bare(update), dict(parameters))
+        (new,) = self._shown_rows(table).values()
+        return new
+
+    def inserted(self, world: World, table: Table, given: Mapping[str, Any]) -> tuple[int, Row]:
+        """A new row, with the defaults of its table."""
+        self._show({**world, table: world.get(table, {})})
+        before = set(self._shown_rows(table))
+        self._connection.execute(insert(table), dict(given))
+        ((number, row),) = ((n, row) for n, row in self._shown_rows(table).items() if n not in before)
+        return number, row
+
+    def is_within(self, index: Index, row: Row) -> bool:
+        """Whether a filtered index of SQL Server has an entry for this row."""
+        predicate = index.dialect_options["mssql"]["where"]
+        if predicate is None:
+            return True
+        seen = (index.name, *row.values())
+        if seen not in self._made:
+            self._made[seen] = bool(self.numbers({index.table: {1: row}}, index.table, [predicate], {}))
+        return bool(self._made[seen])
+
+
+
+def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+    """The arrays of PostgreSQL."""
+    statement = statement.replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
+    statement = _UNNESTED.sub(_joined, statement)
+    return statement, tuple(json.dumps(value) if isinstance(value, list) else value for value in parameters)
+
+
+def _joined(found: re.Match[str]) -> str:
+    names = [f"array_{n}" for n in range(found[0].count("?"))]
+    arrays = " JOIN ".join(f"json_each(?) AS {name}" + (" USING (key)" if n else "") for n, name in enumerate(names))
+    return f"SELECT {', '.join(f'{name}.value' for name in names)} FROM {arrays}"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+@cache
+def evaluator() -> Evaluator:
+    """One for all: it keeps nothing between two questions."""
+    return Evaluator()
+
+
+def rowid(table: Table) -> Any:
+    column: Any = literal_column("ROWID")
+    column.table = table
+    return column
+
+
+def _bare(statement: Any) -> Any:
+    bare = statement._clone()
+    bare._where_criteria = bare._returning = bare._prefixes = ()
+    return bare
+
+
+def columns_of(expression: Any) -> set[Column[Any]]:
+    return {each for each in visitors.iterate(expression) if isinstance(each, Column)}

@@ -1,0 +1,240 @@
+"""A database server, as far as locks and versions go; each engine's rules are in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sqlalchemy import Delete, Insert, Select, Table, Update, select
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import SavepointClause
+
+from tests.locking.locks import Locks, Mode, Resource
+from tests.locking.paths import Path, entry, in_order
+from tests.locking.rows import Parameters, Row, columns_of, evaluator, rowid
+
+
+@dataclass(eq=False)
+class Transaction:
+    """What one connection has changed since its last commit; `None` for a row that it has deleted."""
+
+    name: str
+    changes: dict[tuple[Table, int], Row | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    rows: Sequence[tuple[Any, ...]] = ()
+    count: int = 0
+    """How many rows were changed."""
+
+
+Versions = dict[Table, dict[int, Row]]
+Wait = tuple[Resource, Mode]
+Pause = Callable[[Transaction, Wait | None], None]
+"""Lets others go on: for as long as they like, or until a lock that is waited for can be had."""
+
+
+class Server:
+    """Rows, locks and transactions at READ COMMITTED.  A subclass says how statements lock."""
+
+    child_locks_parent: ClassVar[Mode | None] = Mode.SHARE
+    """What the foreign key of a new row takes of the row that it refers to."""
+
+    def __init__(self, pause: Pause) -> None:
+        self._pause = pause
+        self.locks = Locks()
+        self.committed: Versions = {}
+        self.open: dict[str, Transaction] = {}
+        self.evaluator = evaluator()
+        self.watch: Callable[[Transaction, Resource, bool], None] = lambda *_: None
+        """Told of each lock that is taken, and of each that is given back before the end of its transaction."""
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def transaction(self, name: str) -> Transaction:
+        return self.open.setdefault(name, Transaction(name))
+
+    def commit(self, name: str) -> None:
+        transaction = self.transaction(name)
+        for (table, number), row in transaction.changes.items():
+            _put(self.committed, table, number, row)
+        self.rollback(name)
+
+    def rollback(self, name: str) -> None:
+        self.locks.release_all(self.transaction(name))
+        del self.open[name]
+
+    def load(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows that are there before all else."""
+        for given in rows:
+            number, row = self.evaluator.inserted(self.committed, table, given)
+            _put(self.committed, table, number, row)
+
+    def view(self, transaction: Transaction) -> Versions:
+        """What is committed, and what this transaction has changed: what a plain SELECT sees."""
+        return self._with([transaction])
+
+    def latest(self) -> Versions:
+        """All that has been written, committed or not."""
+        return self._with(self.open.values())
+
+    def _with(self, transactions: Any) -> Versions:
+        found = {table: dict(rows) for table, rows in self.committed.items()}
+        for each in transactions:
+            for (table, number), row in each.changes.items():
+                _put(found, table, number, row)
+        return found
+
+    def row(self, transaction: Transaction, table: Table, number: int) -> Row | None:
+        """The version that a lock on the row gives access to."""
+        if (table, number) in transaction.changes:
+            return transaction.changes[table, number]
+        return self.committed.get(table, {}).get(number)
+
+    # -- locks --------------------------------------------------------------------------------------------------------
+
+    def lock(self, transaction: Transaction, resource: Resource, mode: Mode, *, skips: bool = False) -> bool:
+        """Take a lock; whether it was to be had, if not waited for."""
+        self._pause(transaction, None)
+        if self.locks.in_the_way(transaction, resource, mode):
+            if skips:
+                return False
+            self._pause(transaction, (resource, mode))
+        self.locks.take(transaction, resource, mode)
+        self.watch(transaction, resource, True)
+        return True
+
+    def unlock(self, transaction: Transaction, resource: Resource) -> None:
+        self.locks.release(transaction, resource)
+        self.watch(transaction, resource, False)
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def execute(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
+        if isinstance(statement, SavepointClause):
+            return Answer()
+        if isinstance(statement, Insert):
+            return self.insert(transaction, statement, parameters)
+        one = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else parameters or {}
+        if isinstance(statement, (Update, Delete)):
+            return self.write(transaction, statement, one)
+        if isinstance(statement, Select) and self.is_locking(statement):
+            path = Path.of(statement, one)
+            found = self.lock_rows(transaction, path)
+            return Answer([self.selected(transaction, path.table, each, statement) for each in found])
+        return self.read(transaction, statement, one)
+
+    def is_locking(self, statement: Select[Any]) -> bool:
+        return statement._for_update_arg is not None
+
+    def read(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
+        """A plain SELECT."""
+        return Answer(self.evaluator.read(self.view(transaction), statement, parameters))
+
+    def lock_rows(self, transaction: Transaction, path: Path) -> list[int]:
+        """What a locking SELECT returns, or an UPDATE is to change: in order, and locked."""
+        raise NotImplementedError
+
+    def write(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
+        table, rows = statement.table, []
+        found = self.lock_rows(transaction, Path.of(statement, parameters))
+        for number in found:
+            self.put(transaction, table, number, statement, parameters)
+            if statement._returning:
+                rows.append(self.shown(transaction, table, number, statement._returning))
+        return Answer(rows, len(found))
+
+    def put(self, transaction: Transaction, table: Table, number: int, statement: Any, parameters: Parameters) -> None:
+        """Change a row, which is locked, as an UPDATE or DELETE says, and the entries of its indexes."""
+        old = self.row(transaction, table, number)
+        assert old is not None
+        new = None if isinstance(statement, Delete) else self.evaluator.changed(table, old, statement, parameters)
+        self.store(transaction, table, number, old, new)
+
+    def store(self, transaction: Transaction, table: Table, number: int, old: Row | None, new: Row | None) -> None:
+        self.lock(transaction, (table.name, number), self.writes_with(table, old, new))
+        for resource in self.entries_changed(table, number, old, new):
+            self.lock(transaction, resource, Mode.EXCLUSIVE)
+        transaction.changes[table, number] = new
+
+    def writes_with(self, table: Table, old: Row | None, new: Row | None) -> Mode:
+        return Mode.EXCLUSIVE
+
+    def entries_changed(self, table: Table, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
+        """The entries of indexes that a change of a row takes away or adds, where those are locked by themselves."""
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            versions = [row for row in (old, new) if row is not None and self.has_entry(index, row)]
+            entries = [entry(index, number, row) for row in versions]
+            if len(set(entries)) != 1 or len(entries) == 1:
+                yield from ((str(index.name), each) for each in entries)
+
+    def has_entry(self, index: Any, row: Row) -> bool:
+        """Whether the index has all rows of its table, or this one at least."""
+        return True
+
+    def insert(self, transaction: Transaction, statement: Insert, parameters: Any) -> Answer:
+        table: Any = statement.table
+        given = parameters if isinstance(parameters, (list, tuple)) else [parameters or {}]
+        for values in given:
+            number, row = self.evaluator.inserted(self.latest(), table, values)
+            for key in table.foreign_keys if self.child_locks_parent else ():
+                parent = row[key.parent.name]
+                if parent is not None:
+                    self.lock(transaction, (key.column.table.name, parent), self.child_locks_parent)
+            self.store(transaction, table, number, None, row)
+        return Answer(count=len(given))
+
+    # -- what is found ------------------------------------------------------------------------------------------------
+
+    def entries(self, path: Path) -> list[tuple[int, Row]]:
+        """What there is to be read on the way, in order: of a row that is being changed both versions."""
+        found: dict[Any, tuple[int, Row]] = {}
+        for world in (self.committed, self.latest()):
+            shown = {**world, path.table: world.get(path.table, {})}
+            for number in self.evaluator.numbers(shown, path.table, path.ranges, path.parameters):
+                row = shown[path.table][number]
+                if path.index is None:
+                    found[number] = number, row
+                elif self.has_entry(path.index, row):
+                    found[entry(path.index, number, row)] = number, row
+        return in_order(path.index, path.table, list(found.values()))
+
+    def holds(self, transaction: Transaction, table: Table, number: int, terms: Sequence[Any], parameters: Any) -> bool:
+        """Whether the criteria hold for a row, as who has locked it sees it."""
+        row = self.row(transaction, table, number)
+        if row is None:
+            return False
+        world = {**self.view(transaction), table: {number: row}} if _reads_others(terms) else {table: {number: row}}
+        return bool(self.evaluator.numbers(world, table, terms, parameters))
+
+    def shown(self, transaction: Transaction, table: Table, number: int, columns: Any) -> tuple[Any, ...]:
+        """These columns of a row."""
+        row = self.row(transaction, table, number)
+        assert row is not None
+        return self.columns(table, number, row, columns)
+
+    def selected(self, transaction: Transaction, table: Table, number: int, statement: Any) -> tuple[Any, ...]:
+        """What a SELECT returns of a row that it has locked."""
+        row = self.row(transaction, table, number)
+        assert row is not None
+        return self.evaluator.selected(table, number, row, statement)
+
+    def columns(self, table: Table, number: int, row: Row, columns: Any) -> tuple[Any, ...]:
+        return self.evaluator.selected(table, number, row, select(*columns).select_from(table))
+
+
+def _reads_others(terms: Sequence[Any]) -> bool:
+    return any(isinstance(each, Select) for term in terms for each in visitors.iterate(term))
+
+
+def _put(versions: Versions, table: Table, number: int, row: Row | None) -> None:
+    rows = versions.setdefault(table, {})
+    if row is None:
+        rows.pop(number, None)
+    else:
+        rows[number] = row
+
+
+__all__ = ["Answer", "Pause", "Server", "Transaction", "Wait", "columns_of", "rowid"]

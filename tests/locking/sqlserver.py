@@ -1,0 +1,140 @@
+"""SQL Server: locks on entries of indexes and on rows of the clustered index, which are two things.
+
+- *Table hints*, remarks: "lock hints ROWLOCK, UPDLOCK, AND XLOCK that acquire row-level locks may place locks on index
+  keys rather than the actual data rows", as when a covering index serves the query.  UPDLOCK is held to the end of the
+  transaction; READPAST passes over locked rows and keys, but not in what an UPDATE changes in secondary indexes.
+  https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+- What a seek itself can judge is let go if it does not match; after the look-up of the row it is too late.
+  https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup
+- A plain SELECT takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it sees what is committed.
+  https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import CTE, Select, Table, Update, update
+from sqlalchemy.sql import visitors
+
+from tests.locking.locks import Mode, Resource
+from tests.locking.paths import Path, entry
+from tests.locking.rows import Parameters, Row
+from tests.locking.server import Answer, Server, Transaction
+
+
+class SQLServer(Server):
+    row_versions: ClassVar[bool] = True
+    """READ_COMMITTED_SNAPSHOT."""
+    keeps_entry_of_skipped: ClassVar[bool] = False
+    """Whether U stays on an entry whose row READPAST passed over.  Undocumented: asked of both."""
+
+    def is_locking(self, statement: Select[Any]) -> bool:
+        return any("UPDLOCK" in hint for hint in statement._hints.values())
+
+    def has_entry(self, index: Any, row: Row) -> bool:
+        return self.evaluator.is_within(index, row)
+
+    def lock_rows(self, transaction: Transaction, path: Path) -> list[int]:
+        found: list[int] = []
+        for number, row in self.entries(path):
+            if len(found) == path.limit:
+                break
+            lock = self._lock_row if path.index is None else self._lock_entry
+            if lock(transaction, path, number, row):
+                found.append(number)
+        return found
+
+    def _lock_entry(self, transaction: Transaction, path: Path, number: int, row: Row) -> bool:
+        """By way of an index: its entry, and the row if that is looked up."""
+        assert path.index is not None
+        resource: Resource = (str(path.index.name), entry(path.index, number, row))
+        fresh = not self.locks.has(transaction, resource)
+        if not self.lock(transaction, resource, Mode.UPDATE, skips=path.skips):
+            return False
+        now = self.row(transaction, path.table, number)
+        there = now is not None and self.has_entry(path.index, now) and entry(path.index, number, now) == resource[1]
+        if not there or not self.holds(transaction, path.table, number, path.on_index, path.parameters):
+            if fresh:
+                self.unlock(transaction, resource)
+            return False
+        if path.is_covered:
+            return True
+        if not self.lock(transaction, (path.table.name, number), Mode.UPDATE, skips=path.skips):
+            if fresh and not self.keeps_entry_of_skipped:
+                self.unlock(transaction, resource)
+            return False
+        return self.holds(transaction, path.table, number, path.terms, path.parameters)
+
+    def _lock_row(self, transaction: Transaction, path: Path, number: int, row: Row) -> bool:
+        """In the clustered index, which has all that there is to be judged."""
+        resource = (path.table.name, number)
+        fresh = not self.locks.has(transaction, resource)
+        if not self.lock(transaction, resource, Mode.UPDATE, skips=path.skips):
+            return False
+        if self.holds(transaction, path.table, number, path.terms, path.parameters):
+            return True
+        if fresh:
+            self.unlock(transaction, resource)
+        return False
+
+    def read(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
+        if not self.row_versions and isinstance(statement, Select):
+            for table in {each for each in visitors.iterate(statement) if isinstance(each, Table)}:
+                self._wait_for_writers(transaction, table, statement, parameters)
+        return super().read(transaction, statement, parameters)
+
+    def _wait_for_writers(self, transaction: Transaction, table: Table, statement: Any, parameters: Parameters) -> None:
+        """S on each row that is read, one after the other."""
+        numbers = [*self.latest().get(table, {})]
+        if statement.get_final_froms() == [table]:
+            path = Path.of(statement, parameters)
+            numbers = [number for number, _ in self.entries(path)]
+        for number in numbers:
+            resource = (table.name, number)
+            fresh = not self.locks.has(transaction, resource)
+            self.lock(transaction, resource, Mode.SHARE)
+            if fresh:
+                self.unlock(transaction, resource)
+
+    def write(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
+        if not isinstance(statement.table, CTE):
+            return super().write(transaction, statement, parameters)
+        picked: CTE = statement.table
+        path = Path.of(picked.element, parameters)
+        rows = []
+        for number in self.lock_rows(transaction, path):
+            old = self.row(transaction, path.table, number)
+            assert old is not None
+            self.put(transaction, path.table, number, _on_table(statement, path.table), parameters)
+            rows.append(self._output(transaction, path.table, number, old, statement))
+        return Answer(rows, len(rows))
+
+    def _output(self, transaction: Transaction, table: Table, number: int, old: Row, statement: Any) -> tuple[Any, ...]:
+        new = self.row(transaction, table, number)
+        assert new is not None
+        versions = [old if column.table.name == "deleted" else new for column in statement._returning]
+        asked = zip(statement._returning, versions, strict=True)
+        return tuple(self.columns(table, number, row, [table.c[column.name]])[0] for column, row in asked)
+
+
+class SQLServerWithoutRowVersions(SQLServer):
+    row_versions = False
+
+
+class SQLServerThatKeepsEntries(SQLServer):
+    keeps_entry_of_skipped = True
+
+
+def _on_table(statement: Update, table: Table) -> Update:
+    """The same UPDATE, of the table itself and not of a common table expression."""
+
+    def plain(element: Any, **_: Any) -> Any:
+        is_picked = getattr(element, "table", None) is statement.table
+        return table.c[element.name] if is_picked else None
+
+    values = {
+        column.name: visitors.replacement_traverse(value, {}, plain)
+        for column, value in (statement._values or {}).items()  # type: ignore[attr-defined]
+    }
+    return update(table).values(values)

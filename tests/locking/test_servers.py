@@ -1,0 +1,44 @@
+"""Whether the model can be believed: real servers do as it says, step by step."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from sqlalchemy import delete
+
+from tests.harness import Database
+from tests.locking.innodb import InnoDB, MariaDB
+from tests.locking.play import ModelStage
+from tests.locking.postgresql import PostgreSQL
+from tests.locking.real import ServerStage
+from tests.locking.scenes import SCENES, Scene
+
+MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
+PLAYS = 3
+
+
+def by_model(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
+    stage = ModelStage(MODELS[db.case.name], db.case.name, scene.scripts(), finely=False)
+    stage.server.load(scene.model.__table__, scene.rows)
+    return stage.run(iter(turns))
+
+
+def by_server(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
+    with db.engine.begin() as connection:
+        connection.execute(delete(scene.model))
+    db.insert(scene.model, scene.rows)
+    stage = ServerStage(db, scene.scripts())
+    try:
+        return stage.run(iter(turns))
+    finally:
+        stage.close()
+
+
+@pytest.mark.requires("waits_sql")
+@pytest.mark.parametrize("name", SCENES)
+def test_a_server_does_as_its_model(sync_db: Database, name: str) -> None:
+    random = Random(name)
+    for _ in range(PLAYS):
+        turns = [random.randrange(3) for _ in range(60)]
+        assert by_server(sync_db, SCENES[name], turns) == by_model(sync_db, SCENES[name], turns)
