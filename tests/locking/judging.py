@@ -73,6 +73,7 @@ class Promises(Judge):
         self._owner: dict[int, Actor] = {}
         self._settled: set[str] = set()
         self._watched: dict[str, _Watched] = {}
+        self._waiting: list[Actor] = []
         server.watch = self._watch
 
     def begins(self, actor: Actor) -> None:
@@ -89,6 +90,7 @@ class Promises(Judge):
         assert actor.step is not None
         if actor.step.claims:
             self._judge_claim(actor, {task.id for task in found})
+        self._judge_waiting_for(actor)
         if actor.step.settles:
             self._settled.add(actor.name)
         if actor.step is COMMIT and actor.name in self._settled:
@@ -114,14 +116,21 @@ class Promises(Judge):
             raise FindsTooLittle(f"{actor.name} gets {found} of {actor.step.limit}, and {missing} were free")
 
     def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None:
-        step = actor.step
-        assert step is not None
-        if step.claims or step.waits_for_nobody:
-            raise Waits(f"{actor.name}'s {step} waits for {resource} of {', '.join(holders)}")
-        number = self._number(resource)
-        row = None if number is None else self._server.latest()[self._table].get(number)
-        if row is not None and not step.matches(row):
-            raise WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {', '.join(holders)}")
+        self._waiting.append(actor)
+
+    def _judge_waiting_for(self, holder: Actor) -> None:
+        """Of those that still wait for locks that a step leaves behind: who is let go within a statement waits not."""
+        self._waiting = [actor for actor in self._waiting if actor.wait]
+        for actor in self._waiting:
+            step, (resource, mode) = actor.step, actor.wait  # type: ignore[misc]
+            waiting = self._server.transaction(actor.name)
+            if holder.name not in [each.name for each in self._server.locks.in_the_way(waiting, resource, mode)]:
+                continue
+            if step.claims or step.waits_for_nobody:
+                raise Waits(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
+            row = self._server.latest()[self._table].get(self._number(resource) or 0)
+            if row is not None and not step.matches(row):
+                raise WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
 
     def hangs(self, actors: list[Actor]) -> None:
         raise Deadlock(", ".join(f"{actor.name}'s {actor.step} waits for {actor.wait}" for actor in actors))

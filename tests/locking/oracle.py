@@ -10,7 +10,7 @@ UPDATE begins again if what it waited for has changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import update
@@ -23,7 +23,6 @@ from tests.locking.rows import Parameters, Row, rowid
 from tests.locking.server import Answer, Server, Transaction
 
 _DIALECT = oracle.dialect(paramstyle="named")
-_GUARD = re.compile(r"WHERE ROWID = \w+\(i\)(.*?)(?:RETURNING|;)", re.DOTALL)
 
 
 class Oracle(Server):
@@ -65,13 +64,13 @@ class Oracle(Server):
         opened = iter([number for (number,) in self.evaluator.read(seen, numbered, parameters)])
         fetched = self._fetch(transaction, path, opened, seen.get(path.table, {}))
         taken: list[int] = []
-        guard = _guard(block)
+        again = self.judged_again(block)
         while room := block.pick.limit - len(taken):
             picked = [number for _, number in zip(range(room), fetched, strict=False)]
             if not picked:
                 break
             for number in picked:
-                if not block.assignments or self.holds(transaction, path.table, number, guard, parameters):
+                if self.holds(transaction, path.table, number, again, parameters):
                     self._write(transaction, block, path, number, parameters)
                     taken.append(number)
         return Answer([(number,) for number in taken], len(taken))
@@ -83,15 +82,14 @@ class Oracle(Server):
             statement = update(path.table).ordered_values(*block.assignments)
             self.put(transaction, path.table, number, statement, parameters)
 
+    def judged_again(self, block: ClaimBlock) -> Sequence[Any]:
+        """Those of the criteria that the block repeats once rows are fetched, and so locked."""
+        _, _, fetched = _text(block).partition("FETCH")
+        return [term for term in (*block.pick.state, *block.pick.where) if _text(term) in fetched]
+
 
 class OracleThatJudgesAgain(Oracle):
     judges_again = True
-
-
-def _guard(block: ClaimBlock) -> list[Any]:
-    """Those of the criteria that the block's UPDATE repeats."""
-    guard = "".join(_GUARD.findall(_text(block)))
-    return [term for term in (*block.pick.state, *block.pick.where) if _text(term) in guard]
 
 
 def _text(element: Any) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlqueue import claim_of
+from sqlqueue.operations.introducing import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking.play import COMMIT, Script, Step
-from tests.models import Film, Mail, Task
+from tests.models import Film, Mail, Slot, Task, Visit
 
 _PAST = datetime.now(UTC) - timedelta(hours=1)
 _MINUTE = timedelta(minutes=1)
@@ -24,6 +25,12 @@ class Scene:
     rows: Sequence[Mapping[str, Any]]
     scripts: Callable[[], Sequence[Script]]
     """Made anew for each play."""
+    beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Rows of other models."""
+
+    @property
+    def all_rows(self) -> Mapping[Any, Sequence[Mapping[str, Any]]]:
+        return {self.model: self.rows, **self.beside}
 
 
 def claim(model: Any, *where: Any, lease: Any = "default", limit: int = 1, **matches: Any) -> Step:
@@ -133,6 +140,12 @@ def _enqueueing() -> Sequence[Script]:
     ]
 
 
+def _limits() -> Sequence[Script]:
+    """Two slots, and two that want one each."""
+    return [(claim(Visit), COMPLETE, COMMIT)] * 2
+
+
+_SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
 SCENES = {
     "leases": Scene(Task, _rows(5), _leases),
     "locks": Scene(Task, _rows(5), _locks),
@@ -144,5 +157,6 @@ SCENES = {
     "heartbeat": Scene(Task, _rows(4), _heartbeat),
     "sets": Scene(Task, _rows(4, name=["a", "b"]), _sets),
     "stages": Scene(Film, _rows(2, stage=["cut"]), _stages),
+    "limits": Scene(Visit, _rows(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
     "enqueueing": Scene(Task, _rows(2), _enqueueing),
 }

@@ -20,14 +20,16 @@ PLAYS = 3
 
 def by_model(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
     stage = ModelStage(MODELS[db.case.name], db.case.name, scene.scripts(), finely=False)
-    stage.server.load(scene.model.__table__, scene.rows)
+    for model, rows in scene.all_rows.items():
+        stage.server.load(model.__table__, rows)
     return stage.run(iter(turns))
 
 
 def by_server(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
-    with db.engine.begin() as connection:
-        connection.execute(delete(scene.model))
-    db.insert(scene.model, scene.rows)
+    for model, rows in scene.all_rows.items():
+        with db.engine.begin() as connection:
+            connection.execute(delete(model))
+        db.insert(model, rows)
     stage = ServerStage(db, scene.scripts())
     try:
         return stage.run(iter(turns))
