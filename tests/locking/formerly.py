@@ -28,7 +28,14 @@ class FormerSQLServer(SQLServer):
         return self.keys(session, pick.spec, self.picking(pick, *pick.spec.primary_key))
 
     def take(
-        self, session: Any, pick: Any, assignments: Any, parameters: Any = None, *, delete: Any = False, options: Any = ()
+        self,
+        session: Any,
+        pick: Any,
+        assignments: Any,
+        parameters: Any = None,
+        *,
+        delete: Any = False,
+        options: Any = (),
     ) -> list[Any]:
         if not assignments or delete:
             return Adapter.take(self, session, pick, assignments, parameters, delete=delete, options=options)

@@ -74,10 +74,12 @@ class Promises(Judge):
         self._settled: set[str] = set()
         self._watched: dict[str, _Watched] = {}
         self._waiting: list[Actor] = []
+        self._actors: dict[str, Actor] = {}
         server.watch = self._watch
 
     def begins(self, actor: Actor) -> None:
         assert actor.step is not None
+        self._actors[actor.name] = actor
         if not actor.step.claims:
             return
         mine = self._locked(actor.name)
@@ -117,6 +119,8 @@ class Promises(Judge):
 
     def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None:
         self._waiting.append(actor)
+        for holder in {self._actors[name] for name in holders if self._actors[name].step is COMMIT}:
+            self._judge_waiting_for(holder)
 
     def _judge_waiting_for(self, holder: Actor) -> None:
         """Of those that still wait for locks that a step leaves behind: who is let go within a statement waits not."""

@@ -63,7 +63,11 @@ class Path:
     @cached_property
     def held(self) -> frozenset[str]:
         """The columns that the index has: its own and the key."""
-        return self.key | frozenset(column.name for column, _ in terms_of(self.index)) if self.index is not None else frozenset()
+        return (
+            self.key | frozenset(column.name for column, _ in terms_of(self.index))
+            if self.index is not None
+            else frozenset()
+        )
 
     @cached_property
     def is_covered(self) -> bool:
@@ -137,4 +141,6 @@ def _is_on(term: Any, names: frozenset[str]) -> bool:
 
 
 def _is_equality(term: Any) -> bool:
-    return getattr(term, "operator", None) is operators.eq and isinstance(term.left, Column) and not columns_of(term.right)
+    return (
+        getattr(term, "operator", None) is operators.eq and isinstance(term.left, Column) and not columns_of(term.right)
+    )

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlqueue import ClaimLostError, QueueSession
 from tests.locking.locks import Resource
 from tests.locking.server import Server, Transaction, Wait
-from tests.locking.wire import engine_for
+from tests.locking.wire import Line, engine_for
 
 Do = Callable[[QueueSession, list[Any]], Any]
 """One operation, of a session and the tasks that it has claimed."""
@@ -42,7 +42,7 @@ DEADLOCK = "deadlock"
 Script = Sequence[Step]
 
 
-@dataclass
+@dataclass(eq=False)
 class Actor:
     """One session, and where it is in its script."""
 
@@ -129,8 +129,15 @@ class ModelStage(Stage):
         self.server = model(self._pause)
         self._finely = finely
         self._main = getcurrent()
-        engine = engine_for(dialect, self.server, lambda: self._current().name, self._pause_before_request)
+        engine = engine_for(dialect, Line(self.server, lambda: self._current().name, self._pause_before_request))
         self._turns = {actor.name: greenlet(lambda each=actor: each.play(engine, self)) for actor in self.actors}
+
+    def run(self, turns: Iterator[int]) -> list[list[str]]:
+        try:
+            return super().run(turns)
+        finally:
+            for each in self._turns.values():
+                each.throw()  # what is not at its end, because a promise is broken, goes no further
 
     def is_alive(self, actor: Actor) -> bool:
         return not self._turns[actor.name].dead

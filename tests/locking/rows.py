@@ -94,7 +94,6 @@ class Evaluator:
         return bool(self._made[seen])
 
 
-
 def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
     """The arrays of PostgreSQL."""
     statement = statement.replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")

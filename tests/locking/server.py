@@ -30,6 +30,8 @@ class Answer:
     """How many rows were changed."""
 
 
+_LOADED: dict[int, tuple[Any, dict[int, Row]]] = {}
+"""What has been loaded before, kept so that its identity stays its own: a scene has the same rows each time."""
 Versions = dict[Table, dict[int, Row]]
 Wait = tuple[Resource, Mode]
 Pause = Callable[[Transaction, Wait | None], None]
@@ -68,9 +70,12 @@ class Server:
 
     def load(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows that are there before all else."""
-        for given in rows:
-            number, row = self.evaluator.inserted(self.committed, table, given)
-            _put(self.committed, table, number, row)
+        if id(rows) not in _LOADED:
+            for given in rows:
+                number, row = self.evaluator.inserted(self.committed, table, given)
+                _put(self.committed, table, number, row)
+            _LOADED[id(rows)] = rows, self.committed[table]
+        self.committed[table] = dict(_LOADED[id(rows)][1])
 
     def view(self, transaction: Transaction) -> Versions:
         """What is committed, and what this transaction has changed: what a plain SELECT sees."""

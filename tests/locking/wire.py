@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Engine, NullPool, create_engine, event
@@ -12,11 +14,32 @@ from tests.dialects.test_pinned import ENGINES
 from tests.locking.server import Answer, Server
 
 
-def engine_for(dialect: str, server: Server, who: Callable[[], str], pause: Callable[[], None]) -> Engine:
-    """``who`` says by whose connection a request comes; ``pause`` is called before statements and commits."""
+@dataclass
+class Line:
+    """What is at the other end just now."""
+
+    server: Server
+    who: Callable[[], str]
+    """By whose connection a request comes."""
+    pause: Callable[[], None]
+    """Called before statements and commits."""
+
+
+def engine_for(dialect: str, line: Line) -> Engine:
+    """One for each dialect, which so makes no statement twice."""
+    _LINES[dialect] = line
+    return _engine(dialect)
+
+
+_LINES: dict[str, Line] = {}
+
+
+@cache
+def _engine(dialect: str) -> Engine:
     url, version = ENGINES[dialect]
     module = {"module": _Driver()} if "pyodbc" in url else {}
-    engine = create_engine(url, creator=_Connection, poolclass=NullPool, paramstyle="named", _initialize=False, **module)
+    options: dict[str, Any] = {"paramstyle": "named", "_initialize": False, **module}
+    engine = create_engine(url, creator=_Connection, poolclass=NullPool, **options)
     engine.dialect.server_version_info = version
     engine.dialect.default_isolation_level = "READ COMMITTED"
 
@@ -27,27 +50,29 @@ def engine_for(dialect: str, server: Server, who: Callable[[], str], pause: Call
     @event.listens_for(engine, "do_execute")
     @event.listens_for(engine, "do_executemany")
     def execute(cursor: _Cursor, text: str, bound: Any, context: Any) -> bool:
-        sent = context.root_connection.info.pop("sent", None)
+        sent, line = context.root_connection.info.pop("sent", None), _LINES[dialect]
         if sent is not None:  # an INSERT of many rows may come in several parts
-            pause()
-            answer = server.execute(server.transaction(who()), *sent)
-            _give(answer, cursor, context)
+            line.pause()
+            _give(line.server.execute(line.server.transaction(line.who()), *sent), cursor, context)
         return True
 
     @event.listens_for(engine, "commit")
     def commit(_: Any) -> None:
-        pause()
-        server.commit(who())
+        line = _LINES[dialect]
+        line.pause()
+        line.server.commit(line.who())
 
     @event.listens_for(engine, "rollback")
     def rollback(_: Any) -> None:
-        server.rollback(who())
+        line = _LINES[dialect]
+        line.server.rollback(line.who())
 
     return engine
 
 
 def _give(answer: Answer, cursor: _Cursor, context: Any) -> None:
-    columns = getattr(context.compiled, "_result_columns", None) or ()
+    returned = getattr(context, "out_parameters", None) or {}
+    columns = () if "rowids" in returned else getattr(context.compiled, "_result_columns", None) or ()
     cursor.description = [(column.keyname, *[None] * 6) for column in columns] or None
     names = [column.keyname.upper() for column in columns]
     cursor.rows = [
@@ -55,7 +80,7 @@ def _give(answer: Answer, cursor: _Cursor, context: Any) -> None:
         for row in (answer.rows if columns else ())
     ]
     cursor.rowcount = answer.count
-    for name, variable in (getattr(context, "out_parameters", None) or {}).items():
+    for name, variable in returned.items():
         if name == "rowids":
             variable.value = "".join(f"{number}," for (number,) in answer.rows)
         else:  # RETURNING
