@@ -318,8 +318,8 @@ _MYSQL_VALUES = {
     "JSON_ARRAY(1, NULL)": "[1, null]",
 }
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
-# which is made anew only when nobody has asked for a tenth of a second; but performance_schema.data_lock_waits names the
-# wrong thread where an implicit lock had to be made explicit
+# which is made anew only when nobody has asked for a tenth of a second; but performance_schema.data_lock_waits names
+# the wrong thread where an implicit lock had to be made explicit
 _MYSQL_WAITS = (
     "SELECT count(*) FROM information_schema.innodb_trx"
     " WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = {connection}"

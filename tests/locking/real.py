@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import NullPool, create_engine, event
 from sqlalchemy.exc import OperationalError
 
+from sqlqueue.dialects import adapter_for
 from tests.engines import PASSWORD
 from tests.harness import Database
 from tests.locking.play import DEADLOCK, Actor, Script, Stage
@@ -24,6 +25,8 @@ class ServerStage(Stage):
         super().__init__(scripts)
         self._case = db.case
         self._engine = db.variant(poolclass=NullPool).session_engine
+        with self._engine.connect() as connection:  # which asks the server once what it is
+            adapter_for(connection.dialect).verify(connection)
         event.listen(self._engine, "before_execute", self._gate)
         event.listen(self._engine, "commit", self._gate)
         account = db.url.set(username=db.case.administrator, password=PASSWORD)

@@ -15,7 +15,7 @@ from tests.locking.real import ServerStage
 from tests.locking.scenes import SCENES, Scene
 
 MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
-PLAYS = 3
+PLAYS = 2
 
 
 def by_model(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine, NullPool, create_engine, event
 
+from sqlqueue.dialects import adapter_for
 from tests.dialects.recorder import Connection, Cursor, Driver
 from tests.dialects.test_pinned import ENGINES
 from tests.locking.server import Answer, Server
@@ -42,6 +43,7 @@ def _engine(dialect: str) -> Engine:
     engine = create_engine(url, creator=_Connection, poolclass=NullPool, **options)
     engine.dialect.server_version_info = version
     engine.dialect.default_isolation_level = "READ COMMITTED"
+    adapter_for(engine.dialect)._verified.add(engine.dialect)
 
     @event.listens_for(engine, "before_execute")
     def note(connection: Any, statement: Any, many: Any, parameters: Any, options: Any) -> None:
