@@ -20,7 +20,7 @@ from sqlqueue.shape import misfits
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Base, DataBase, QueuePause, Task
+from tests.models import Base, DataBase, Listing, QueuePause, Task
 
 
 class ProgrammingError(Exception):

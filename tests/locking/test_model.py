@@ -48,15 +48,8 @@ NOT_KEPT: dict[str, dict[str, type[Broken]]] = {
     "mysql": BY_ANOTHER_WAY,
     "mariadb": BY_ANOTHER_WAY,
     # if it does so, of which nothing is documented
-    "mssql, entries kept": {"ways in": Waits, "twice": Waits, "limits": Waits},
+    "mssql, entries kept": BY_ANOTHER_WAY,
 }
-NOT_YET: dict[str, tuple[str, ...]] = {
-    "mssql": ("ways in, locks", "twice, locks", "criteria", "sets"),
-    "mssql, entries kept": ("ways in, locks", "twice, locks", "criteria", "sets"),
-    "oracle": ("locks", "ways in, locks", "twice, locks", "criteria", "sets", "stages", "limits", "enqueueing"),
-    "oracle, judged again": ("limits",),
-}
-"""What is known to be wrong with statements that have never run on a real server."""
 FORMERLY: list[tuple[type[Server], str, str, type[Broken]]] = [
     # a SELECT of keys alone locks entries of an index and not the rows: whoever comes another way does not see it
     (SQLServer, "mssql", "ways in, locks", ClaimedTwice),
@@ -104,7 +97,7 @@ def play_until(error: type[Broken], server: type[Server], dialect: str, name: st
 KEPT = [
     pytest.param(model, name, id=f"{model}-{name}")
     for model, name in product(MODELS, SCENES)
-    if name not in NOT_KEPT.get(model, ()) and name not in NOT_YET.get(model, ())
+    if name not in NOT_KEPT.get(model, ())
 ]
 
 
@@ -120,12 +113,6 @@ KEPT = [
 @given(seed=st.integers(0, 2**32), finely=st.booleans())
 def test_promises_are_kept(model: str, name: str, seed: int, finely: bool) -> None:
     play(*MODELS[model], name, seed, finely=finely)
-
-
-@pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in NOT_YET.items() for name in names])
-@pytest.mark.xfail(raises=Broken, reason="known to be wrong")
-def test_promises_are_kept_some_day(model: str, name: str) -> None:
-    play_until(Broken, *MODELS[model], name)
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in NOT_KEPT.items() for name in names])
