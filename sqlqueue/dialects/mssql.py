@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ColumnElement,
     Connection,
     Delete,
@@ -43,12 +42,12 @@ from sqlalchemy.sql.util import ClauseAdapter
 from sqlalchemy.types import TypeEngine
 
 from ..clock import utc
-from ..findings import Finding, Severity
+from ..findings import Finding
 from ..keytext import key_text
 from ..spec import Criterion, Identity, QueueSpec
 from ..statements import Assignment, Pick
 from .base import READ_COMMITTED, Adapter
-from .health import read_only
+from .databases import findings_of_database
 from .keys import ByKey
 from .naming import live_name
 from .rows import Parameters
@@ -94,13 +93,6 @@ _FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
 _FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
 
 
-_DATABASES = table(
-    "databases",
-    column("name", String),
-    column("is_read_committed_snapshot_on", Boolean),
-    column("is_parameterization_forced", Boolean),
-    schema="sys",
-)
 _ALWAYS_NEW = ("5", "8", "12")
 """Editions of the engine whose version says nothing: Azure SQL Database, Azure SQL Managed Instance, Fabric.
 https://learn.microsoft.com/en-us/sql/t-sql/functions/serverproperty-transact-sql"""
@@ -267,27 +259,7 @@ class SQLServer(Adapter):
         return unknown or super().same_moments(dialect, declared, live)
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
-        # a sql_variant, which not every driver reads
-        answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
-        if connection.scalar(select(answer)) == "READ_ONLY":
-            yield read_only("this database is read-only, as a secondary is", "connect to the primary")
-        # by name: on Azure, db_id() is not the number that this view has
-        asked = select(_DATABASES).where(_DATABASES.c.name == func.db_name())
-        for name, has_versions, is_forced in connection.execute(asked):
-            if not has_versions:
-                message = (
-                    "READ_COMMITTED_SNAPSHOT is off: what only reads waits for open claims, so claims hang and leases"
-                    " end, and a task may be done twice"
-                )
-                fix = f"ALTER DATABASE {_QUOTE(name)} SET READ_COMMITTED_SNAPSHOT ON, while nobody else is connected"
-                yield Finding(severity=Severity.ERROR, code="no-row-versions", message=message, fix=fix)
-            if is_forced:
-                message = (
-                    "PARAMETERIZATION is FORCED: states become parameters, which match no filtered index, so claims"
-                    " are refused (error 8622) or slow"
-                )
-                fix = f"ALTER DATABASE {_QUOTE(name)} SET PARAMETERIZATION SIMPLE"
-                yield Finding(severity=Severity.WARNING, code="forced-parameters", message=message, fix=fix)
+        yield from findings_of_database(connection)
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]

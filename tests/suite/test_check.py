@@ -393,11 +393,12 @@ def test_nothing_is_changed_and_no_transaction_left_open(healthy: Database) -> N
 
 def _all_there_is(db: Database) -> tuple[Any, ...]:
     with db.engine.connect() as connection:
-        definition = connection.exec_driver_sql(db.case.definition_sql.format(table="checked_post")).all()
+        worded, inspector = db.case.definition_sql, inspect(connection)
         return (
             connection.execute(select(TABLE).order_by(TABLE.c.id)).all(),
-            definition,
-            inspect(connection).get_table_names(),
+            worded and connection.exec_driver_sql(worded.format(table="checked_post")).all(),
+            sorted(str(index["name"]) for index in inspector.get_indexes(TABLE.name)),
+            inspector.get_table_names(),
         )
 
 

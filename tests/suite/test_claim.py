@@ -94,7 +94,7 @@ def test_none_when_nothing_is_free(db: Database) -> None:
 
 def test_a_plain_insert_by_another_program_enqueues(db: Database) -> None:
     with db.engine.begin() as connection:
-        connection.execute(text("INSERT INTO task (id, name, number) VALUES (1, 'from outside', 0)"))
+        connection.execute(text("INSERT INTO task (name, number) VALUES ('from outside', 0)"))
     with db.begin() as session:
         task = session.claim(Task)
         assert (task.name, task.priority, task.attempt, task.max_attempts) == ("from outside", 0, 1, 3)
