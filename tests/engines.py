@@ -71,8 +71,6 @@ class EngineCase:
     """Claimers lock single rows; without it, one writer locks the database."""
     statements_row: str = ""
     """The row of the README's table of guarantees that counts its statements."""
-    looks_again: bool = False
-    """A claim that finds nothing asks whether tasks for later have kept it from looking."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
@@ -336,7 +334,7 @@ _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET 
 ENGINES = (
     EngineCase(
         name="sqlite",
-        statements_row="on MySQL, MariaDB, SQLite",
+        statements_row="on MySQL, SQLite",
         partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
@@ -425,7 +423,7 @@ ENGINES = (
     EngineCase(
         name="mysql",
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MySQL, MariaDB, SQLite",
+        statements_row="on MySQL, SQLite",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
@@ -458,9 +456,8 @@ ENGINES = (
     ),
     EngineCase(
         name="mariadb",
-        looks_again=True,
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MySQL, MariaDB, SQLite",
+        statements_row="on MariaDB",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),

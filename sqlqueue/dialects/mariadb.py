@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import Boolean, Connection, Delete, Table, func, literal_column, select, text
+from sqlalchemy import Connection, Delete, Select, Table, func, select, text
 from sqlalchemy.orm import Session
 
 from ..clock import utcnow
-from ..spec import Criterion, Identity, QueueSpec
+from ..spec import Identity, QueueSpec
 from ..statements import Pick, is_available
 from .mysql import MySQL, force_index
 from .naming import Naming
@@ -25,7 +25,7 @@ class MariaDB(MySQL):
     """Claims as MySQL does, but for available rows whose moment has not come.
 
     MySQL lets go of an entry of an index that it has locked and found not to match; MariaDB keeps it until the end of
-    the transaction.  So a claim that would come upon such rows does not go by the index.
+    the transaction.  So a claim looks first whether it would come upon such rows, and does not go by the index if so.
     """
 
     name = "mariadb"
@@ -37,23 +37,20 @@ class MariaDB(MySQL):
     batch = 999
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        if not pick.exact or pick.index is None:
-            return super().lock(session, pick)
-        # of no table, the guard is evaluated once, and first: if it does not hold, no entry is read, and none locked
-        guarded = replace(pick, where=(*pick.where, ~self._meets_early(pick)))
-        make = partial(self.picking, guarded, *pick.spec.primary_key)
-        keys = self.keys(session, pick.spec, pick.made.get((self, "guarded"), make))
-        looking = pick.made.get((self, "early"), lambda: select(self._meets_early(pick)))
-        if keys or not self.execute(session, pick.spec, looking).scalar():
-            return keys
-        return super().lock(session, replace(pick, exact=False))
+        if pick.exact and pick.index is not None:
+            looking = pick.made.get((self, "early"), partial(self._looking_for_early, pick))
+            some_are_early = self.execute(session, pick.spec, looking).scalar()
+            if some_are_early is None:
+                return []  # none is available
+            if some_are_early:
+                return super().lock(session, replace(pick, exact=False))
+        return super().lock(session, pick)
 
-    def _meets_early(self, pick: Pick) -> Criterion:
+    def _looking_for_early(self, pick: Pick) -> Select[Any]:
         """Whether one is available for a later moment, as far from the front as a claim goes to get past others."""
         available = replace(pick, state=(is_available(pick.spec),), limit=_PASSED + 4 * pick.limit)
         nearest = self.looking(available, pick.spec["available_at"].label("moment")).subquery("nearest")
-        early = select(func.max(nearest.c.moment) > utcnow()).scalar_subquery()
-        return func.coalesce(early, literal_column("0"), type_=Boolean())
+        return select((func.max(nearest.c.moment) > utcnow()).label("some_are_early"))
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         return ()  # an index that is IGNORED is one that SQLAlchemy does not find
