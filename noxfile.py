@@ -79,7 +79,7 @@ def lowest(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *versions: str, half: int | None = None) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
-    cache = Path(session.create_tmp()).resolve() / "pytest"
+    cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
     options = ["--half", str(half)] if half else []
     # without parsers, of which the session `grammar` has its own, nothing can be told of statements

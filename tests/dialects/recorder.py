@@ -97,6 +97,8 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
         columns = getattr(context.compiled, "_result_columns", None) or ()
         cursor.description = [(column.keyname, *[None] * 6) for column in columns] or None
         cursor.rows = [tuple(_value(engine, column.keyname, column.type) for column in columns)] if columns else []
+        if "scope_identity()" in statement:  # SQLAlchemy 2.0 waits for it
+            cursor.rows = [(1,)]
 
     return engine, log
 
