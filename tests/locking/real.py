@@ -32,6 +32,7 @@ class ServerStage(Stage):
         account = db.url.set(username=db.case.administrator, password=PASSWORD)
         self._onlooker = create_engine(account, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
         self._waiting: set[str] = set()
+        self._ended: set[str] = set()
         self._backends: dict[str, Any] = {}
         self._may_go = {actor.name: Semaphore(0) for actor in self.actors}
         self._pauses = {actor.name: Semaphore(0) for actor in self.actors}
@@ -48,7 +49,7 @@ class ServerStage(Stage):
         self._onlooker.close()
 
     def is_alive(self, actor: Actor) -> bool:
-        return self._threads[actor.name].is_alive()
+        return actor.name not in self._ended
 
     def is_stuck(self, actor: Actor) -> bool:
         return actor.name in self._waiting
@@ -87,6 +88,7 @@ class ServerStage(Stage):
         except OperationalError:
             self.tell(DEADLOCK)
         finally:
+            self._ended.add(actor.name)  # a thread lives on for a moment
             self._pauses[actor.name].release()
 
     def _gate(self, connection: Any, *_: Any) -> None:
