@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import create_engine
 
@@ -24,12 +20,3 @@ def task() -> Task:
         session.commit()
     engine.dispose()
     return claimed
-
-
-@pytest.fixture(autouse=True)
-def sockets_are_closed() -> Iterator[None]:
-    """python-oracledb leaves one open if it cannot connect: collected here, it warns in no test that comes later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
