@@ -31,7 +31,7 @@ from ..statements import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
 from .keys import ByKey, R
-from .liveness import Liveness
+from .liveness import Liveness, wrapping
 from .moments import Moments
 from .requests import Requests
 from .rows import Parameters, Rows
@@ -130,13 +130,16 @@ class Adapter(Rows, Moments, Inspection, Health, Liveness, Requests):
 
         ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
         """
-        if (claims or meets) and fresh and self.level(session.get_bind(**spec.bind_arguments).engine) != READ_COMMITTED:
+        bind = session.get_bind(**spec.bind_arguments)
+        if (claims or meets) and fresh and self.level(bind.engine) != READ_COMMITTED:
             options = immutabledict({"isolation_level": READ_COMMITTED})
             outermost = session.get_transaction()
-            if outermost is None or not session.in_nested_transaction():
-                return session.connection(spec.bind_arguments, execution_options=options)
-            # SQLAlchemy 2.0 cannot do that from within a savepoint
-            outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
+            with wrapping(bind.dialect):
+                if outermost is None or not session.in_nested_transaction():
+                    return session.connection(spec.bind_arguments, execution_options=options)
+                # SQLAlchemy 2.0 cannot do that from within a savepoint
+                clause = spec.bind_arguments["clause"]
+                outermost.connection(execution_options=options, bindkey=spec.mapper, clause=clause)
         connection = session.connection(spec.bind_arguments)
         if claims:
             self.check_level(connection)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
 
@@ -67,6 +69,20 @@ class Liveness:
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
         """:meth:`news` on the connection of an asyncio driver."""
         raise NotImplementedError
+
+
+@contextmanager
+def wrapping(dialect: Dialect) -> Iterator[None]:
+    """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
+
+    It does not while it sets an isolation level, which on a connection that has died is the first statement to fail.
+    """
+    driver = dialect.loaded_dbapi.Error
+    try:
+        yield
+    except driver as error:
+        died = dialect.is_disconnect(error, None, None)
+        raise DBAPIError.instance(None, None, error, driver, connection_invalidated=died, dialect=dialect) from error
 
 
 def _before(error: BaseException) -> Iterator[DBAPIError]:

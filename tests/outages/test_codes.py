@@ -11,11 +11,13 @@ from threading import Thread
 import pytest
 from sqlalchemy import Connection, create_engine, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
+from sqlqueue import claim
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.patience import passes
 from tests.harness import Database
-from tests.models import Account
+from tests.models import Account, Task
 
 
 @pytest.fixture
@@ -124,6 +126,22 @@ def test_a_killed_connection_is_an_outage(accounts: Database) -> None:
         error = refused(accounts, lambda: [write(one, 1), time.sleep(0.05), write(one, 1)])
     assert is_outage(accounts, error)
     assert not is_transient(accounts, error)
+
+
+@pytest.mark.requires("kill_sql")
+def test_a_connection_that_died_in_the_pool_is_an_outage_when_it_is_claimed_on(sync_db: Database) -> None:
+    """Some drivers ask the server to set an isolation level, before SQLAlchemy watches for their errors."""
+    engine = create_engine(sync_db.url, pool_size=1)
+    with Session(engine) as session:
+        victim = session.scalar(select(getattr(func, sync_db.case.connection_id)()))
+        session.rollback()
+        with sync_db.engine.connect() as other:
+            other.exec_driver_sql(sync_db.case.kill_sql.format(connection=victim))
+        error = refused(sync_db, lambda: claim(session, Task))
+        assert is_outage(sync_db, error)
+        session.rollback()
+        assert claim(session, Task) is None  # on another connection
+    engine.dispose()
 
 
 @pytest.mark.requires("container")
