@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -54,30 +53,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.groups import ByEngine
 
     return ByEngine(config, log)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "run this half of the tests that need a database: each on every other engine, and with one kind of session"
-    parser.addoption("--half", type=int, choices=[1, 2], help=text)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if half := config.option.half:
-        halves = [(item, _half(item)) for item in items]
-        config.hook.pytest_deselected(items=[item for item, own in halves if own not in (None, half)])
-        items[:] = [item for item, own in halves if own in (None, half)]
-
-
-def _half(item: pytest.Item) -> int | None:
-    """To which half it belongs, if it needs a database: as many of each engine to one as to the other."""
-    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    kind = "db" if "db" in parameters else "sync_db"
-    if kind not in parameters:
-        return None
-    case, mode = parameters[kind]
-    name = f"{case.name}-{mode}" if kind == "db" else case.name
-    first = Random(item.nodeid.replace(name, "")).randrange(2)  # or all that are the first of their kind went to one
-    return (first + ENGINES.index(case) + MODES.index(mode)) % 2 + 1
 
 
 @pytest.hookimpl(wrapper=True)
