@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from .backoff import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
-from .claims import Claim, claim_of
-from .clock import utcnow
-from .exc import (
+from ._support.claim import Claim
+from ._support.exc import (
     ArgumentError,
     ClaimLostError,
     ConfigurationError,
@@ -19,9 +17,9 @@ from .exc import (
     UnsupportedDialectError,
     UnsupportedIsolationError,
 )
-from .findings import Finding, Severity
-from .health import check, verify_schema
-from .mixins import (
+from .diagnostics.check import check, verify_schema
+from .diagnostics.old_alembic import watch as _watch
+from .model.mixins import (
     JobMixin,
     LimitMixin,
     QueueMixin,
@@ -33,7 +31,6 @@ from .mixins import (
     TraceMixin,
     UniqueMixin,
 )
-from .oldalembic import watch as _watch
 from .operations import (
     Bucket,
     DeclaredSchedules,
@@ -73,11 +70,15 @@ from .operations import (
     timeline,
     unschedule,
 )
-from .options import QueueOptions
-from .pausing import Pause, PauseMixin, pause, paused, resume
-from .schedules import Cron, Every
+from .operations.pausing import Pause, PauseMixin, pause, paused, resume
+from .queue.findings import Finding, Severity
+from .queue.options import QueueOptions
+from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy
+from .queue.schedules import Cron, Every
+from .queue.status import Status
 from .session import QueueSession
-from .states import Status
+from .sql.clock import utcnow
+from .transaction.claims import claim_of
 from .worker import Cancel, Discard, Retry, Snooze, Worker, current_job
 
 if TYPE_CHECKING:

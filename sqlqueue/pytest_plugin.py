@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .exc import ConfigurationError
+from ._support.exc import ConfigurationError
 from .testing.fixture import AsyncQueue, Queue
 
 

@@ -11,21 +11,22 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import SQLCoreOperations
 
-from . import operations, pausing
-from .mixins import QueueMixin, RecurringMixin
+from . import operations
+from .model.mixins import QueueMixin, RecurringMixin, T
+from .operations import pausing
+from .operations.bulk import LAST, ErrorGroup
 from .operations.claiming import Lease, OrderBy
 from .operations.counting import CAP
-from .operations.declaring import DeclaredSchedules
+from .operations.declared_schedules import DeclaredSchedules
 from .operations.enqueueing import OnConflict
 from .operations.limits import Limit
+from .operations.pausing import Pause
 from .operations.pruning import Pruned
-from .operations.sets import LAST, ErrorGroup
 from .operations.settling import Tasks
 from .operations.statistics import QueueOverview, QueueStats, V
 from .operations.timeline import Bucket
-from .pausing import Pause
-from .schedules import Schedule
-from .spec import T, Where
+from .queue.schedules import Schedule
+from .queue.spec import Where
 
 
 class QueueSession(Session):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sqlqueue.processes import CONTEXT
+from sqlqueue._support.processes import CONTEXT
 
 CONTEXT.set_forkserver_preload(["pytest", "tests.suite.children", "tests.worker.children"])  # they begin at once then
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin, UnsupportedDialectError
-from sqlqueue.clock import utcnow
 from sqlqueue.dialects import adapter_for, adapters
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Base, Task
 

@@ -41,7 +41,7 @@ from sqlqueue.bench.plan import BenchError, Plan
 from sqlqueue.bench.tally import Tally
 from sqlqueue.bench.yardsticks import YARDSTICKS
 from sqlqueue.cli import application
-from sqlqueue.clock import utcnow
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.processes import PROGRAM
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
+from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapters
-from sqlqueue.plans import unserved
 from tests.checked import Base, EmptyBase, Plain, Post
 from tests.models import Invoice, Notice
 

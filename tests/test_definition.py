@@ -43,7 +43,7 @@ from sqlqueue import (
     TopicMixin,
     UniqueMixin,
 )
-from sqlqueue.spec import QUEUE_ROLES
+from sqlqueue.queue.spec import QUEUE_ROLES
 from tests import models
 
 COLUMNS = set(QUEUE_ROLES)

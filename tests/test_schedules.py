@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sqlqueue import ArgumentError, Cron, Every
-from sqlqueue.schedules import is_missed, is_same, next_run, parse
+from sqlqueue.queue.schedules import is_missed, is_same, next_run, parse
 
 HOUR = timedelta(hours=1)
 BERLIN = "Europe/Berlin"

@@ -11,16 +11,7 @@ import pytest
 from sqlalchemy import Engine, StaticPool, create_engine, select
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlqueue import (
-    ArgumentError,
-    Cancel,
-    Discard,
-    HandlerNotFoundError,
-    Retry,
-    Snooze,
-    Worker,
-    current_job,
-)
+from sqlqueue import ArgumentError, Cancel, Discard, HandlerNotFoundError, Retry, Snooze, Worker, current_job
 from sqlqueue.testing import assert_enqueued, drain, perform
 from tests.harness import Database
 from tests.models import Base, Job, Ledger, Mail, Task

@@ -14,9 +14,9 @@ from typing import Any
 from alembic.autogenerate.api import AutogenContext
 from sqlalchemy import Column, DateTime, DefaultClause, TextClause
 
-from ..clock import NEVER
 from ..dialects import adapters
-from ..states import FINAL, Status
+from ..queue.status import FINAL, Status
+from ..sql.clock import NEVER
 
 _PLACEHOLDER = "-"
 """In texts that have no default and take no NULL.  Not empty: to Oracle that is NULL."""

@@ -20,11 +20,11 @@ from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, Connection, DefaultClause, Index, Integer, MetaData, Table, desc, text
 from sqlalchemy.sql.elements import conv
 
+from ..diagnostics.schema_drift import WrongDefault, WrongIndex, constant, drift
 from ..dialects import adapter_for
 from ..dialects.inspection import LiveIndex
-from ..drift import WrongDefault, WrongIndex, constant, drift
-from ..mixins import queues
-from ..spec import QueueSpec
+from ..model.mixins import queues
+from ..queue.spec import QueueSpec
 from .defaults import render_defaults
 from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, setting_default
 from .options import options_in

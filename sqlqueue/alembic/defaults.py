@@ -9,8 +9,8 @@ from alembic.operations.ops import AlterColumnOp
 from alembic.util import PriorityDispatchResult
 from sqlalchemy import Column, DefaultClause, Identity
 
-from ..clock import utcdefault
 from ..dialects import adapter_for, moment_defaults
+from ..sql.clock import utcdefault
 
 
 def is_ours(default: object) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy import Column, MetaData, Table
 
 from ..dialects import adapters
 from ..dialects.catalog import STORAGE_DIALECT, storage_statement
-from ..states import Status
+from ..queue.status import Status
 from .adoption import Adoption, added, render_default, render_item
 
 

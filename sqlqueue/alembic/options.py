@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..exc import ArgumentError
-from ..states import FINAL, Status
+from .._support.exc import ArgumentError
+from ..queue.status import FINAL, Status
 
 KEYWORD = "sqlqueue"
 """Of ``context.configure``."""

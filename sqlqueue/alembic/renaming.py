@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from alembic.operations.ops import AddColumnOp, DropColumnOp, ModifyTableOps
 from sqlalchemy import Column
 
+from .._support.exc import ConfigurationError
 from ..dialects.inspection import LiveIndex
-from ..exc import ConfigurationError
-from ..spec import QUEUE_ROLES, QueueSpec, index_name
+from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
 
 
 def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) -> dict[str, str]:

@@ -14,9 +14,9 @@ from alembic.operations.ops import (
     ModifyTableOps,
 )
 
-from ..drift import queue_indexes
-from ..spec import QUEUE_ROLES, QueueSpec, index_name
-from ..states import Status
+from ..diagnostics.schema_drift import queue_indexes
+from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
+from ..queue.status import Status
 from .adoption import Adoption
 from .defaults import is_ours
 from .operations import AddQueueColumnsOp, ConcurrentIndexesOps, MomentDefaultsOps, RenameColumnsOp

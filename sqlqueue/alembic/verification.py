@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, MetaData
 
 from ..dialects import adapter_for
-from ..mixins import queues
+from ..model.mixins import queues
 
 
 def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:

@@ -13,10 +13,10 @@ from sqlalchemy import URL
 
 from sqlqueue import Worker
 
+from .._support.processes import CONTEXT, no_interrupts
 from ..demo.database import connect, sessions
 from ..dialects.notifications import CHANNEL
-from ..processes import CONTEXT, no_interrupts
-from ..spec import spec_of
+from ..queue.spec import spec_of
 from .models import Probe
 from .plan import Shape
 from .tally import Tally

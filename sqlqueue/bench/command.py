@@ -13,7 +13,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import SQLQueueError
-from sqlqueue.texts import readable
+from sqlqueue._support.error_text import readable
 
 from ..demo.errors import DemoError
 from .models import Key

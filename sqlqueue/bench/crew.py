@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ..processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, no_interrupts
 from .hands import Hand, MakeHand
 from .plan import BenchError, Plan
 from .tally import Tally

@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
 
 from sqlqueue import QueueMixin, QueueSession, Status
 
-from ..clock import utcnow
+from ..sql.clock import utcnow
 from .figures import Spread
 from .servertime import ServerTime, read_server_time
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias
 
 from sqlqueue import Worker
 
+from .._support.processes import settle_in
 from ..demo.database import sessions
-from ..processes import settle_in
-from ..worker.config import Mode
+from ..worker.handling.handlers import Mode
 from .clients import Client, Clients
 from .plan import BenchError, Plan
 from .tally import Tally

@@ -15,7 +15,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
 
-from ..clock import utcnow
+from ..sql.clock import utcnow
 from .child import Begun, listener_process, worker_process
 from .models import Probe
 from .yardsticks import YARDSTICKS

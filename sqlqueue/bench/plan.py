@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import URL, Engine
 
 from ..demo.database import connect
-from ..spec import spec_of
+from ..queue.spec import spec_of
 from .models import BY_HAND, JOBS, Key
 
 

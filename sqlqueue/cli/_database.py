@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from .._support.error_text import readable
+from .._support.exc import ArgumentError, SQLQueueError
+from .._support.urls import database_url
 from ..dialects import adapter_for
-from ..exc import ArgumentError, SQLQueueError
-from ..texts import readable
-from ..urls import database_url
 from ._output import complain, refusal
 
 R = TypeVar("R")

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import ColumnElement, or_
 
-from ..clock import utcnow
-from ..spec import Criterion, QueueSpec
-from ..statements import is_hung, state
-from ..states import Status
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import is_hung, state
 from ._output import refusal
 from ._values import age, identity, value
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from sqlalchemy import LargeBinary, Text
 
-from ..spec import QueueSpec
+from ..queue.spec import QueueSpec
 from ._filters import column
 from ._output import GAP, plain, print_table, width
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..pausing import Pause
-from ..spec import QueueSpec
-from ..texts import readable
+from .._support.error_text import readable
+from ..operations.pausing import Pause
+from ..queue.spec import QueueSpec
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs: keys that stay, moments as ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

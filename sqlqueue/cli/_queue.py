@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..health import specs_of
-from ..spec import QueueSpec
+from ..diagnostics.check import specs_of
+from ..queue.spec import QueueSpec
 from ._output import refusal
 from ._target import load
 

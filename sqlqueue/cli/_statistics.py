@@ -8,9 +8,9 @@ from typing import Any
 
 from ..operations import Bucket, Durations, QueueOverview, QueueStats
 from ..operations.counting import CAP
-from ..pausing import Pause
-from ..spec import QueueSpec
-from ..states import Status
+from ..operations.pausing import Pause
+from ..queue.spec import QueueSpec
+from ..queue.status import Status
 from ._output import pauses, print_json, print_table, say
 
 Standing = tuple[QueueSpec, QueueOverview, list[Pause]]

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement
 
-from ..spec import Identity, QueueSpec
+from ..queue.spec import Identity, QueueSpec
 from ._output import refusal
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -18,9 +18,9 @@ from ..operations import QueueStats
 from ..operations.batches import Batch, in_batches
 from ..operations.counting import CAP
 from ..operations.pruning import is_prunable
-from ..spec import Criterion, QueueSpec
-from ..statements import is_hung, only, state
-from ..states import FINAL, Status
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import FINAL, Status
+from ..sql.selection import is_hung, only, state
 from ._batches import STOPPED, Outcome, in_transactions
 from ._database import refusals, transact
 from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from ..diagnostics.check import check as find
+from ..diagnostics.check import specs_of
 from ..dialects import adapter_for
-from ..findings import Finding, Severity
-from ..health import check as find
-from ..health import specs_of
+from ..queue.findings import Finding, Severity
 from ._database import connect, refusals
 from ._output import plain, print_json, say
 from ._target import Target, Url, load

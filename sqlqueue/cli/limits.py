@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from ..operations import Limit
-from ..spec import QueueSpec
+from ..queue.spec import QueueSpec
 from ._database import refusals, transact
 from ._output import AsJson, Yes, confirm, print_json, print_table, refusal, say
 from ._queue import Queue, queues_of

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
-from .. import pausing
-from ..columns import LONGEST_NAME
-from ..pausing import Pause
-from ..spec import QueueSpec
+from ..model.columns import LONGEST_NAME
+from ..operations import pausing
+from ..operations.pausing import Pause
+from ..queue.spec import QueueSpec
 from ._database import refusals, transact
 from ._output import AsJson, pauses, plain, print_json, say
 from ._queue import Queue, queue_of

@@ -11,12 +11,12 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
+from .._support.error_text import key_text
 from ..operations import ErrorGroup, QueueStats
+from ..operations.bulk import LAST
 from ..operations.counting import CAP
-from ..operations.sets import LAST
-from ..pausing import paused
-from ..spec import Criterion, QueueSpec
-from ..texts import key_text
+from ..operations.pausing import paused
+from ..queue.spec import Criterion, QueueSpec
 from ._database import refusals, transact
 from ._filters import Age, Equal, Ids, Statuses, Topic, column, criteria
 from ._output import AsJson, print_json, print_table, refusal, say

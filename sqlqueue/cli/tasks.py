@@ -11,10 +11,10 @@ from sqlalchemy import inspect, select
 from sqlalchemy.orm import Session
 
 from .. import operations
-from ..clock import utcnow
-from ..spec import Criterion, QueueSpec
-from ..states import Status
-from ..texts import key_text
+from .._support.error_text import key_text
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import Status
+from ..sql.clock import utcnow
 from ._database import refusals, transact
 from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria, order
 from ._list import columns_of, print_tasks

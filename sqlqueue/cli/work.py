@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ..exc import ArgumentError, SQLQueueError
+from .._support.exc import ArgumentError, SQLQueueError
 from ..worker import Worker
-from ..worker.health import LARGEST_PORT, Address, address_of, serve_health
-from ..worker.supervisor import CANNOT_START, run_to_end, supervise
+from ..worker.process.supervisor import CANNOT_START, run_to_end, supervise
+from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
 from ._database import refusals
 from ._output import refusal
 from ._target import load

@@ -12,7 +12,7 @@ from sqlalchemy import URL
 
 from sqlqueue import Worker
 
-from ..processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, no_interrupts
 from .database import connect, sessions
 from .errors import DemoError
 from .worker import indexer

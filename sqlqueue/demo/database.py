@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, QueueSession
-from sqlqueue.urls import database_url
+from sqlqueue._support.urls import database_url
 
 from .errors import DemoError
 from .models import Base

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlqueue import QueueStats, Status
-from sqlqueue.texts import readable
+from sqlqueue._support.error_text import readable
 
 from .tally import Tally
 

@@ -12,10 +12,10 @@ from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from ..clock import utc, utcdefault, utcnow
-from ..exc import UnsupportedDialectError
-from ..keytext import key_text
-from ..spec import Criterion
+from .._support.exc import UnsupportedDialectError
+from ..queue.spec import Criterion
+from ..sql.clock import utc, utcdefault, utcnow
+from ..sql.key_text import key_text
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .mariadb import MariaDB

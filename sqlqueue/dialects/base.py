@@ -25,9 +25,15 @@ from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import immutabledict
 
-from ..exc import ArgumentError, ConfigurationError, SQLQueueWarning, UnsupportedDialectError, UnsupportedIsolationError
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Assignment, Pick, UniqueBy, remove, write
+from .._support.exc import (
+    ArgumentError,
+    ConfigurationError,
+    SQLQueueWarning,
+    UnsupportedDialectError,
+    UnsupportedIsolationError,
+)
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.selection import Assignment, Pick, UniqueBy, remove, write
 from .health import Health
 from .inspection import Inspection
 from .keys import ByKey, R

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import Boolean, Connection, String, cast, column, func, select, table
 from sqlalchemy.dialects import mssql
 
-from ..findings import Finding, Severity
+from ..queue.findings import Finding, Severity
 from .health import read_only
 
 _QUOTE = mssql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]

@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.expression import TableClause
 
-from ..findings import Finding, Severity
-from ..spec import QueueSpec
+from ..queue.findings import Finding, Severity
+from ..queue.spec import QueueSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

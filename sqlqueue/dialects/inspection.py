@@ -13,7 +13,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.types import TypeEngine
 
-from ..clock import utcdefault
+from ..sql.clock import utcdefault
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import BindParameter, ColumnElement, bindparam, or_, tuple_
 
-from ..spec import Criterion, Identity, QueueSpec
+from ..queue.spec import Criterion, Identity, QueueSpec
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any

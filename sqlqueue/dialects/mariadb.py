@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Delete, Select, Table, func, select, text
 from sqlalchemy.orm import Session
 
-from ..clock import utcnow
-from ..spec import Identity, QueueSpec
-from ..statements import Pick, is_available
+from ..queue.spec import Identity, QueueSpec
+from ..sql.clock import utcnow
+from ..sql.selection import Pick, is_available
 from .mysql import MySQL, force_index
 from .naming import Naming
 

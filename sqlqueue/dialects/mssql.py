@@ -41,11 +41,11 @@ from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.util import ClauseAdapter
 from sqlalchemy.types import TypeEngine
 
-from ..clock import utc
-from ..findings import Finding
-from ..keytext import key_text
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Assignment, Pick
+from ..queue.findings import Finding
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.clock import utc
+from ..sql.key_text import key_text
+from ..sql.selection import Assignment, Pick
 from .base import READ_COMMITTED, Adapter
 from .databases import findings_of_database
 from .keys import ByKey

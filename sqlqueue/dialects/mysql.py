@@ -35,11 +35,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.types import TypeEngine
 
-from ..clock import utc
-from ..findings import Finding, Severity
-from ..keytext import key_text
-from ..spec import Identity, QueueSpec
-from ..statements import Pick, UniqueBy
+from ..queue.findings import Finding, Severity
+from ..queue.spec import Identity, QueueSpec
+from ..sql.clock import utc
+from ..sql.key_text import key_text
+from ..sql.selection import Pick, UniqueBy
 from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
 from .keys import ByKey

@@ -40,11 +40,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.elements import ClauseElement
 
-from ..clock import utc
-from ..findings import Finding
-from ..jsontext import json_text
-from ..spec import Identity, QueueSpec
-from ..statements import Assignment, Pick
+from .._support.jsontext import json_text
+from ..queue.findings import Finding
+from ..queue.spec import Identity, QueueSpec
+from ..sql.clock import utc
+from ..sql.selection import Assignment, Pick
 from .base import Adapter
 from .health import read_only
 from .inspection import LiveIndex, Term

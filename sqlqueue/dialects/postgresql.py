@@ -37,10 +37,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
-from ..exc import ArgumentError
-from ..findings import Finding
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Assignment, Pick, UniqueBy, write
+from .._support.exc import ArgumentError
+from ..queue.findings import Finding
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.selection import Assignment, Pick, UniqueBy, write
 from .base import Adapter, Replacement
 from .catalog import added_at, invalid_indexes, lacks_storage
 from .health import Plan, explain, read_only

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import URL, Connection
 
-from ..exc import ArgumentError
+from .._support.exc import ArgumentError
 
 Interrupt: TypeAlias = Callable[[bool], None]
 """Ends the statement that a connection executes, from another thread; given true, the connection with it."""

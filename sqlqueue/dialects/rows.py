@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from sqlalchemy import ColumnElement, CursorResult, Delete, Select, Update, select
 from sqlalchemy.orm import Session
 
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Pick
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.selection import Pick
 from .keys import Keys
 
 ALL = 2**31 - 1

@@ -31,9 +31,9 @@ from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session
 
-from ..findings import Finding, Severity
-from ..spec import QueueSpec
-from ..statements import Pick, UniqueBy
+from ..queue.findings import Finding, Severity
+from ..queue.spec import QueueSpec
+from ..sql.selection import Pick, UniqueBy
 from .base import READ_COMMITTED, Adapter, Replacement
 from .health import Plan, explain, read_only
 from .requests import Answer, Interrupt

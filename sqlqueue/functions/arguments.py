@@ -11,8 +11,8 @@ from typing import Any, Protocol, get_type_hints
 
 from sqlalchemy.orm import Session
 
-from ..exc import ArgumentError
-from ..jsontext import not_json
+from .._support.exc import ArgumentError
+from .._support.jsontext import not_json
 from .plain import Kinds, PlainCodec, is_plain
 
 _SESSIONS = ("Session", "QueueSession", "AsyncSession", "AsyncQueueSession")

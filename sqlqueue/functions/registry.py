@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic
 
-from ..exc import ArgumentError, HandlerNotFoundError
-from ..spec import spec_of
+from .._support.exc import ArgumentError, HandlerNotFoundError
+from ..queue.spec import spec_of
 from .task import J, TaskFunction
 
 AnyTask = TaskFunction[..., ..., Any, J]

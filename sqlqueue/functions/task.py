@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from sqlalchemy.orm import Session, scoped_session
 
 from .. import operations
-from ..checks import duration, key
-from ..clock import utcnow
-from ..columns import LONGEST_TASK
-from ..exc import ArgumentError
-from ..mixins import JobMixin
-from ..spec import QueueSpec, spec_of
+from .._support.checks import duration, key
+from .._support.exc import ArgumentError
+from ..model.columns import LONGEST_TASK
+from ..model.mixins import JobMixin
+from ..queue.spec import QueueSpec, spec_of
+from ..sql.clock import utcnow
 from .arguments import arguments_of
 
 if TYPE_CHECKING:

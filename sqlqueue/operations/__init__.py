@@ -1,18 +1,18 @@
 """The operations: functions of a session, which everything else calls."""
 
-from ._connection import default_claimer
+from ..transaction.connection import default_claimer
+from .bulk import ErrorGroup, errors, rescue, retry
 from .claiming import claim, claim_many, claiming, consume, consume_many
-from .declaring import DeclaredSchedules, declare_schedules
+from .declared_schedules import DeclaredSchedules, declare_schedules
 from .enqueueing import enqueue
+from .fair import claim_in_turns
+from .finding import find
 from .limits import Limit, limits, set_limit
-from .listing import find
-from .planning import reschedule, unschedule
 from .pruning import Pruned, prune
-from .sets import ErrorGroup, errors, rescue, retry
+from .rescheduling import reschedule, unschedule
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
 from .timeline import Bucket, Durations, timeline
-from .turns import claim_in_turns
 
 __all__ = [
     "Bucket",

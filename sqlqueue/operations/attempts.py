@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy.orm.attributes import instance_state
 
-from ..backoff import RetryPolicy, policy_for
-from ..claims import Claim
-from ..spec import QueueSpec
-from ..texts import key_text
+from .._support.claim import Claim
+from .._support.error_text import key_text
+from ..queue.retries import RetryPolicy, policy_for
+from ..queue.spec import QueueSpec
 
 
 class Prospect(NamedTuple):

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
-from ..checks import count
+from .._support.checks import count
+from .._support.exc import DuplicateTaskError
 from ..dialects.base import Adapter
-from ..exc import DuplicateTaskError
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import is_due, is_final, state
-from ..states import DUE, FINAL, Status
-from ._connection import open_
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..queue.status import DUE, FINAL, Status
+from ..sql.selection import is_due, is_final, state
+from ..transaction.connection import open_
 
 BATCH = 1_000
 """Rows that one transaction changes, where the caller does not say."""

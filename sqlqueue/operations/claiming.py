@@ -14,24 +14,26 @@ from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .. import checks
-from ..checks import count, duration
-from ..claims import Claim, Hold, claim_of, guard, is_unsettled, ledger_of, new_token, settle
-from ..columns import LONGEST_NAME
+from .._support import checks
+from .._support.checks import count, duration
+from .._support.claim import Claim, new_token
+from .._support.error_text import error_text
+from .._support.exc import ArgumentError, ClaimLostError, UnsettledClaimError
+from .._support.logs import logger_of
+from .._support.statement_cache import MOST
 from ..dialects.base import Adapter
 from ..dialects.rows import Parameters
-from ..exc import ArgumentError, ClaimLostError, UnsettledClaimError
-from ..logs import logger_of
-from ..memo import MOST
-from ..spec import QueueSpec, T, Where, spec_of
-from ..statements import Assignment, Pick, named_picks, picks
-from ..texts import error_text
-from ..transitions import TOKEN, Held, consuming, taking
-from ._connection import AnySession, default_claimer, open_, open_to_claim, session_of
+from ..model.columns import LONGEST_NAME
+from ..model.mixins import T
+from ..queue.spec import QueueSpec, Where, spec_of
+from ..sql.selection import Assignment, Pick, named_picks, picks
+from ..sql.transitions import TOKEN, Held, consuming, taking
+from ..transaction.claims import Hold, claim_of, guard, is_unsettled, ledger_of, settle
+from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
 from .attempts import Attempt, brief
-from .limited import LimitedClaim
+from .limited_claims import LimitedClaim
 from .recurring import Renewals
-from .scoping import scope_of
+from .session_criteria import scope_of
 from .settling import complete, fail
 
 Lease: TypeAlias = timedelta | Literal["default"] | None

@@ -10,12 +10,12 @@ from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, li
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from ..claims import ledger_of
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter, Replacement
-from ..exc import ArgumentError
-from ..lives import replacing
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import UniqueBy, unique_by, write
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.reactivation import replacing
+from ..sql.selection import UniqueBy, unique_by, write
+from ..transaction.claims import ledger_of
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]

@@ -10,10 +10,10 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..spec import QueueSpec
-from ._duplicates import translating
+from ..queue.spec import QueueSpec
+from .duplicates import translating
 
 
 def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[dict[str, Any]]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Subquery, case, func, literal_column, null, or_, select, union_all
 
-from ..clock import utcnow
-from ..spec import Criterion, QueueSpec, Where
-from ..statements import is_available, is_due, is_early, is_final, is_hung, is_unplanned, only
-from ..states import DUE, FINAL, Status
+from ..queue.spec import Criterion, QueueSpec, Where
+from ..queue.status import DUE, FINAL, Status
+from ..sql.clock import utcnow
+from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, is_unplanned, only
 
 CAP = 50_000
 """So many tasks that are available, so many others that are unfinished, and so many final ones are counted."""

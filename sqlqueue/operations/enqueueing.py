@@ -11,21 +11,21 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 from sqlalchemy import Column, insert, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from ..checks import duration
-from ..clock import aware, utcnow
-from ..columns import check_values
+from .._support.checks import duration
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..mixins import QueueMixin
-from ..schedules import parse, text_of
-from ..spec import QueueSpec, spec_of
-from ..states import Status
-from ..wakeups import announce
-from ._connection import AnySession, check_engine, open_, session_of
-from ._duplicates import translating
+from ..model.columns import check_values
+from ..model.mixins import QueueMixin
+from ..queue.schedules import parse, text_of
+from ..queue.spec import QueueSpec, spec_of
+from ..queue.status import Status
+from ..sql.clock import aware, utcnow
+from ..transaction.connection import AnySession, check_engine, open_, session_of
+from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
-from .relating import Instances, Row, values_of
+from .duplicates import translating
+from .row_values import Instances, Row, values_of
 
 OnConflict = Literal["raise", "ignore", "replace", "rerun"]
 

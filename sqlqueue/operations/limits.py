@@ -8,17 +8,17 @@ from typing import Any
 from sqlalchemy import and_, case, func, literal_column, select
 from sqlalchemy.orm import Session
 
-from .. import checks
-from ..clock import utcnow
-from ..columns import LONGEST_KEY
+from .._support import checks
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..mixins import QueueMixin
-from ..spec import Criterion, QueueSpec, spec_of
-from ..statements import Assignment, remove, state, write
-from ..states import Status
-from ._connection import AnySession, open_, session_of
-from .introducing import ENDLESS, introduce, make, slots_of
+from ..model.columns import LONGEST_KEY
+from ..model.mixins import QueueMixin
+from ..queue.spec import Criterion, QueueSpec, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import Assignment, remove, state, write
+from ..transaction.connection import AnySession, open_, session_of
+from .new_slots import ENDLESS, introduce, make, slots_of
 from .slots import FOREVER, is_busy, is_usable
 
 

@@ -11,17 +11,17 @@ from sqlalchemy import ForeignKeyConstraint, and_, exists, func, literal_column,
 from sqlalchemy.exc import IntegrityError, NoReferenceError
 from sqlalchemy.orm import Session
 
-from ..checks import count, duration
-from ..clock import utcnow
+from .._support.checks import count, duration
+from .._support.exc import ArgumentError
+from .._support.logs import logger_of
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..logs import logger_of
-from ..mixins import QueueMixin
-from ..spec import Criterion, Identity, QueueSpec, spec_of
-from ..statements import is_adopted, is_final, only, remove, same_key, state
-from ..states import Status
-from ._connection import AnySession, open_, session_of
-from .scoping import within
+from ..model.mixins import QueueMixin
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import is_adopted, is_final, only, remove, same_key, state
+from ..transaction.connection import AnySession, open_, session_of
+from .session_criteria import within
 
 logger = logger_of("sqlqueue")
 

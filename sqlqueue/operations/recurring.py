@@ -10,16 +10,16 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ..claims import Claim
-from ..clock import utcnow
+from .._support.claim import Claim
+from .._support.exc import ArgumentError
+from .._support.logs import logger_of
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..logs import logger_of
-from ..schedules import is_missed, next_run, parse
-from ..spec import Identity, QueueSpec
-from ..statements import Assignment
-from ..transitions import Held, renewing
-from .applying import Apply, updating
+from ..queue.schedules import is_missed, next_run, parse
+from ..queue.spec import Identity, QueueSpec
+from ..sql.clock import utcnow
+from ..sql.selection import Assignment
+from ..sql.transitions import Held, renewing
+from .fenced_updates import Apply, updating
 
 logger = logger_of("sqlqueue")
 

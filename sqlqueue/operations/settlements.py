@@ -11,17 +11,17 @@ from sqlalchemy import Delete, null
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 
-from ..backoff import policy_for
-from ..checks import duration
-from ..claims import Claim
+from .._support.checks import duration
+from .._support.claim import Claim
+from .._support.exc import ArgumentError
+from .._support.jsontext import check_json
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..jsontext import check_json
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Assignment, remove
-from ..states import Status
-from ..transitions import Held, extending, failing, finishing, handing_back
-from .applying import Apply, change, updating
+from ..queue.retries import policy_for
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..queue.status import Status
+from ..sql.selection import Assignment, remove
+from ..sql.transitions import Held, extending, failing, finishing, handing_back
+from .fenced_updates import Apply, change, updating
 from .recurring import Renewals
 from .slots import Slots
 

@@ -12,18 +12,19 @@ from typing import Any, TypeAlias, overload
 from sqlalchemy import and_
 from sqlalchemy.orm import InstanceState, Session
 
-from ..checks import duration
-from ..claims import Claim, Hold, holds_of, ledger_of
+from .._support.checks import duration
+from .._support.claim import Claim
+from .._support.error_text import error_text
+from .._support.exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError, ClaimLostError, IllegalTransitionError
-from ..mixins import QueueMixin
-from ..spec import QueueSpec, Where, spec_of
-from ..statements import is_available
-from ..texts import error_text
-from ..transitions import Held
-from ..wakeups import announce
-from ._connection import AnySession, open_, session_of
-from .sets import cancel_where, discard_where
+from ..model.mixins import QueueMixin
+from ..queue.spec import QueueSpec, Where, spec_of
+from ..sql.selection import is_available
+from ..sql.transitions import Held
+from ..transaction.claims import Hold, holds_of, ledger_of
+from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.notifications import announce
+from .bulk import cancel_where, discard_where
 from .settlements import (
     CANCELLING,
     RELEASING,

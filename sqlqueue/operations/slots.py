@@ -11,14 +11,14 @@ from typing import Any
 from sqlalchemy import FromClause, Select, and_, literal_column, null, select
 from sqlalchemy.orm import Session
 
-from ..claims import Claim
-from ..clock import utcnow
-from ..columns import LONGEST_NAME
+from .._support.claim import Claim
 from ..dialects.base import Adapter
-from ..spec import Criterion, Identity, QueueSpec, spec_of
-from ..statements import Assignment, is_held, state, write
-from ..states import Status
-from .introducing import apart, slots_of
+from ..model.columns import LONGEST_NAME
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import Assignment, is_held, state, write
+from .new_slots import apart, slots_of
 
 FOREVER = timedelta(days=20_000)
 """In seconds it fits into 31 bits, which is all that SQL Server can add to a moment."""

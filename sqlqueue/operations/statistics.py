@@ -12,17 +12,17 @@ from sqlalchemy import ColumnElement, and_, case, func, literal_column, select
 from sqlalchemy.orm import QueryableAttribute
 from sqlalchemy.sql.elements import SQLCoreOperations
 
-from ..checks import count
-from ..clock import utcnow
+from .._support.checks import count
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..mixins import QueueMixin
-from ..spec import Criterion, QueueSpec, Where, spec_of
-from ..statements import is_held, is_hung, only, picks
-from ..states import DUE, FINAL, Status
-from ._connection import AnySession, open_, session_of
+from ..model.mixins import QueueMixin
+from ..queue.spec import Criterion, QueueSpec, Where, spec_of
+from ..queue.status import DUE, FINAL, Status
+from ..sql.clock import utcnow
+from ..sql.selection import is_held, is_hung, only, picks
+from ..transaction.connection import AnySession, open_, session_of
 from .counting import CAP, Portion, capped, counted, portions, waits
-from .scoping import within
+from .session_criteria import within
 
 V = TypeVar("V")
 _ONE: ColumnElement[int] = literal_column("1")

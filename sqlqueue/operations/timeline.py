@@ -9,16 +9,16 @@ from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Executable, Subquery, case, func, literal, literal_column, select
 
-from ..checks import duration
-from ..clock import utcnow
+from .._support.checks import duration
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError
-from ..mixins import QueueMixin
-from ..spec import QueueSpec, Where, spec_of
-from ..statements import only, state
-from ..states import Status
-from ._connection import AnySession, open_, session_of
-from .scoping import within
+from ..model.mixins import QueueMixin
+from ..queue.spec import QueueSpec, Where, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import only, state
+from ..transaction.connection import AnySession, open_, session_of
+from .session_criteria import within
 
 MOST = 10_000
 """Buckets, and days that they go back."""

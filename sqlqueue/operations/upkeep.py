@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, func, literal_column, select
 from sqlalchemy.orm import Session
 
-from ..checks import count
-from ..claims import Claim
-from ..clock import utcnow
+from .._support.checks import count
+from .._support.claim import Claim
 from ..dialects.base import Adapter
-from ..mixins import QueueMixin
-from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
-from ..states import Status
-from ..transitions import Held
-from ._connection import AnySession, open_, session_of
-from .applying import fence
-from .scoping import within
+from ..model.mixins import QueueMixin
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
+from ..sql.transitions import Held
+from ..transaction.connection import AnySession, open_, session_of
+from .fenced_updates import fence
+from .session_criteria import within
 from .settlements import extending_by
 from .settling import settle_some
 from .slots import Slots

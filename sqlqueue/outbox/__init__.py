@@ -3,8 +3,8 @@
 >>> relay = Relay(Session, Outbox, publish)
 """
 
-from ..mixins import OutboxMixin
-from .claiming import claim_messages
+from ..model.mixins import OutboxMixin
+from .message_claims import claim_messages
 from .relay import Relay
 
 __all__ = ["OutboxMixin", "Relay", "claim_messages"]

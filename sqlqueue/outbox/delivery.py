@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any, TypeAlias
 
-from ..exc import ArgumentError
-from ..worker.jobs import Job
-from ..worker.outcomes import COMPLETED, Outcome, outcome_of
-from ..worker.reports import Reports, logger
-from ..worker.threads import DaemonThreads
+from .._support.exc import ArgumentError
+from ..worker.concurrency.threads import DaemonThreads
+from ..worker.handling.jobs import Job
+from ..worker.handling.outcomes import COMPLETED, Outcome, outcome_of
+from ..worker.reporting.reports import Reports, logger
 
 Publish: TypeAlias = Callable[[list[Any]], object]
 """A function of messages, or a coroutine function."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, and_, literal_column, or_, select, union_all
 from sqlalchemy.sql.selectable import CompoundSelect, Subquery
 
-from ..spec import Criterion, Identity, QueueSpec
-from ..statements import Pick
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.selection import Pick
 
 
 class Head(NamedTuple):

@@ -10,20 +10,20 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..exc import ArgumentError
+from .._support.exc import ArgumentError
 from ..operations import default_claimer
 from ..worker import Job, Worker
-from ..worker.config import Handler, handler_of, is_coroutine
-from ..worker.crew import Crew
-from ..worker.database import Sessions
-from ..worker.outcomes import RELEASED, Outcome, write_outcomes
-from .claiming import claim_messages, outbox_of
+from ..worker.database.base import Sessions
+from ..worker.fetching.context import WorkerContext
+from ..worker.handling.handlers import Handler, handler_of, is_coroutine
+from ..worker.handling.outcomes import RELEASED, Outcome, write_outcomes
 from .delivery import Delivery
-from .lane import RelayLane
+from .fetcher import RelayLane
+from .message_claims import claim_messages, outbox_of
 from .order import is_first
 
 if TYPE_CHECKING:
-    from .claiming import M
+    from .message_claims import M
 
 
 class Relay(Worker):
@@ -78,7 +78,7 @@ class Relay(Worker):
             mode="lease",
         )
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self.reports)
-        self._outbox = replace(handler, lane=self._lane)
+        self._outbox = replace(handler, fetcher=self._fetcher)
         self._entity = entity
         self.handlers.append(self._outbox)  # for whoever takes it for a plain handler, such as sqlqueue.testing
 
@@ -124,8 +124,8 @@ class Relay(Worker):
             if job.claim in lost:
                 self.reports.lost(job)
 
-    def _lane(self, handler: Handler, crew: Crew) -> Any:
-        return RelayLane(handler, crew, self._deliver())
+    def _fetcher(self, handler: Handler, context: WorkerContext) -> Any:
+        return RelayLane(handler, context, self._deliver())
 
 
 def _one(publish: Callable[[list[M]], Any]) -> Callable[[M], object]:

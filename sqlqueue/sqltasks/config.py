@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..checks import count, duration
-from ..exc import ArgumentError
+from .._support.checks import count, duration
+from .._support.exc import ArgumentError
 
 _DURATIONS = ("poll", "timeout")
 

@@ -10,10 +10,10 @@ from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from ..checks import count, duration
+from .._support.checks import count, duration
+from .._support.urls import database_url, parsed_url
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
-from ..urls import database_url, parsed_url
 from .response import response
 from .watchdog import RequestFailed, Watchdog
 

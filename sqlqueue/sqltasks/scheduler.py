@@ -11,18 +11,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
-from ..claims import claim_of
+from .._support.logs import logger_of
+from .._support.urls import database_url
 from ..dialects import adapter_for
-from ..logs import logger_of
 from ..operations.attempts import brief, spoken
-from ..schedules import parse
-from ..spec import spec_of
-from ..statements import state
-from ..states import Status
-from ..urls import database_url
+from ..queue.schedules import parse
+from ..queue.spec import spec_of
+from ..queue.status import Status
+from ..sql.selection import state
+from ..transaction.claims import claim_of
 from ..worker import Worker
-from ..worker.patience import passes, pauses
-from ..worker.worker import handling_signals
+from ..worker.database.backoff import passes, pauses
+from ..worker.process.worker import handling_signals
 from .config import SQLTaskDatabase
 from .execution import Executor, Users
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models

@@ -12,8 +12,8 @@ from typing import Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from .._support.exc import SQLQueueError
 from ..dialects.requests import Interrupt
-from ..exc import SQLQueueError
 
 PAUSE = 1.0
 """Seconds between two tries."""

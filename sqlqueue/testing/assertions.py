@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, overload
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ..exc import ArgumentError
+from .._support.exc import ArgumentError
 from ..functions import TaskFunction
 from ..functions.task import J
-from ..operations._connection import AnySession, open_, session_of
-from ..spec import QUEUE_ROLES, QueueSpec, T, Where, spec_of
-from ..statements import state
-from ..states import Status
+from ..model.mixins import T
+from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
+from ..queue.status import Status
+from ..sql.selection import state
+from ..transaction.connection import AnySession, open_, session_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ..functions import TaskFunction
 from ..functions.task import J
-from ..mixins import QueueMixin
-from ..operations._connection import AnySession
-from ..spec import T, Where
+from ..model.mixins import QueueMixin, T
+from ..queue.spec import Where
+from ..transaction.connection import AnySession
 from ..worker import Worker
-from ..worker.outcomes import Kind
+from ..worker.handling.outcomes import Kind
 from .assertions import assert_enqueued
 from .performing import Counts, drain, perform
 

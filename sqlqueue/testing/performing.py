@@ -14,20 +14,20 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from .. import operations
-from ..checks import count, duration
-from ..claims import claim_of, is_unsettled
-from ..clock import utcnow
+from .._support.checks import count, duration
+from .._support.exc import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
-from ..exc import ArgumentError, ClaimLostError, HandlerNotFoundError
-from ..mixins import QueueMixin
-from ..operations._connection import AnySession, open_, session_of
-from ..spec import Identity, QueueSpec, spec_of
-from ..statements import only, state, write
-from ..states import Status
+from ..model.mixins import QueueMixin
+from ..queue.spec import Identity, QueueSpec, spec_of
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import only, state, write
+from ..transaction.claims import claim_of, is_unsettled
+from ..transaction.connection import AnySession, open_, session_of
 from ..worker import Job, Worker
-from ..worker.config import Handler
-from ..worker.jobs import current
-from ..worker.outcomes import Kind, is_signal, outcome_of, write_outcomes
+from ..worker.handling.handlers import Handler
+from ..worker.handling.jobs import current
+from ..worker.handling.outcomes import Kind, is_signal, outcome_of, write_outcomes
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker

@@ -17,13 +17,13 @@ import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.claiming import Wanted, _claim_due
-from sqlqueue.operations.introducing import introduce
-from sqlqueue.operations.limited import LimitedClaim
+from sqlqueue.operations.limited_claims import LimitedClaim
+from sqlqueue.operations.new_slots import introduce
+from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
-from sqlqueue.pausing import not_paused
-from sqlqueue.statements import picks
+from sqlqueue.sql.selection import picks
 from tests.dialects.recorder import KEY
 from tests.models import (
     Base,

@@ -14,9 +14,9 @@ from sqlalchemy import DateTime, Engine, String, Unicode, event, select
 from sqlalchemy.dialects import mssql
 
 from sqlqueue import QueueSession, UnsupportedIsolationError
-from sqlqueue.clock import utcdefault
+from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapter_for
-from sqlqueue.shape import misfits
+from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ArgumentError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapters
-from sqlqueue.statements import picks
+from sqlqueue.sql.selection import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED
 from tests.models import Mail, Seat, Task, Visit

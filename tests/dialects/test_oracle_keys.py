@@ -18,12 +18,12 @@ from sqlalchemy.orm.exc import FlushError
 from sqlalchemy.schema import CreateTable
 
 from sqlqueue import ArgumentError, ConfigurationError, QueueSession, RecurringMixin, UniqueMixin
-from sqlqueue.columns import check_values
+from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapters
-from sqlqueue.keytext import KeyText
-from sqlqueue.mixins import queues
-from sqlqueue.shape import misfits
-from sqlqueue.spec import QueueSpec
+from sqlqueue.model.columns import check_values
+from sqlqueue.model.mixins import queues
+from sqlqueue.queue.spec import QueueSpec
+from sqlqueue.sql.key_text import KeyText
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
 from tests.models import Base as Models

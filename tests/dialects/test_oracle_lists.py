@@ -17,9 +17,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import FlushError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSession
-from sqlqueue.claims import Hold, ledger_of
 from sqlqueue.dialects import adapters
 from sqlqueue.operations.upkeep import extend
+from sqlqueue.transaction.claims import Hold, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.models import Document, Film, Report, Seat, Task, Visit

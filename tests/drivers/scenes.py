@@ -12,12 +12,12 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.config import Handler
 from sqlqueue.worker.database import SyncDatabase
-from sqlqueue.worker.jobs import Holdings, Job
-from sqlqueue.worker.outcomes import COMPLETED
-from sqlqueue.worker.reports import Reports
-from sqlqueue.worker.settler import Settler
+from sqlqueue.worker.handling.handlers import Handler
+from sqlqueue.worker.handling.jobs import Holdings, Job
+from sqlqueue.worker.handling.outcomes import COMPLETED
+from sqlqueue.worker.reporting.reports import Reports
+from sqlqueue.worker.running.completer import Settler
 from tests.models import Task
 
 TRIES = 3

@@ -32,9 +32,9 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 import sqlqueue
 from sqlqueue import ArgumentError, QueueSession, Status, TopicMixin
 from sqlqueue.alembic import MigrationOptions
-from sqlqueue.clock import NEVER, utcnow
-from sqlqueue.drift import drift
-from sqlqueue.mixins import queues
+from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.model.mixins import queues
+from sqlqueue.sql.clock import NEVER, utcnow
 from tests.engines import ENGINES, EngineCase
 from tests.harness import Database
 from tests.migrations import plain

@@ -31,10 +31,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 import sqlqueue.alembic
 from sqlqueue import ArgumentError, QueueOptions, TopicMixin, UniqueMixin, UnsupportedDialectError, check
 from sqlqueue.alembic import MigrationOptions, verify
+from sqlqueue.diagnostics.schema_drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.sqlite import SQLite
-from sqlqueue.drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
-from sqlqueue.mixins import queues
+from sqlqueue.model.mixins import queues
 from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised

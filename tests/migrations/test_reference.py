@@ -17,8 +17,8 @@ from alembic.util import CommandError
 from sqlalchemy import URL, Column, MetaData, Table
 
 from sqlqueue.demo.models import Base
-from sqlqueue.drift import drift
-from sqlqueue.mixins import queues
+from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.model.mixins import queues
 from tests.harness import Database
 from tests.migrations.definitions import definitions, table_names
 

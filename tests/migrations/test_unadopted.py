@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
 from sqlqueue import QueueSession, Severity, Worker
-from sqlqueue.oldalembic import refuse_adoption
+from sqlqueue.diagnostics.old_alembic import refuse_adoption
 from tests.harness import Database
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject

@@ -11,7 +11,7 @@ from sqlalchemy import NullPool, delete
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.patience import passes
+from sqlqueue.worker.database.backoff import passes
 from tests.harness import Database
 from tests.outages.models import Receipt
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import claim
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.patience import passes
+from sqlqueue.worker.database.backoff import passes
 from tests.harness import Database
 from tests.models import Account, Task
 

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.outbox import Relay, claim_messages
-from sqlqueue.outbox.claiming import LINES, NEAR
+from sqlqueue.outbox.message_claims import LINES, NEAR
 from tests.harness import Database
 from tests.models import Dispatch, Outgoing, Task
 from tests.outbox.scenes import claim, fill

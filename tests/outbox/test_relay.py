@@ -16,7 +16,7 @@ from sqlalchemy import select
 from sqlqueue import Cancel, Discard, QueueSession, Snooze, Worker
 from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.testing import drain
-from sqlqueue.worker import lookout
+from sqlqueue.worker.fetching import poller
 from tests.harness import Database
 from tests.models import Dispatch, Outgoing
 from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
@@ -206,7 +206,7 @@ def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Worker
 def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     notes = Notes()
     engine = db.variant(pool_size=20)
     workers.start(relay_of(engine, notes, batch=2, poll=LONG), engine=engine)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import RowMapping, func, insert, inspect, select, update
 
-from sqlqueue.clock import utcnow
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Actor, Database
 from tests.models import Task
 

@@ -14,9 +14,9 @@ from sqlqueue import ArgumentError, ClaimLostError, Every
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import batches, cancel, retry
 from sqlqueue.operations.batches import Batch, in_batches, limited
-from sqlqueue.spec import spec_of
-from sqlqueue.statements import is_final
-from sqlqueue.states import DUE, FINAL
+from sqlqueue.queue.spec import spec_of
+from sqlqueue.queue.status import DUE, FINAL
+from sqlqueue.sql.selection import is_final
 from tests.harness import Actor, Database
 from tests.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
 from tests.suite.scenes import PAST, TOMORROW, count, rows

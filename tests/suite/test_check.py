@@ -30,10 +30,10 @@ from typer.testing import CliRunner
 
 from sqlqueue import Finding, SchemaMismatchError, UnsupportedDialectError, check, verify_schema
 from sqlqueue.cli import application
-from sqlqueue.clock import NEVER
 from sqlqueue.dialects import adapter_for
-from sqlqueue.mixins import queues
-from sqlqueue.statements import picks
+from sqlqueue.model.mixins import queues
+from sqlqueue.sql.clock import NEVER
+from sqlqueue.sql.selection import picks
 from tests.checked import Base, OwnBase, Post, Slip
 from tests.engines import PASSWORD
 from tests.harness import Database

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 
 import sqlqueue
 from sqlqueue import ArgumentError, Claim, ClaimLostError, IllegalTransitionError, claim_of
-from sqlqueue.clock import utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.claiming import Wanted, claim_wanted
-from sqlqueue.spec import spec_of
+from sqlqueue.queue.spec import spec_of
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Actor, Database
 from tests.models import Account, Attachment, Base, Mail, Task
 

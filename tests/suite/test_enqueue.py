@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from sqlqueue import ArgumentError, DuplicateTaskError, Status
-from sqlqueue.clock import utcnow
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.base import Adapter
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Base, CreditNote, Document, Letter, Order, Parcel, Reminder, Seat, Spool, Task
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import extend
-from sqlqueue.worker.outcomes import COMPLETED, write_what_is_free
+from sqlqueue.worker.handling.outcomes import COMPLETED, write_what_is_free
 from tests.harness import Database
 from tests.models import Film, Leaflet, Listing, Ping, Reminder, Report, Slot, Spool, Task, Visit
 from tests.suite.scenes import clock, end_leases

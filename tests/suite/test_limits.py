@@ -32,8 +32,8 @@ from sqlqueue import (
 )
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.slots import Slots
-from sqlqueue.spec import spec_of
-from sqlqueue.worker import lookout
+from sqlqueue.queue.spec import spec_of
+from sqlqueue.worker.fetching import poller
 from tests.harness import Actor, Database
 from tests.models import Slot, SQLSlot, Task, Visit
 from tests.processes import Processes
@@ -345,7 +345,7 @@ def test_a_worker_with_more_room_than_the_limit(
     meeting: Meeting,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
     visits(db, *["a"] * 6, "b")
     worker = workers.make(poll=LONG)
     worker.handler(Visit, concurrency=6)(without_session(db, meeting))
@@ -362,7 +362,7 @@ def test_a_worker_hears_of_what_is_cancelled_elsewhere(
     workers: Workers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     visits(sync_db, *"aaa")
     assert len(claim(sync_db)) == 2
     worker = workers.make(poll=LONG)

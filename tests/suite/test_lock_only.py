@@ -10,7 +10,7 @@ from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
-from sqlqueue.spec import QUEUE_ROLES
+from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.harness import Database
 from tests.models import Base, Ledger, Spool, Task
 

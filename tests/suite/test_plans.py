@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from sqlqueue.clock import NEVER
+from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import next_due, promote
-from sqlqueue.plans import unserved
+from sqlqueue.sql.clock import NEVER
 from tests.engines import EngineCase
 from tests.harness import Actor, Database
 from tests.models import Mail, Parcel, Seat, Task

@@ -18,8 +18,8 @@ from sqlqueue import (
     Status,
     claim_of,
 )
-from sqlqueue.clock import utcnow
-from sqlqueue.worker import maintenance
+from sqlqueue.sql.clock import utcnow
+from sqlqueue.worker.process import maintenance
 from tests.harness import Database
 from tests.models import Message, Report, Task
 from tests.suite.scenes import TICK, clock, count, end_leases, row

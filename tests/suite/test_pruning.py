@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, insert, select
 
 from sqlqueue import ArgumentError, Status
-from sqlqueue.clock import NEVER, utcnow
-from sqlqueue.states import FINAL
+from sqlqueue.queue.status import FINAL
+from sqlqueue.sql.clock import NEVER, utcnow
 from tests.harness import Database
 from tests.models import Account, Attachment, CreditNote, Invoice, Mail, Task
 from tests.suite.scenes import PAST, count

@@ -12,9 +12,12 @@ import pytest
 from sqlalchemy import column, insert, table, update
 from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import ArgumentError, Every, definition, schedules
-from sqlqueue.operations import enqueueing, planning
+from sqlqueue import ArgumentError, Every
+from sqlqueue.model import declaration
+from sqlqueue.operations import enqueueing
+from sqlqueue.operations import rescheduling as planning
 from sqlqueue.operations.upkeep import promote
+from sqlqueue.queue import schedules
 from tests.harness import Actor, Database
 from tests.models import Ledger, Ping, QueuePause, Reading, Report, Task
 from tests.suite.scenes import PAST, TICK, clock, count, end_leases, row
@@ -56,7 +59,7 @@ class _Wrong(datetime):
 
 
 def test_the_first_run_is_planned_by_the_databases_clock(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (schedules, definition, enqueueing, planning):
+    for module in (schedules, declaration, enqueueing, planning):
         monkeypatch.setattr(module, "datetime", _Wrong)
     before = clock(db)
     with db.begin() as actor:

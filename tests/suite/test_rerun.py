@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
-from sqlqueue.worker import lookout
+from sqlqueue.worker.fetching import poller
 from tests.harness import Actor, Database
 from tests.models import Film, Leaflet, Listing
 from tests.suite.scenes import end_leases
@@ -130,7 +130,7 @@ def test_workers_hear_of_it(
     monkeypatch: pytest.MonkeyPatch,
     end: str,
 ) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     worker, runs = workers.make(poll=LONG), []
     worker.handler(Listing)(without_session(db, lambda task: runs.append(task.version)))
     db.insert(Listing, [{"id": 1}])

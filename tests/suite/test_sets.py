@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status
-from sqlqueue.clock import utcnow
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
 

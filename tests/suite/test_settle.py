@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 import sqlqueue
 from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
-from sqlqueue.clock import utcnow
-from sqlqueue.spec import QUEUE_ROLES
+from sqlqueue.queue.spec import QUEUE_ROLES
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Actor, Database
 from tests.models import Base, Ledger, Order, Seat, Spool, Task
 

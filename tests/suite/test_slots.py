@@ -18,8 +18,8 @@ from sqlalchemy.pool import Pool
 
 from sqlqueue import Claim, ClaimLostError, Limit, QueueSession, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.introducing import introduce
-from sqlqueue.spec import spec_of
+from sqlqueue.operations.new_slots import introduce
+from sqlqueue.queue.spec import spec_of
 from tests.harness import Actor, Database
 from tests.models import Slot, Visit
 from tests.suite.scenes import TOMORROW, contenders, count, ids

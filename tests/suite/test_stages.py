@@ -11,8 +11,8 @@ from sqlalchemy import RowMapping, select, update
 
 from sqlqueue import ArgumentError, ClaimLostError
 from sqlqueue.dialects import adapter_for
-from sqlqueue.statements import picks
-from sqlqueue.wakeups import channel_of, subscribe
+from sqlqueue.sql.selection import picks
+from sqlqueue.transaction.notifications import channel_of, subscribe
 from tests.harness import Actor, Database
 from tests.models import Film, Leaflet, Ledger, Listing, Task
 from tests.suite.scenes import PAST, analyze, clock, count, end_leases

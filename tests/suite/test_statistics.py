@@ -17,8 +17,8 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 
 import sqlqueue
 from sqlqueue import ArgumentError, Bucket, Durations, QueueOverview, Status, hung
-from sqlqueue.clock import NEVER
 from sqlqueue.dialects import adapter_for
+from sqlqueue.sql.clock import NEVER
 from tests.harness import Database
 from tests.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task
 from tests.suite.scenes import PAST, TOMORROW, analyze, clock

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import select
 
-from sqlqueue.clock import utcnow
+from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Task
 from tests.suite.scenes import clock, row, rows, zones

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from sqlqueue import Claim, ClaimLostError, claim_of
-from sqlqueue.claims import new_token
+from sqlqueue._support.claim import new_token
 from sqlqueue.operations.upkeep import extend, still_held
 from sqlqueue.outbox import claim_messages
-from sqlqueue.worker.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
+from sqlqueue.worker.handling.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
 from tests.harness import Actor, Database
 from tests.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
 from tests.suite.children import SETTLING

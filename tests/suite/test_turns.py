@@ -10,7 +10,7 @@ from sqlalchemy import event, func, select
 
 from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
-from sqlqueue.statements import picks
+from sqlqueue.sql.selection import picks
 from tests.harness import Database
 from tests.models import Message, Spool
 from tests.suite.scenes import analyze, count, ids, rows

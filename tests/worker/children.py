@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker, processes
-from sqlqueue.worker.supervisor import run_to_end
+from sqlqueue import QueueSession, Worker
+from sqlqueue._support import processes
+from sqlqueue.worker.process.supervisor import run_to_end
 from tests.models import Ledger, Task
 from tests.processes import Gate
 from tests.worker.crew import LEASE

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqlqueue.worker import lane
+from sqlqueue.worker.fetching import fetcher
 from tests.harness import Database
 from tests.models import Task
 from tests.suite.scenes import rows
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 @pytest.fixture
 def drain(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Sent]:
-    monkeypatch.setattr(lane, "AHEAD", 60.0)  # or a slow machine's tasks were long ones, of which few are claimed
+    monkeypatch.setattr(fetcher, "AHEAD", 60.0)  # or a slow machine's tasks were long ones, of which few are claimed
 
     def drained(handler: Any) -> Sent:
         """What a worker sends until all is done."""

@@ -12,7 +12,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker import settler
+from sqlqueue.worker.running import completer
 from tests.harness import Database
 from tests.models import Ledger, Notice, Reminder, Spool, Task
 from tests.suite.scenes import count, end_leases, row, rows
@@ -75,7 +75,7 @@ def test_the_writes_of_a_zombie_are_rolled_back(
 def test_without_a_session_those_that_end_in_short_order_are_completed_together(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settler, "GATHER", 2)  # by far more than a busy machine takes to start a handler's thread
+    monkeypatch.setattr(completer, "GATHER", 2)  # by far more than a busy machine takes to start a handler's thread
     db.insert(Task, [each for number in range(3) for each in rows(1, number=number)])
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db, lambda task: time.sleep(0.05 * task.number)))

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
-from sqlqueue.worker import maintenance
+from sqlqueue.worker.process import maintenance
 from tests.harness import Database
 from tests.models import Document, Report, Seat, Task
 from tests.suite.scenes import PAST

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue.worker.loops import Underway
+from sqlqueue.worker.concurrency.event_loop import Underway
 
 
 def test_who_is_cancelled_leaves_it_to_go_on() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from sqlqueue.clock import NEVER
 from sqlqueue.operations.upkeep import promote
-from sqlqueue.worker import lane, maintenance, sorting
+from sqlqueue.sql.clock import NEVER
+from sqlqueue.worker.fetching import fetcher, readiness
+from sqlqueue.worker.process import maintenance
 from tests.harness import Database
 from tests.models import Attachment, Mail, Task
 from tests.suite.scenes import PAST, TOMORROW, count, rows
@@ -64,8 +65,8 @@ def test_promote_passes_over_what_is_locked(db: Database) -> None:
 def test_what_comes_due_under_load_takes_its_place(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorting, "EVERY", 0.0)
-    monkeypatch.setattr(lane, "AHEAD", 0.0)
+    monkeypatch.setattr(readiness, "EVERY", 0.0)
+    monkeypatch.setattr(fetcher, "AHEAD", 0.0)
     db.insert(Task, rows(30, "ready", name="ordinary"))
     db.insert(Task, rows(1, "retryable", name="urgent", priority=-1))
     order: list[str] = []

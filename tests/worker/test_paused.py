@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, Identity, create_engine, delete, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
-from sqlqueue.wakeups import subscribe
+from sqlqueue.transaction.notifications import subscribe
 from tests.harness import Database
 from tests.models import Document, Mail, QueuePause, Spool, Task
 from tests.processes import Gate, Processes

@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sqlqueue import ArgumentError, Discard, Worker
-from sqlqueue.worker import health as health_module
-from sqlqueue.worker.health import Address, Health, address_of, serve_health
+from sqlqueue.worker.reporting import health as health_module
+from sqlqueue.worker.reporting.health import Address, Health, address_of, serve_health
 from tests.harness import Database
 from tests.models import Task, Traced
 from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqlqueue import Worker
-from sqlqueue.worker import lookout
+from sqlqueue.worker.fetching import poller
 from tests.harness import Database
 from tests.models import Ledger, Task
 from tests.processes import Child, Processes
@@ -100,7 +100,7 @@ def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers,
 def test_others_hear_of_what_is_handed_back(
     sync_db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     sync_db.insert(Task, rows(1))
     first, second = workers.make(poll=LONG, grace=timedelta(0)), workers.make(poll=LONG, name="second")
     first.handler(Task)(without_session(sync_db, meeting))

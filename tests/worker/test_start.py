@@ -16,14 +16,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import (
-    ArgumentError,
-    ConfigurationError,
-    HandlerNotFoundError,
-    QueueSession,
-    SchemaMismatchError,
-    Worker,
-)
+from sqlqueue import ArgumentError, ConfigurationError, HandlerNotFoundError, QueueSession, SchemaMismatchError, Worker
 from tests.harness import Database
 from tests.models import Base, Job, Notice, Reminder, Task
 from tests.suite.scenes import rows

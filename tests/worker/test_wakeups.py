@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, select, text
 
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker import lookout
+from sqlqueue.worker.fetching import poller
 from tests.harness import Database
 from tests.models import Spool, Task
 from tests.suite.scenes import clock, count, rows
@@ -22,7 +22,7 @@ from tests.worker.crew import AT_ONCE, LONG, Workers, all_are, eventually, seen,
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been found for long."""
-    monkeypatch.setattr(lookout, "FIRST_LOOK", LONG.total_seconds())
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
 
 
 def idle(db: Database, workers: Workers, *, notify: bool = True) -> None:
@@ -115,7 +115,7 @@ def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Wo
 
 
 def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", AT_ONCE)
+    monkeypatch.setattr(poller, "FIRST_LOOK", AT_ONCE)
     engine = sync_db.variant(pool_size=5)
     worker = workers.make(poll=timedelta(seconds=AT_ONCE), engine=engine)
     worker.handler(Task)(without_session(sync_db))

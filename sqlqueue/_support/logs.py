@@ -1,0 +1,84 @@
+"""The loggers of the library: what they are given to say comes from anywhere, and is made safe to be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from .error_text import readable
+
+ALL_FRAMES = "sqlqueue_all_frames"
+"""An attribute of records: that no frame is left out, where what went wrong may be the library's own fault."""
+_STANDARD = Path(os.__file__).parent
+_INSTALLED = {"site-packages", "dist-packages"}
+_PLUMBING = {"sqlqueue", "sqlalchemy", "greenlet"}
+"""Packages that are between the worker and the application."""
+
+
+def logger_of(name: str) -> logging.Logger:
+    """The logger of this name.  Its records are made readable before any handler, which is the application's, has them.
+
+    The arguments of a message are escaped, line breaks included: each record is one line, and its traceback, whose
+    messages are escaped too, shows the frames of the application alone unless the logger is at DEBUG.  ``exc_info``
+    stays as it is, for handlers that read it.
+    """
+    logger = logging.getLogger(name)
+    if not any(isinstance(each, _MakeReadable) for each in logger.filters):
+        logger.addFilter(_MakeReadable())
+    return logger
+
+
+class _MakeReadable(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(each if isinstance(each, (int, float)) else readable(each) for each in record.args)
+        if record.exc_info and record.exc_info[1] is not None:
+            whole = getattr(record, ALL_FRAMES, False) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+            record.exc_text = traceback_text(record.exc_info[1], whole=whole)
+        return True
+
+
+def traceback_text(error: BaseException, *, whole: bool = False) -> str:
+    """The traceback of ``error`` and of its causes, escaped; the frames of the application alone unless ``whole``.
+
+    Those are in files that belong neither to Python nor to an installed package.  The application itself may be one:
+    the package of the outermost frame that is not part of the library's own machinery counts as the application's.
+    """
+    told = traceback.TracebackException.from_exception(error, compact=True)
+    chain = list(_chain(told))
+    if not whole:
+        application = _application(error)
+        for each in chain:
+            each.stack[:] = [frame for frame in each.stack if _owner(frame.filename) in (None, application)]
+    messages = {line for each in chain for line in each.format_exception_only()}
+    return "\n".join(readable(part[:-1], lines=part not in messages) for part in told.format())
+
+
+def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    yield told
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if other is not None:
+            yield from _chain(other)
+
+
+def _application(error: BaseException) -> str | None:
+    """The installed package that the application is, if it is one."""
+    owners = (_owner(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((owner for owner in owners if owner not in _PLUMBING and owner != _PYTHON), None)
+
+
+_PYTHON = "python"
+
+
+def _owner(filename: str) -> str | None:
+    """Python, or the package whose file it is; ``None`` if it is not an installed one."""
+    path = PurePath(filename)
+    if path.is_relative_to(Path(__file__).parent):
+        return "sqlqueue"
+    for folder, name in zip(path.parts, path.parts[1:], strict=False):
+        if folder in _INSTALLED:
+            return name.removesuffix(".py")
+    return _PYTHON if path.is_relative_to(_STANDARD) or filename.startswith("<frozen ") else None

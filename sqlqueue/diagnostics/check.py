@@ -1,0 +1,201 @@
+"""Whether a live database can carry the queues: asked by a deployment, by a worker at its start, and by people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, MetaData, inspect
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError
+
+from .._support.exc import ArgumentError, SchemaMismatchError, UnsupportedDialectError
+from ..dialects import adapter_for
+from ..dialects.base import AUTOCOMMIT, READ_COMMITTED, Adapter
+from ..model.mixins import queues
+from ..queue.findings import Finding, Severity
+from ..queue.spec import QueueSpec, spec_of
+from .column_types import inexact_keys, misfits
+from .query_plans import unserved
+from .schema_drift import (
+    Difference,
+    MissingColumn,
+    MissingIndex,
+    MissingTable,
+    WrongDefault,
+    WrongIndex,
+    drift,
+    helpful_indexes,
+)
+from .unadopted import of_contents
+
+Target: TypeAlias = Any
+"""A ``MetaData``, whatever has one (a declarative base), or a single queue model."""
+
+_CODES = {
+    MissingTable: "missing-table",
+    MissingColumn: "missing-column",
+    MissingIndex: "missing-index",
+    WrongIndex: "wrong-index",
+    WrongDefault: "wrong-default",
+}
+_MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
+
+
+def check(connection: Connection, target: Target) -> Sequence[Finding]:
+    """What keeps the queues of ``target`` from working in this database, on this account; empty if all is well.
+
+    ``target`` is a declarative base or its ``MetaData``, for all queues in it, or a single queue model.  The server
+    comes first, then table by table: what is missing or different, rights, whether claims find their indexes, and
+    whether there are rows that prune() keeps.
+
+    Nothing is written and no row is locked.  A transaction that is open is used and left open; otherwise none is left.
+    For a connection of SQLAlchemy's asyncio: ``await connection.run_sync(sqlqueue.check, target)``.
+    :class:`.ArgumentError` if there is no queue in ``target``; :class:`.UnsupportedDialectError` for an engine without
+    an adapter (one that is too old is a finding).
+    """
+    specs = specs_of(target)
+    with _left_as_found(connection):
+        return list(_findings(connection, specs))
+
+
+def verify_schema(connection: Connection, target: Target) -> None:
+    """:class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
+
+    Its ``differences`` are all of them.  Reads the catalog and nothing else, so that it is quick enough for the start
+    of a program; :func:`check` looks further.  Transactions and other errors are as there, but that a server which is
+    too old is an :class:`.UnsupportedDialectError`.
+    """
+    specs = specs_of(target)
+    with _left_as_found(connection):
+        adapter_for(connection.dialect).verify(connection)
+        found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
+    differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
+    if differences:
+        raise SchemaMismatchError(
+            f"the schema does not match the models: {'; '.join(differences)}. To mend it, {_MIGRATE}",
+            differences=differences,
+        )
+
+
+def specs_of(target: Target) -> list[QueueSpec]:
+    """The queues of ``target``, one for each table; :class:`.ArgumentError` if there is none."""
+    if isinstance(target, type) and "__mapper__" in target.__dict__:
+        return [spec_of(target)]
+    metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
+    if not isinstance(metadata, MetaData):
+        kind = type(target).__name__
+        raise ArgumentError(f"this object ({kind}) is not a queue model, a declarative base or a MetaData")
+    by_table: dict[Any, QueueSpec] = {}
+    for spec in queues(metadata):  # inheriting classes come after the one that they share a table with
+        by_table.setdefault(spec.table, spec)
+    if not by_table:
+        raise ArgumentError(
+            f"there is no queue in {getattr(target, '__name__', target)}: derive a model from sqlqueue.QueueMixin, and"
+            " import its module where this is asked"
+        )
+    return list(by_table.values())
+
+
+@contextmanager
+def _left_as_found(connection: Connection) -> Iterator[None]:
+    was_open = connection.in_transaction()
+    try:
+        yield
+    finally:
+        if not was_open:
+            connection.rollback()
+
+
+def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
+    adapter = adapter_for(connection.dialect)
+    try:
+        adapter.verify(connection)
+    except UnsupportedDialectError as error:
+        message, fix = str(error), f"use {error.needed}"
+        yield Finding(severity=Severity.ERROR, code="unsupported-version", message=message, fix=fix)
+        return
+    of_server = [*_of_isolation(connection, adapter), *adapter.server_findings(connection)]
+    yield from of_server
+    for spec in specs:
+        found = list(_of_queue(connection, adapter, spec))
+        yield from found
+        if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
+            yield from unserved(connection, adapter, spec)
+            yield from of_contents(connection, spec)
+
+
+def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
+    level = adapter.present_level(connection)
+    if level is None or level in adapter.harmless_levels:
+        return
+    severity, outcome = Severity.WARNING, "can fail, be refused or block others"
+    if adapter.chosen_level(connection) is None:
+        severity = Severity.NOTE  # the server's default: the application's own engine may well say otherwise
+    if level == AUTOCOMMIT:
+        severity, outcome = Severity.ERROR, "is refused, and other calls commit one by one"
+    yield Finding(
+        severity=severity,
+        code="isolation-level",
+        message=f"sessions are at {level}: a claim that does not come first in its transaction {outcome}",
+        fix=f"create_engine(..., isolation_level={READ_COMMITTED!r})",
+    )
+
+
+def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
+    try:
+        live = _columns(connection, spec)
+        yield from _of_schema(connection, spec, live)
+        of_queue = {column.name for column in spec.columns.values()}
+        if any(column["name"] in of_queue for column in live):
+            yield from adapter.table_findings(connection, spec)
+            yield from inexact_keys(spec, adapter.collations(connection, spec.table))
+            yield from _of_privileges(spec, adapter.missing_privileges(connection, spec, live))
+    except DBAPIError as error:
+        if not adapter.is_denied(error):
+            raise
+        yield from _of_privileges(spec, ["any right"])
+
+
+def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
+    """The columns of the live table; none if it is not there."""
+    table, inspector, schema = spec.table, inspect(connection), connection.schema_for_object(spec.table)
+    if not inspector.has_table(table.name, schema=schema):
+        return []
+    return inspector.get_columns(table.name, schema=schema)
+
+
+def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
+    for difference in drift(connection, [spec]):
+        yield Finding.of(spec, _severity(difference), _CODES[type(difference)], difference.message, _MIGRATE)
+    if live:
+        yield from misfits(connection.dialect, spec, live)
+    further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
+    for table in sorted(further, key=str):
+        if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
+            message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"
+            yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
+
+
+def _severity(difference: Difference) -> Severity:
+    """How bad it is: claims do without some indexes, and tasks that this library enqueues without a default."""
+    spec = difference.spec
+    match difference:
+        case MissingIndex() | WrongIndex() if difference.index in helpful_indexes(spec):
+            return Severity.WARNING
+        case WrongDefault() if difference.column is not spec["status"]:
+            return Severity.WARNING
+    return Severity.ERROR
+
+
+def _of_privileges(spec: QueueSpec, missing: Sequence[str]) -> Iterator[Finding]:
+    table, deletes = spec.table.fullname, spec.options.on_complete == "delete"
+    needed = [privilege for privilege in missing if deletes or privilege != "DELETE"]
+    fix = f"have the owner of {table} grant it"
+    if needed:
+        message = f"this account lacks {', '.join(needed)} on {table}"
+        yield Finding.of(spec, Severity.ERROR, "missing-privilege", message, fix)
+    if len(needed) < len(missing):
+        message = f"this account lacks DELETE on {table}, which prune() needs"
+        yield Finding.of(spec, Severity.WARNING, "missing-privilege", message, fix)

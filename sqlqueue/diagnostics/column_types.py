@@ -1,0 +1,122 @@
+"""Whether the columns of a live table are such that the queue's statements can work with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Column, DateTime, Dialect, Integer, Numeric, String
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.types import TypeEngine
+
+from ..dialects import adapter_for
+from ..queue.findings import Finding, Severity
+from ..queue.spec import QueueSpec
+from ..sql.clock import utcdefault
+from ..sql.key_text import KeyText
+
+_FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer, Numeric), (DateTime,))
+
+
+def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
+    """What is wrong with the columns that are there, and which of the model's own are not.
+
+    That columns of the queue are missing is for :func:`.drift` to say.
+    """
+    present = {column["name"]: column for column in live}
+    yield from _of_key(dialect, spec, present)
+    of_queue = {column.name for column in spec.columns.values()}
+    for column in spec.table.columns:
+        found = present.pop(column.name, None)
+        if found is None:
+            if column.name not in of_queue:
+                yield _finding(spec, "missing-column", f"has no column {column.name}, which the model loads")
+        elif column.name in of_queue:
+            yield from _of_column(dialect, spec, column, found)
+    for unknown in present.values():
+        if not unknown["nullable"] and not _fills_itself(unknown):
+            what = f"has a column {unknown['name']} that the model does not know, and that every insert has to fill"
+            yield _finding(spec, "unknown-column", what)
+
+
+def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
+    """Where the server is to make the keys, and would not."""
+    adapter, key = adapter_for(dialect), spec.table.autoincrement_column
+    if adapter.numbers_keys or key is None or key.default is not None or key.name not in live:
+        return
+    if key in spec.unnumbered:
+        message = (
+            f"{spec.table.fullname} has an integer key, {key.name}, of which {adapter.product} makes none by itself"
+        )
+        fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
+        yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
+    elif not _fills_itself(live[key.name]):
+        yield _finding(
+            spec, "unnumbered-key", f"does not make the keys that inserts leave out: {key.name} is no identity"
+        )
+
+
+def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:
+    """The keys that the live table does not compare to the letter."""
+    for column in spec.columns.values():
+        collation = collations.get(column.name)
+        if isinstance(column.type, KeyText) and collation is not None and not collation.lower().endswith(_EXACT):
+            what = f"compares {column.name} by {collation}, which takes different keys for the same"
+            yield _finding(spec, "inexact-key", what, Severity.WARNING)
+
+
+_EXACT = ("_bin", "_bin2")
+
+
+def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: ReflectedColumn) -> Iterator[Finding]:
+    name = column.name
+    if column.nullable and not live["nullable"]:
+        yield _finding(spec, "not-nullable", f"does not let {name} be NULL, as it is in tasks that nobody has claimed")
+    if not column.nullable and live["nullable"]:
+        yield _finding(spec, "nullable", f"lets {name} be NULL, and no claim finds such a row")
+    if column.server_default is not None and not _fills_itself(live):
+        yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
+    elif _is_moment(column) and not adapter_for(dialect).same_default(dialect, str(live["default"])):
+        reason = "what other programs leave out is filled in by the time zone of their session, or less exactly"
+        what = f"has {live['default']} as the default of {name}: {reason}"
+        yield _finding(spec, "wrong-default", what, Severity.WARNING)
+    declared: Any = column.type.dialect_impl(dialect)
+    yield from _of_type(dialect, spec, name, getattr(declared, "impl_instance", declared), live["type"])
+
+
+def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: Any) -> Iterator[Finding]:
+    if None in (_family(declared), _family(live)):
+        return
+    is_not = f"has {name} as {live.compile(dialect)}, not as {declared.compile(dialect)}"
+    if _family(declared) != _family(live):
+        yield _finding(spec, "wrong-type", is_not)
+    elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
+        yield _finding(spec, "wrong-type", f"{is_not}: too short")
+    elif isinstance(declared, DateTime) and not adapter_for(dialect).same_moments(dialect, declared, live):
+        loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
+        severity = Severity.ERROR if loses_zone else Severity.WARNING
+        reason = "moments shift with the session's time zone" if loses_zone else "moments are kept less exactly"
+        yield _finding(spec, "wrong-type", f"{is_not}: {reason}", severity)
+
+
+def _is_moment(column: Column[Any]) -> bool:
+    """Whether its default is the clock."""
+    return isinstance(getattr(column.server_default, "arg", None), utcdefault)
+
+
+_ANY = 2**62
+"""The length of a text without one."""
+
+
+def _family(kind: object) -> int | None:
+    return next((number for number, classes in enumerate(_FAMILIES) if isinstance(kind, classes)), None)
+
+
+def _fills_itself(live: ReflectedColumn) -> bool:
+    generated = (live.get("computed"), live.get("identity"), live.get("autoincrement") is True)
+    return live["default"] is not None or any(generated)
+
+
+def _finding(spec: QueueSpec, code: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
+    fix = "alter the column as the model declares it, in a migration"
+    return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", fix)

@@ -1,0 +1,189 @@
+"""Where a live schema falls behind what its queues need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sqlalchemy import Column, Connection, Index, UnaryExpression, inspect
+from sqlalchemy.sql import operators
+
+from ..dialects import adapter_for
+from ..dialects.inspection import LiveIndex, Term
+from ..queue.spec import QueueSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingTable:
+    """The table of ``spec`` is not there."""
+
+    spec: QueueSpec
+
+    @property
+    def message(self) -> str:
+        return f"there is no table {self.spec.table.fullname}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingColumn:
+    """``column``, which the queue needs, is not in its table."""
+
+    spec: QueueSpec
+    column: Column[Any]
+
+    @property
+    def message(self) -> str:
+        return f"{self.spec.table.fullname} has no column {self.column.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingIndex:
+    """``index``, by which the queue is claimed, is not there."""
+
+    spec: QueueSpec
+    index: Index
+
+    @property
+    def message(self) -> str:
+        return f"{self.spec.table.fullname} has no index {self.index.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrongIndex:
+    """There is an index by the name of ``index``, and it is not that one; ``reason`` says in what."""
+
+    spec: QueueSpec
+    index: Index
+    live: LiveIndex
+    reason: str
+
+    @property
+    def message(self) -> str:
+        return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WrongDefault:
+    """Rows that other programs insert get another value for ``column`` than the model says."""
+
+    spec: QueueSpec
+    column: Column[Any]
+    live: str
+    """The default as the server words it."""
+
+    @property
+    def message(self) -> str:
+        is_now, is_meant = constant(self.live), constant(_declared(self.column))
+        return f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model says {is_meant}"
+
+
+Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex | WrongDefault
+"""Each with its ``spec`` and a ``message`` for people."""
+
+
+def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:
+    """What ``specs`` need that the live schema does not have, table by table: columns first, then indexes.
+
+    Reads the catalog, in the transaction of ``connection``, and nothing else.  What a table has beyond that is its
+    own affair.  :class:`.UnsupportedDialectError` where there is no adapter.
+    """
+    tables = {spec.table: spec for spec in reversed(list(specs))}  # inheriting classes share their base's
+    return [difference for spec in reversed(tables.values()) for difference in _of_table(connection, spec)]
+
+
+def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
+    table = spec.table
+    inspector = inspect(connection)
+    schema = connection.schema_for_object(table)
+    if not inspector.has_table(table.name, schema=schema):
+        yield MissingTable(spec=spec)
+        return
+    defaults = {column["name"]: column["default"] for column in inspector.get_columns(table.name, schema=schema)}
+    for column in spec.columns.values():
+        if column.name not in defaults:
+            yield MissingColumn(spec=spec, column=column)
+        elif is_other_default(column, live := defaults[column.name]):
+            yield WrongDefault(spec=spec, column=column, live=str(live))
+    yield from _of_indexes(connection, spec)
+
+
+def is_other_default(column: Column[Any], live: str | None) -> bool:
+    """Whether both have a default, both are constants, and they are not the same."""
+    declared, found = constant(_declared(column)), constant(live)
+    return None not in (declared, found) and declared != found
+
+
+def _declared(column: Column[Any]) -> str | None:
+    default: Any = getattr(column.server_default, "arg", None)
+    return f"'{default}'" if isinstance(default, str) else None if default is None else str(default)
+
+
+def constant(default: str | None) -> str | None:
+    """The value of a default that is a number or a text, without what servers put around it; ``None`` for others.
+
+    ``'available'::character varying`` and ``(('available'))`` are both ``available``.
+    """
+    found = _CONSTANT.match(default or "")
+    return (found[1] or found[2]) if found else None
+
+
+_CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
+
+
+def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
+    adapter = adapter_for(connection.dialect)
+    live = adapter.live_indexes(connection, spec.table)
+    for index in queue_indexes(spec):
+        found = live.get(str(index.name))
+        if found is None:
+            yield MissingIndex(spec=spec, index=index)
+        elif not found.usable:
+            yield WrongIndex(
+                spec=spec, index=index, live=found, reason="is not usable: it was never finished, or is switched off"
+            )
+        elif found.terms != _terms(index):
+            reason = f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
+            yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
+        elif index.unique and not found.unique:
+            yield WrongIndex(spec=spec, index=index, live=found, reason="is not unique")
+        elif not adapter.same_predicate(connection.dialect, index, found):
+            having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
+            yield WrongIndex(
+                spec=spec, index=index, live=found, reason=f"{having}, which is not the one it was declared with"
+            )
+
+
+def needed_indexes(spec: QueueSpec) -> list[Index]:
+    """The indexes that the queue cannot be without, as its table has them in the metadata."""
+    by_name = {str(index.name): index for index in spec.table.indexes}
+    partitions = ((), *((column,) for column in spec.partitions))
+    names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
+    kinds = (("unique_key", "unique"), ("slot_key", "holder"), ("message_key", "order"))
+    names += [spec.index_name(kind) for role, kind in kinds if spec.has(role)]
+    return [by_name[name] for name in names]
+
+
+def queue_indexes(spec: QueueSpec) -> list[Index]:
+    """All that this library gives the table."""
+    return [*needed_indexes(spec), *helpful_indexes(spec)]
+
+
+def helpful_indexes(spec: QueueSpec) -> list[Index]:
+    """Those without which the queue works, and something beside claims is slow."""
+    return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
+
+
+def _terms(index: Index) -> tuple[Term, ...]:
+    return tuple(_term(expression) for expression in index.expressions)
+
+
+def _term(expression: Any) -> Term:
+    if isinstance(expression, UnaryExpression) and expression.modifier is operators.desc_op:
+        return Term(_term(expression.element).name, descending=True)
+    return Term(expression.name if isinstance(expression, Column) else str(expression))
+
+
+def _listed(terms: tuple[Term, ...]) -> str:
+    return f"({', '.join(map(str, terms))})"

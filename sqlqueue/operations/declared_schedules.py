@@ -1,0 +1,219 @@
+"""Recurring tasks that an application declares when it starts."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import Column, Row, and_, insert, null, or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from .._support.exc import ArgumentError, DuplicateTaskError
+from ..dialects.base import Adapter
+from ..model.mixins import RecurringMixin
+from ..queue.spec import Criterion, Identity, QueueSpec, Where
+from ..queue.status import FINAL, Status
+from ..sql.reactivation import keeping_slot
+from ..sql.selection import is_final, only
+from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.notifications import announce
+from .bulk import change
+from .conflicts import discriminator
+from .rescheduling import first_run, plan, recurring_spec, stop
+from .schedule_declaration import Declaration, shown
+from .session_criteria import within
+
+logger = logging.getLogger("sqlqueue")
+
+NOT_DECLARED = "no longer declared"
+"""The ``error`` of a task that a declaration has ended, by which another knows that no operator did."""
+_FINAL = frozenset(status.value for status in FINAL)
+Outcome: TypeAlias = Literal["created", "updated", "unchanged", "removed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredSchedules:
+    """What :func:`declare_schedules` did, by the keys of the tasks: each a ``unique_key`` or a primary key."""
+
+    created: tuple[object, ...] = ()
+    """Inserted; or started again, after an earlier declaration had removed them."""
+    updated: tuple[object, ...] = ()
+    """Given another schedule or other values, here or by another process at the same time."""
+    unchanged: tuple[object, ...] = ()
+    """Not written to: the next run is due when it was."""
+    removed: tuple[object, ...] = ()
+    """No longer declared: cancelled; one that is running has no further run."""
+    stopped: tuple[object, ...] = ()
+    """Declared, but cancelled, discarded or unscheduled: left as they are."""
+
+
+def declare_schedules(
+    session: AnySession,
+    entity: type[RecurringMixin],
+    tasks: Iterable[Mapping[str, Any] | RecurringMixin],
+    /,
+    *where: Where,
+    remove_missing: bool = False,
+) -> DeclaredSchedules:
+    """Create the recurring tasks that are declared, and update those that differ; for the start of an application.
+
+    ``tasks`` are dictionaries by names of attributes, or instances, which are not added to the session.  Each gives a
+    ``schedule`` and the key by which it is known: its primary key, or its ``unique_key`` (:class:`.UniqueMixin`).
+
+    A task that does not exist is inserted; ``available_at`` is its first run, if given.  One that exists gets the given
+    values that differ; another schedule counts from now on, as by :func:`reschedule`, and a run in progress goes on.
+    One that is as declared is not written to, so its interval goes on however often the application starts.  What the
+    declaration does not give, or gives as ``None``, stays as it is.
+
+    A task that was cancelled, discarded or unscheduled is not brought back: it is returned as ``stopped``, with a
+    warning in the log, until :func:`reschedule` starts it again, or its row is deleted.
+
+    ``remove_missing``: end the recurrence of the other tasks of ``entity`` that satisfy ``where``, as
+    :func:`unschedule` does; where tasks are known by ``unique_key``, of those that have one.  Declared again, they are
+    started again.
+
+    In the session's transaction: commit it soon, for other processes that insert the same tasks wait for that, and
+    leave them unchanged then.  Raises :class:`.ArgumentError`, before anything is sent, for a declaration that makes no
+    sense, and :class:`.DuplicateTaskError` if a task cannot be inserted because of another key.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    declaration = Declaration.of(spec, tasks)
+    if where and not remove_missing:
+        raise ArgumentError("where= says which tasks may be removed: give remove_missing=True, or leave it out")
+    chosen = only(spec, *within(session, spec, where))
+    declaring = _Declaring(session, open_(session, spec, claims=True), declaration)
+    outcomes = declaring.apply(chosen if remove_missing else None)
+    if outcomes["created"] or outcomes["updated"]:
+        announce(session, spec)
+    _log(spec, outcomes)
+    return DeclaredSchedules(**{outcome: tuple(keys) for outcome, keys in outcomes.items()})
+
+
+class _Declaring:
+    """Goes task by task in the order of their keys: processes that declare the same wait for one another in turn."""
+
+    def __init__(self, session: Session, adapter: Adapter, declaration: Declaration) -> None:
+        self._session = session
+        self._adapter = adapter
+        self._declaration = declaration
+        self._spec = declaration.spec
+
+    def apply(self, removable: Criterion | None) -> Mapping[Outcome, list[object]]:
+        outcomes: defaultdict[Outcome, list[object]] = defaultdict(list)
+        present = self._present(list(self._declaration.tasks))
+        missing = set() if removable is None else self._missing(removable)
+        for identity in sorted(self._declaration.tasks.keys() | missing):
+            outcome = self._remove(identity) if identity in missing else self._settle(identity, present.get(identity))
+            if outcome is not None:
+                outcomes[outcome].append(shown(identity))
+        return outcomes
+
+    def _settle(self, identity: Identity, present: Row[Any] | None) -> Outcome:
+        if present is None and self._insert(identity):
+            return "created"
+        outcome = self._adapt(identity, present or self._read(identity))
+        # if others were faster, it may be as declared by now
+        return outcome or self._adapt(identity, self._read(identity)) or "updated"
+
+    def _adapt(self, identity: Identity, present: Row[Any]) -> Outcome | None:
+        """Bring a row that exists to what is declared; returns None if it changed in the meantime."""
+        spec, row = self._spec, present._mapping
+        schedule, error = spec["schedule"], spec["error"]
+        changes = self._declaration.changes(identity, row)
+        text = self._declaration.tasks[identity][schedule.name]
+        mine = only(spec, spec.key(tuple(row[column] for column in spec.primary_key)))
+        if row[spec["status"]] in _FINAL or row[schedule] is None:
+            if row[error] != NOT_DECLARED:
+                return "stopped"
+            ended = and_(mine, error == NOT_DECLARED, or_(is_final(spec), schedule.is_(None)))
+            changes |= {schedule: text, error: null()}
+            return "created" if self._plan(ended, text, changes) else None
+        if not changes:
+            return "unchanged"
+        alive = and_(mine, ~is_final(spec), schedule == row[schedule])
+        if schedule in changes:
+            return "updated" if self._plan(alive, text, changes) else None
+        return "updated" if change(self._session, spec, alive, keeping_slot(spec, changes)) else None
+
+    def _plan(self, chosen: Criterion, text: str, changes: Mapping[Column[Any], Any]) -> int:
+        return plan(self._session, self._spec, chosen, text, keeping_slot(self._spec, changes))
+
+    def _insert(self, identity: Identity) -> bool:
+        """Returns False if another process was faster."""
+        spec, row = self._spec, dict(self._declaration.tasks[identity])
+        self._adapter.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
+        moment = spec["available_at"].name
+        if moment not in row:
+            row[moment] = first_run(self._session, spec, row[spec["schedule"].name])
+        row |= {spec["status"].name: Status.SCHEDULED.value, **discriminator(spec)}
+        try:
+            with self._adapter.tentative(self._session):
+                self._adapter.execute(self._session, spec, insert(spec.table).values(row))
+        except IntegrityError as error:
+            if not self._adapter.is_duplicate(error):
+                raise
+            return False
+        return True
+
+    def _remove(self, identity: Identity) -> Outcome | None:
+        spec = self._spec
+        mine = and_(only(spec, self._declaration.is_row(identity)), ~is_final(spec), spec["schedule"].is_not(None))
+        return "removed" if stop(self._session, spec, mine, [(spec["error"], NOT_DECLARED)]) else None
+
+    def _missing(self, removable: Criterion) -> set[Identity]:
+        """The keys of tasks that recur and are not declared."""
+        spec, key = self._spec, self._declaration.key
+        recur = (~is_final(spec), spec["schedule"].is_not(None), *(column.is_not(None) for column in key))
+        return self._select(key, and_(removable, *recur)).keys() - self._declaration.tasks.keys()
+
+    def _read(self, identity: Identity) -> Row[Any]:
+        """The row that stood in the way, whatever this transaction could see when it began."""
+        found = self._present([identity]) or self._present([identity], latest=True)
+        if identity not in found:
+            name = self._spec.entity.__name__
+            raise DuplicateTaskError(
+                f"{name} {shown(identity)!r} cannot be inserted: another row has a unique key that it gives",
+                model=self._spec.entity,
+            )
+        return found[identity]
+
+    def _present(self, identities: Sequence[Identity], *, latest: bool = False) -> dict[Identity, Row[Any]]:
+        """The rows with these keys; for a ``unique_key`` that none has, the last one that had it."""
+        declaration, found = self._declaration, dict[Identity, Row[Any]]()
+        for some in self._adapter.batches(self._spec, identities):
+            found |= self._select(declaration.key, or_(*map(declaration.is_row, some)), latest=latest)
+        absent = [identity for identity in identities if identity not in found]
+        if declaration.by_unique_key:
+            former = self._spec["former_key"]
+            for some in self._adapter.batches(self._spec, absent):
+                found |= self._select((former,), former.in_([key for (key,) in some]), latest=latest)
+        return found
+
+    def _select(
+        self, key: Sequence[Column[Any]], criterion: Criterion, *, latest: bool = False
+    ) -> dict[Identity, Row[Any]]:
+        spec = self._spec
+        statement = select(*spec.table.c).where(only(spec, criterion)).order_by(*spec.primary_key)
+        if latest:
+            statement = statement.with_for_update(read=True)
+        if not self._declaration.by_unique_key:
+            statement = self._adapter.by_key(spec, statement)
+        rows: Any = self._adapter.execute(self._session, spec, statement)
+        return {tuple(row._mapping[column] for column in key): row for row in rows}
+
+
+def _log(spec: QueueSpec, outcomes: Mapping[Outcome, Sequence[object]]) -> None:
+    for outcome, keys in outcomes.items():
+        if outcome == "stopped":
+            logger.warning(
+                "%s %s: declared, but cancelled, discarded or unscheduled, and left so; reschedule() starts them again",
+                spec.entity.__name__,
+                list(keys),
+            )
+        elif outcome != "unchanged":
+            logger.info("recurring tasks of %s %s: %s", spec.entity.__name__, outcome, list(keys))

@@ -1,0 +1,85 @@
+"""A violated unique key becomes an error of ours, which says the key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.exc import IntegrityError
+
+from .._support.exc import DuplicateTaskError
+from ..dialects.base import Adapter
+from ..queue.spec import QueueSpec
+
+Row: TypeAlias = Mapping[str, Any]
+Key: TypeAlias = tuple[tuple[str, Any], ...]
+"""Names of attributes and their values."""
+_SHOWN = 3
+_ADVICE = "roll back, or say what to do by on_conflict='ignore', 'replace' or 'rerun'"
+
+
+class translating:
+    """A violated unique key becomes :class:`.DuplicateTaskError`.
+
+    ``rows`` are those being inserted, by names of attributes.  No code of any engine says which key it was, so these
+    tell which it can have been.  Without them, a task that is there was to live again, and another one has its
+    ``unique_key``.
+    """
+
+    def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Row] | None = None) -> None:
+        self.adapter, self.spec, self.rows = adapter, spec, rows
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, IntegrityError) and self.adapter.is_duplicate(error):
+            raise _duplicate(self.spec, self.rows) from error
+
+
+def _duplicate(spec: QueueSpec, rows: Sequence[Row] | None) -> DuplicateTaskError:
+    name = spec.entity.__name__
+    if rows is None:
+        text = f"another unfinished {name} has the unique_key of one of these: roll back"
+        return DuplicateTaskError(text, model=spec.entity)
+    keys = [key for row in rows for key in _keys(spec, row)]
+    text = _text(spec, keys, one=len(rows) == 1)
+    if _has_others(spec):
+        text += f" (or another unique constraint of {spec.table.fullname} is violated)"
+    return DuplicateTaskError(f"{text}: {_ADVICE}", model=spec.entity, keys=[dict(key) for key in keys])
+
+
+def _keys(spec: QueueSpec, row: Row) -> Iterable[Key]:
+    """Those by which ``row`` may meet another."""
+    primary = [spec.mapper.get_property_by_column(column).key for column in spec.primary_key]
+    if all(row.get(name) is not None for name in primary):
+        yield tuple((name, row[name]) for name in primary)
+    unique = spec.attributes.get("unique_key")
+    if unique is not None and row.get(unique) is not None:
+        yield ((unique, row[unique]),)
+
+
+def _text(spec: QueueSpec, keys: Sequence[Key], *, one: bool) -> str:
+    name, unique = spec.entity.__name__, spec.attributes.get("unique_key")
+    if not keys:
+        return f"a row of {spec.table.fullname} has the same values as this {name} in a unique key"
+    if one:
+        parts = [f"{'an unfinished ' * (key[0][0] == unique)}{name} with {_shown(key)}" for key in keys]
+        return f"{' or '.join(parts)} exists"
+    twice = [key for key, number in Counter(keys).items() if number > 1]
+    if twice:
+        return f"two of these rows of {name} have {_shown(twice[0])}"
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return f"{name} with one of these keys exists: {', '.join(map(_shown, keys[:_SHOWN]))}{more}"
+
+
+def _shown(key: Key) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in key)
+
+
+def _has_others(spec: QueueSpec) -> bool:
+    known = [set(spec.primary_key), {spec.columns.get("unique_key")}]
+    constraints = [set(each.columns) for each in spec.table.constraints if isinstance(each, UniqueConstraint)]
+    indexes = [set(index.columns) for index in spec.table.indexes if index.unique]
+    return any(each not in known for each in (*constraints, *indexes))

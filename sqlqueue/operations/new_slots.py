@@ -1,0 +1,115 @@
+"""Creates the slots of limit keys that are used for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from .._support.exc import ArgumentError
+from ..dialects.base import Adapter
+from ..queue.spec import QueueSpec, spec_of
+
+ENDLESS = 2**31 - 1
+"""The attempts of a slot.  One that has none left is retired: it is not taken again."""
+
+
+def slots_of(spec: QueueSpec) -> QueueSpec:
+    """The slots of a limited queue; :class:`.ArgumentError` if it is none."""
+    if spec.options.slots is None:
+        raise ArgumentError(f"{spec.entity.__name__} has no limits: derive it from LimitMixin")
+    return spec_of(spec.options.slots)
+
+
+def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
+    """Give each of ``keys``, none of which has slots yet, as many as the model's ``limit`` says.
+
+    In one statement, in a transaction and on a connection of its own: no other claim waits for the session's
+    transaction.  Keys that another transaction creates at the same time are left as that one creates them.
+    """
+    slots, numbers = slots_of(spec), range(spec.options.limit + 1)
+    if adapter.one_writer:  # the session is it
+        _Introduction(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
+    elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
+        _Introduction(session, partial(adapter.tentative, session), adapter, slots, numbers).of(sorted(keys))
+    else:
+        with apart(session, slots) as own:
+            _Introduction(own, own.begin, adapter, slots, numbers).of(sorted(keys))
+
+
+def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
+    """Insert slots.  Number 0 says that the key is known, and is held while the limit is 0."""
+    names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
+    rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys]
+    if rows:
+        adapter.execute(session, slots, insert(slots.table), rows)
+
+
+@contextmanager
+def apart(session: Session, slots: QueueSpec) -> Iterator[Session]:
+    """A session on a connection of its own, outside the pool, which may have no room."""
+    connection = session.connection(slots.bind_arguments)
+    shared = connection.engine
+    engine = Engine(
+        shared.pool.recreate(),
+        shared.dialect,
+        shared.url,
+        execution_options=connection.get_execution_options(),
+        hide_parameters=shared.hide_parameters,
+    )
+    try:
+        with Session(engine) as own:
+            yield own
+    finally:
+        engine.dispose()
+
+
+class _Introduction:
+    """Inserts the slots of new keys, each time within what ``begin`` begins."""
+
+    def __init__(
+        self,
+        session: Session,
+        begin: Callable[[], AbstractContextManager[object]],
+        adapter: Adapter,
+        slots: QueueSpec,
+        numbers: Sequence[int],
+    ) -> None:
+        self._session = session
+        self._begin = begin
+        self._adapter = adapter
+        self._slots = slots
+        self._numbers = numbers
+
+    def of(self, keys: Sequence[str]) -> None:
+        """Insert in the order of the primary key, so that two that insert the same keys cannot deadlock.
+
+        The second waits at the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
+        """
+        try:
+            with self._begin():
+                make(self._session, self._adapter, self._slots, ((key, n) for key in keys for n in self._numbers))
+        except IntegrityError as error:
+            if not self._adapter.is_duplicate(error):
+                raise
+            for rest in self._rest(keys) if len(keys) > 1 else ():
+                self.of(rest)
+
+    def _rest(self, keys: Sequence[str]) -> list[Sequence[str]]:
+        """What to insert after a duplicate: what is missing; one at a time where a snapshot hides what is there."""
+        with self._begin():
+            there = self._known(keys)
+        missing = [key for key in keys if key not in there]
+        return [missing] if there and missing else [[key] for key in missing]
+
+    def _known(self, keys: Sequence[str]) -> set[str]:
+        column = self._slots["slot_key"]
+        found: set[str] = set()
+        for some in self._adapter.batches(self._slots, keys):
+            read = select(column).where(column.in_(some)).distinct()
+            found.update(self._adapter.execute(self._session, self._slots, read).scalars())
+        return found

@@ -1,0 +1,182 @@
+"""Queues that are paused: for all workers at once, so it stands in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import MetaData, Table, Unicode, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Mapped
+
+from .._support import checks
+from .._support.error_text import error_text
+from .._support.exc import ArgumentError, ConfigurationError
+from ..dialects import error_type, key_type, timestamp_type
+from ..model.columns import LONGEST_NAME, LONGEST_TOPIC
+from ..model.declaration import place
+from ..model.mixins import QueueMixin, subclasses
+from ..queue.spec import Criterion, QueueSpec, spec_of
+from ..sql.clock import utcnow
+from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.notifications import announce
+from . import default_claimer
+
+_LONGEST = 386
+"""Of a schema, a table and a topic, and what is between them."""
+
+
+class PauseMixin:
+    """Makes a model the place where it is written which queues are paused; :func:`pause` and :func:`resume` write it.
+
+    >>> class QueuePause(PauseMixin, Base):
+    ...     __tablename__ = "queue_pause"
+
+    One for all queues of the same ``MetaData``, in their database.  Workers find it by themselves.
+    """
+
+    if TYPE_CHECKING:
+        queue: Mapped[str]
+        """The queue's table, followed by ``:`` and a topic if only that is paused."""
+        paused_at: Mapped[datetime]
+        paused_by: Mapped[str]
+        reason: Mapped[str | None]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
+            place(cls, "queue", {"type_": key_type(_LONGEST), "primary_key": True})
+            place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
+            place(cls, "paused_by", {"type_": Unicode(LONGEST_NAME), "nullable": False})
+            place(cls, "reason", {"type_": error_type(), "nullable": True})
+        super().__init_subclass__(**kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """That a queue is paused, or with a ``topic`` only that."""
+
+    topic: str | None
+    paused_at: datetime
+    paused_by: str
+    reason: str | None
+
+
+def pause(
+    session: AnySession,
+    entity: type[QueueMixin],
+    topic: str | None = None,
+    *,
+    reason: str | None = None,
+    paused_by: str | None = None,
+) -> bool:
+    """Let no worker claim tasks of this queue, or of one ``topic`` of it, until :func:`resume`.
+
+    In the session's transaction, where it is best the first, as a claim is.  Workers notice within their ``poll``, at
+    once where they are notified; what runs goes on to its end.  Classes that share a table are paused together.  A
+    claim that is not a worker's does not ask: see :func:`paused`.
+
+    Returns false, and changes nothing, if it is paused already; of several who do it at once, one gets true.
+    :class:`.ConfigurationError` if the application has no model for it, see :class:`PauseMixin`.
+    """
+    spec = spec_of(entity)
+    table, key = _place_of(spec), _key(spec, topic)
+    who = default_claimer() if paused_by is None else paused_by
+    checks.name("paused_by", who, LONGEST_NAME)
+    session = session_of(session)
+    adapter = open_(session, spec, claims=True)
+    # an UPDATE and not a SELECT: it waits for a resume() that is not committed yet
+    unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
+    if adapter.execute(session, spec, unchanged).rowcount:
+        return False
+    why = None if reason is None else error_text(reason)
+    values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
+    try:
+        with adapter.tentative(session):
+            adapter.execute(session, spec, insert(table).values(values))
+    except IntegrityError as error:
+        if adapter.is_duplicate(error):
+            return False  # somebody else was faster
+        raise
+    announce(session, spec, table.fullname)
+    return True
+
+
+def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None) -> bool:
+    """Undo :func:`pause`, in the session's transaction; false if it was not paused.
+
+    A topic and the whole queue are paused and resumed each by itself: both must be resumed before workers claim.
+    """
+    spec = spec_of(entity)
+    table, key = _place_of(spec), _key(spec, topic)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    resumed = adapter.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
+    if resumed:
+        announce(session, spec, table.fullname)
+    return resumed
+
+
+def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
+    """What of this queue is paused: the whole, with ``None`` for its topic, and topics by name.
+
+    Empty where nothing is, and where the application has no model to say so.
+    """
+    spec = spec_of(entity)
+    session = session_of(session)
+    table = pause_table(spec.table.metadata)
+    if table is None:
+        return []
+    adapter = open_(session, spec)
+    columns = (table.c.queue, table.c.paused_at, table.c.paused_by, table.c.reason)
+    rows: Any = adapter.execute(session, spec, select(*columns))
+    found = {key: facts for key, *facts in rows}
+    topics: list[str | None] = [None, *paused_topics(spec, found)]
+    return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
+
+
+def pause_table(metadata: MetaData) -> Table | None:
+    """Where it is written which queues of ``metadata`` are paused."""
+    mapped = (cls.__dict__.get("__table__") for cls in subclasses(PauseMixin))
+    found = [table for table in mapped if table is not None and table.metadata is metadata]
+    if len(found) > 1:
+        names = ", ".join(sorted(table.fullname for table in found))
+        raise ConfigurationError(f"one table says which queues are paused, not {names}: leave one PauseMixin")
+    return found[0] if found else None
+
+
+def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
+    """The topics of this queue among ``keys``, as ``pause`` has written them."""
+    prefix = f"{spec.table.fullname}:"
+    return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
+
+
+def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+    """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
+    if spec.table.fullname in keys:
+        return None
+    topics = paused_topics(spec, keys)
+    return (spec["topic"].not_in(topics),) if topics else ()
+
+
+def _key(spec: QueueSpec, topic: str | None) -> str:
+    if topic is None:
+        return spec.table.fullname
+    if "topic" not in spec.columns:
+        raise ArgumentError(f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause all of it")
+    checks.key("topic", topic, LONGEST_TOPIC)
+    return f"{spec.table.fullname}:{topic}"
+
+
+def _place_of(spec: QueueSpec) -> Table:
+    table = pause_table(spec.table.metadata)
+    if table is None:
+        raise ConfigurationError(
+            f"{spec.entity.__name__} cannot be paused: there is no model to write it to. Add one, and migrate:\n\n"
+            "    from sqlqueue import PauseMixin\n\n"
+            "    class QueuePause(PauseMixin, Base):\n"
+            '        __tablename__ = "queue_pause"\n',
+            model=spec.entity,
+        )
+    return table

@@ -1,0 +1,92 @@
+"""Changes to the schedules of recurring tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from .._support.exc import ArgumentError
+from ..model.mixins import QueueMixin
+from ..queue.schedules import Schedule, parse, text_of
+from ..queue.spec import Criterion, QueueSpec, Where, spec_of
+from ..sql.clock import utcnow
+from ..sql.reactivation import planning, stopping
+from ..sql.selection import Assignment, is_final, is_held, only
+from ..transaction.claims import ledger_of
+from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.notifications import announce
+from .bulk import change
+from .session_criteria import within
+
+
+def reschedule(
+    session: AnySession,
+    entity: type[QueueMixin],
+    *where: Where,
+    schedule: Schedule | str | None = None,
+    drift: bool | None = None,
+) -> int:
+    """Give tasks that satisfy ``where`` a ``schedule``, or start them anew by their own; returns how many.
+
+    Those that wait, or have ended, run next at the first time of it from now on.  One that is running goes on, and runs
+    next by the new one.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none of
+    their own are left alone.  In the session's transaction.  Raises :class:`.ArgumentError` for what is not a schedule.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    text = None if schedule is None else text_of(schedule)
+    given: list[Assignment] = [] if drift is None else [(spec["drift"], drift)]
+    chosen = only(spec, *within(session, spec, where))
+    if text is not None:
+        changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
+    else:
+        own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
+        texts: Any = open_(session, spec).execute(session, spec, own).scalars().all()
+        changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
+    if changed:
+        announce(session, spec)
+    return changed
+
+
+def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
+    """End the recurrence of tasks that satisfy ``where``: no further run; returns how many.
+
+    Those that wait are ``cancelled``, and keep their ``schedule``, by which :func:`reschedule` starts them anew.  One
+    that is running loses it: it goes on as an ordinary task, which its completion ends.  In the session's transaction.
+    """
+    spec = recurring_spec(entity)
+    session = session_of(session)
+    chosen = only(spec, ~is_final(spec), spec["schedule"].is_not(None), *within(session, spec, where))
+    return stop(session, spec, chosen)
+
+
+def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment] = ()) -> int:
+    """End the recurrence of tasks that recur, with what is ``given``; returns how many."""
+    running, mine = is_held(spec), ledger_of(session).locked(spec.table)
+    if mine:
+        running = or_(running, open_(session, spec).key_in(spec, mine))
+    return change(session, spec, chosen, [*given, *stopping(spec, running)])
+
+
+def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
+    """Let tasks run next at the first time of a schedule from now on, with what is ``given``; returns how many."""
+    return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
+
+
+def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
+    """The first time of a schedule from now on, by the database's clock."""
+    schedule = parse(text)
+    now: datetime = open_(session, spec).execute(session, spec, select(utcnow())).scalar_one()
+    return schedule.after(now)
+
+
+def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
+    """The queue of a model; raises :class:`.ArgumentError` if its tasks cannot recur."""
+    spec = spec_of(entity)
+    if not spec.has("schedule"):
+        raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")
+    return spec

@@ -1,0 +1,143 @@
+"""The row of an instance that is written without the ORM's unit of work: its columns, and what relationships say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import inspect
+from sqlalchemy.orm import RelationshipDirection, RelationshipProperty, Session
+from sqlalchemy.orm.attributes import get_history, instance_state, set_committed_value
+from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
+
+from .._support.exc import ArgumentError
+from ..queue.spec import QueueSpec
+
+Row = dict[str, Any]
+MANY_TO_ONE, ONE_TO_MANY = RelationshipDirection.MANYTOONE, RelationshipDirection.ONETOMANY
+
+
+class Borrowed(NamedTuple):
+    """A value that a row takes from its parent, which may have it only once it is flushed."""
+
+    parent: Any
+    attribute: str
+
+    @property
+    def value(self) -> Any:
+        return getattr(self.parent, self.attribute)
+
+
+class _Link(NamedTuple):
+    """A many-to-one relationship of an instance."""
+
+    relationship: RelationshipProperty[Any]
+    parent: Any
+
+
+def values_of(spec: QueueSpec, task: Any) -> Row:
+    """The columns that an instance would insert; None stands for what was not given."""
+    given = instance_state(task).dict
+    keys = (prop.key for prop in spec.mapper.column_attrs)
+    return {key: given[key] for key in keys if given.get(key) is not None}
+
+
+class Instances:
+    """Tasks of one class and their rows, whose foreign keys are :class:`Borrowed` where a relationship gives them."""
+
+    def __init__(self, session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> None:
+        """:class:`.ArgumentError` for what one row cannot hold.  Nothing is changed."""
+        self.session, self.tasks = session, tasks
+        self.linked = [list(_links(session, spec, task, tasks)) for task in tasks]
+        self.rows = [_row(spec, task, links) for task, links in zip(tasks, self.linked, strict=True)]
+
+    def withdraw(self) -> None:
+        """Take the instances out of the session and of their parents' collections, with which they would be inserted.
+
+        What they show stays as it is.  Parents that are new become part of the session.
+        """
+        for task, links in zip(self.tasks, self.linked, strict=True):
+            if task in self.session.new:
+                self.session.expunge(task)
+            if task not in self.session:
+                _take_from_parents(task, links)
+        parents = (link.parent for links in self.linked for link in links)
+        self.session.add_all(parent for parent in parents if parent is not None)
+
+    def flushed_rows(self) -> list[Row]:
+        """The rows with the keys that parents have once they are flushed."""
+        return [
+            {key: value.value if isinstance(value, Borrowed) else value for key, value in row.items()}
+            for row in self.rows
+        ]
+
+
+def _row(spec: QueueSpec, task: Any, links: Sequence[_Link]) -> Row:
+    row = values_of(spec, task)
+    for relationship, parent in links:
+        for source, target in relationship.synchronize_pairs:
+            key = spec.mapper.get_property_by_column(target).key
+            row.pop(key, None)
+            if parent is not None:
+                row[key] = Borrowed(parent, inspect(parent).mapper.get_property_by_column(source).key)
+    return row
+
+
+def _links(session: Session, spec: QueueSpec, task: Any, together: Collection[Any]) -> Iterator[_Link]:
+    name, state = spec.entity.__name__, instance_state(task)
+    for relationship in spec.mapper.relationships:
+        history = get_history(task, relationship.key, PASSIVE_NO_INITIALIZE)
+        related = history.added if state.has_identity else history.non_deleted()
+        if relationship.viewonly or not related:
+            continue
+        if relationship.direction is not MANY_TO_ONE:
+            raise ArgumentError(
+                f"{name}.{relationship.key} is not empty: on_conflict= writes the task's own row, which may be there"
+                " already. Leave it empty, or enqueue with on_conflict='raise'"
+            )
+        (parent,) = related
+        _check_parent(session, f"{name}.{relationship.key}", relationship, parent, together)
+        yield _Link(relationship, parent)
+    for owner, key in _one_sided(spec):
+        if owner.class_manager.has_parent(state, key):
+            raise ArgumentError(
+                f"{owner.class_.__name__}.{key} contains this {name}, which does not know of it: give {name} a"
+                f" relationship with back_populates={key!r}, or give its foreign key"
+            )
+
+
+def _check_parent(
+    session: Session, name: str, relationship: RelationshipProperty[Any], parent: Any, together: Collection[Any]
+) -> None:
+    if parent is None:
+        return
+    state = inspect(parent)
+    if any(parent is each for each in together):
+        raise ArgumentError(f"{name} is enqueued by the same call, and has no key before: enqueue it first")
+    if state.session not in (None, session):
+        raise ArgumentError(f"{name} belongs to another session: give session.merge(...) of it")
+    if state.detached:
+        raise ArgumentError(f"{name} is detached: session.add() it first, or give session.merge(...) of it")
+    if state.deleted or parent in session.deleted:
+        raise ArgumentError(f"{name} is being deleted: nothing can refer to it")
+    if state.transient and not relationship.cascade.save_update:
+        raise ArgumentError(f"{name} is not in the session, and does not cascade to it: session.add() it first")
+
+
+def _one_sided(spec: QueueSpec) -> list[tuple[Any, str]]:
+    """Collections of other classes that hold tasks of this queue, and of which no relationship of a task tells."""
+    return [
+        (owner, relationship.key)
+        for owner in spec.mapper.registry.mappers
+        for relationship in owner.relationships
+        if relationship.direction is ONE_TO_MANY and spec.mapper.isa(relationship.mapper)
+        if not (relationship.viewonly or relationship.back_populates or relationship.backref)
+    ]
+
+
+def _take_from_parents(task: Any, links: Sequence[_Link]) -> None:
+    """Whatever a parent's collection holds is inserted with the parent; what the instance shows stays."""
+    for relationship, parent in links:
+        if parent is not None and get_history(task, relationship.key, PASSIVE_NO_INITIALIZE).added:
+            setattr(task, relationship.key, None)
+            set_committed_value(task, relationship.key, parent)

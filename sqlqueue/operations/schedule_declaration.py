@@ -1,0 +1,120 @@
+"""A declaration of recurring tasks, checked: what its tasks are known by, and the values that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, and_
+from sqlalchemy.sql.elements import SQLCoreOperations
+
+from .._support.exc import ArgumentError
+from ..model.mixins import QueueMixin, RecurringMixin
+from ..queue.schedules import is_same
+from ..queue.spec import Criterion, Identity, QueueSpec
+from .conflicts import column_values
+from .enqueueing import check_attributes
+from .row_values import values_of
+
+_WRITTEN_BY_THE_QUEUE = (
+    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "finished_at", "error", "created_at"),
+    *("scheduled_for", "attempts_before", "result", "former_key"),
+)
+Values = dict[str, Any]
+"""By names of columns."""
+
+
+class Declaration(NamedTuple):
+    """The tasks that are declared, by key and in the order of their keys."""
+
+    spec: QueueSpec
+    key: tuple[Column[Any], ...]
+    """The columns by which the tasks are known: those of the primary key, or ``unique_key``."""
+    tasks: dict[Identity, Values]
+
+    @classmethod
+    def of(cls, spec: QueueSpec, tasks: Iterable[Mapping[str, Any] | RecurringMixin]) -> Declaration:
+        """Raises :class:`.ArgumentError` for what cannot be declared."""
+        if len(spec.mapper.tables) > 1:
+            raise ArgumentError(f"the columns of {spec.entity.__name__} are in several tables: it cannot be declared")
+        if isinstance(tasks, (Mapping, QueueMixin)) or not isinstance(tasks, Iterable):
+            raise ArgumentError(f"tasks={tasks!r}: give an iterable of dictionaries or instances")
+        rows = [_values(spec, number, task) for number, task in enumerate(tasks)]
+        key = _key_of(spec, rows)
+        keyed: dict[Identity, Values] = {}
+        for row in rows:
+            identity = tuple(row[column.name] for column in key)
+            if identity in keyed:
+                raise ArgumentError(f"{spec.entity.__name__} {shown(identity)!r} is declared twice")
+            keyed[identity] = row
+        return cls(spec, key, keyed)
+
+    @property
+    def by_unique_key(self) -> bool:
+        return self.key != self.spec.primary_key
+
+    def is_row(self, identity: Identity) -> Criterion:
+        """Holds for the row with this key."""
+        return and_(*(column == value for column, value in zip(self.key, identity, strict=True)))
+
+    def changes(self, identity: Identity, row: Mapping[Any, Any]) -> dict[Column[Any], Any]:
+        """What is declared otherwise than ``row``, which exists, has it.
+
+        ``available_at`` is that of the first run alone.
+        """
+        fixed = {*self.spec.primary_key, *self.key, self.spec["available_at"]}
+        declared = {self.spec.table.c[name]: value for name, value in self.tasks[identity].items()}
+        return {
+            column: value
+            for column, value in declared.items()
+            if column not in fixed and not _is_same(self.spec, column, row[column], value)
+        }
+
+
+def shown(identity: Identity) -> object:
+    """A key as callers know it: the value of a single column, the tuple of several."""
+    return identity[0] if len(identity) == 1 else identity
+
+
+def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMixin) -> Values:
+    """What one task gives.  None stands for what is not given, in an instance as in a dictionary."""
+    if isinstance(task, spec.entity):
+        row = values_of(spec, task)
+    elif isinstance(task, Mapping):
+        row = {name: value for name, value in task.items() if value is not None}
+    else:
+        raise ArgumentError(f"row {number}: give a dictionary or a {spec.entity.__name__}, not {type(task).__name__}")
+    check_attributes(spec, number, row)
+    refused = sorted({spec.attributes[role] for role in _WRITTEN_BY_THE_QUEUE if spec.has(role)} & row.keys())
+    if refused:
+        raise ArgumentError(f"row {number}: leave {', '.join(refused)} out: the queue itself writes that")
+    if spec.attributes["schedule"] not in row:
+        raise ArgumentError(
+            f"row {number}: {spec.attributes['schedule']} is missing: give an Every(...) or a Cron(...)"
+        )
+    if any(isinstance(value, SQLCoreOperations) for value in row.values()):
+        raise ArgumentError(f"row {number}: give values, not SQL expressions: they are compared with those of the row")
+    return column_values(spec, row)
+
+
+def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
+    """What all rows give by which they can be known."""
+    ways = [spec.primary_key, *([(spec["unique_key"],)] if spec.has("unique_key") else [])]
+    if not rows:
+        return ways[-1]
+    for way in ways:
+        if all(column.name in row for row in rows for column in way):
+            return way
+    needed = " or ".join(", ".join(column.name for column in way) for way in ways)
+    advice = "" if spec.has("unique_key") else ", or derive the model from UniqueMixin and give unique_key"
+    raise ArgumentError(
+        f"declared tasks are known by their keys: give {needed} for each {spec.entity.__name__}{advice}"
+    )
+
+
+def _is_same(spec: QueueSpec, column: Column[Any], stored: Any, declared: Any) -> bool:
+    if column is spec["schedule"]:
+        return stored is not None and is_same(stored, declared)
+    if column is spec["drift"]:
+        return bool(stored) == bool(declared)
+    return bool(column.type.compare_values(stored, declared))

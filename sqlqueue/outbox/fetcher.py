@@ -1,0 +1,101 @@
+"""Claims messages for a relay and has them published, as many at a time as it may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ..worker.database.backoff import keep_on
+from ..worker.fetching.context import WorkerContext
+from ..worker.fetching.poller import Poller
+from ..worker.fetching.readiness import Readiness
+from ..worker.handling.handlers import Handler
+from ..worker.handling.jobs import Job
+from ..worker.handling.outcomes import RELEASED, Outcome
+from .delivery import Delivery
+from .message_claims import claim_messages
+
+
+class RelayLane:
+    """One batch after the other: the next is claimed when it is written what became of the one before."""
+
+    def __init__(self, handler: Handler, context: WorkerContext, delivery: Delivery) -> None:
+        self._handler = handler
+        self._context = context
+        self._delivery = delivery
+        self._poller = Poller(handler, context)
+        self._draining = self._busy = False
+        self._jobs: Sequence[Job] = ()
+        self._publishing: asyncio.Task[None] | None = None
+        self._readiness = Readiness(handler.entity, context)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._busy
+
+    def drain(self) -> None:
+        """Claim nothing more; the publisher is not called again."""
+        self._draining = self._delivery.stopping = True
+        self._poller.close()
+
+    def abandon(self, reason: str) -> None:
+        """A coroutine is cancelled, a thread is left to itself; what it may not have published is released."""
+        for job in self._jobs:
+            job.reason = reason
+        if self._publishing is not None:
+            self._publishing.cancel(reason)
+
+    def close(self) -> None:
+        self._poller.close()
+        self._delivery.close()
+
+    async def run(self) -> None:
+        """Until :meth:`drain`, whatever is wrong with the database."""
+        what, adapter = f"claim {self._handler.entity.__name__}", self._context.adapter(self._handler.spec)
+        await keep_on(self._turn, what, lambda: self._draining, self._context.reports, adapter)
+
+    async def _turn(self) -> None:
+        self._poller.expect()
+        outcomes: dict[Job, Outcome] = {}
+        self._busy = True
+        try:
+            self._jobs = await self._claim()
+            if self._jobs and not self._draining:
+                await self._publish(outcomes)
+        finally:
+            self._busy = False
+        if self._jobs:
+            await self._settle(outcomes)
+            self._poller.refresh()
+            await self._readiness.now_and_then(self._context.paused.where(self._handler.spec) or ())
+        elif not self._draining:
+            await self._poller.wait()
+
+    async def _claim(self) -> Sequence[Job]:
+        where, handler = self._context.paused.where(self._handler.spec), self._handler
+        if where is None:
+            return ()
+        entity: Any = handler.entity
+        claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
+        messages = await self._context.database.run(lambda session: claim(session, entity, *where))
+        jobs = [Job(handler, message) for message in messages]
+        for job in jobs:
+            self._context.reports.claimed(job)
+            self._context.in_flight.add(job)
+        return jobs
+
+    async def _publish(self, outcomes: dict[Job, Outcome]) -> None:
+        self._publishing = asyncio.create_task(self._delivery.deliver(self._jobs, outcomes))
+        try:
+            await asyncio.wait([self._publishing])
+        finally:
+            self._publishing.cancel()
+        if not self._publishing.cancelled():
+            self._publishing.result()
+
+    async def _settle(self, outcomes: dict[Job, Outcome]) -> None:
+        """In one transaction, so that the first of a key and those after it change together."""
+        completer = self._context.completers[self._handler.spec]
+        await completer.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])

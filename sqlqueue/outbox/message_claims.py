@@ -1,0 +1,159 @@
+"""Claims of messages: the first of each key, and those that follow it.
+
+A message is the first of its key if no earlier one of it is unfinished.  That lasts until it is finished, so it is
+looked for without a lock, by statements that each see one state of the table; the locks by primary key then say who
+has it, and whether it may still be claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from datetime import timedelta
+from itertools import chain, takewhile
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import and_, or_
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
+
+from .._support.checks import count, duration
+from .._support.claim import Claim, new_token
+from .._support.exc import ArgumentError
+from ..dialects.base import Adapter
+from ..model.mixins import OutboxMixin
+from ..operations import default_claimer
+from ..operations.session_criteria import within
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..sql.selection import Assignment, Pick, picks, write
+from ..sql.transitions import taking
+from ..transaction.claims import Hold, ledger_of
+from ..transaction.connection import AnySession, open_to_claim, session_of
+from .order import Head, first_of, followers_of
+
+M = TypeVar("M", bound=OutboxMixin)
+LINES = 10
+"""Of so many keys at the most, more than the first message is claimed."""
+NEAR = 1_000
+"""So many messages are looked at, before all that are held back by those before them are."""
+
+
+def claim_messages(
+    session: AnySession,
+    entity: type[M],
+    *where: Where,
+    limit: int,
+    lease: timedelta | None = None,
+    claimed_by: str | None = None,
+) -> Sequence[M]:
+    """Claim up to ``limit`` messages that nobody else has and that may be published now, in this session's transaction.
+
+    Of each key that is the first unfinished message, if it may be claimed, and as there is room those right after it,
+    up to one that may not.  While it is unfinished nobody else gets a message of that key.  Messages without a key
+    may all be claimed.  Returned are persistent instances, those of a key one after the other in its order; first the
+    keys whose first message comes first in the claim order of the model.
+
+    They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
+    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it waits for nobody.
+    """
+    spec = outbox_of(entity)
+    count("limit", limit)
+    if lease is not None:
+        duration("lease", lease)
+    session = session_of(session)
+    scoped = within(session, spec, where)
+    adapter = open_to_claim(session, spec)
+    wanted = _Wanted(spec, scoped, limit)
+    lines = _followed(session, adapter, wanted, _heads(session, adapter, wanted))
+    free = _lock(session, adapter, wanted, list(chain(*lines)))
+    mine = _without_gaps(lines, free)
+    token = new_token()
+    writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
+    taken = _take(session, adapter, wanted, mine, writing)
+    return _remembered(session, spec, adapter.load(session, spec, _without_gaps(lines, taken)), token)
+
+
+def outbox_of(entity: type[Any]) -> QueueSpec:
+    spec = spec_of(entity)
+    if not issubclass(entity, OutboxMixin):
+        raise ArgumentError(f"{entity.__name__} is not an outbox: derive it from sqlqueue.outbox.OutboxMixin")
+    return spec
+
+
+class _Wanted(NamedTuple):
+    spec: QueueSpec
+    where: Sequence[Where]
+    limit: int
+
+    @property
+    def claimable(self) -> Criterion:
+        """May be claimed now, whatever its place."""
+        steps = [step(1) for step in picks(self.spec, self.where, ())]
+        return and_(or_(*(and_(*step.state) for step in steps)), *steps[0].where)
+
+
+def _heads(session: Session, adapter: Adapter, wanted: _Wanted) -> list[Head]:
+    spec, heads = wanted.spec, list[Head]()
+    for near in (NEAR, None):
+        for step in picks(spec, wanted.where, ()):
+            if room := wanted.limit - len(heads):
+                rows: Iterable[Any] = adapter.execute(session, spec, first_of(step(room), near))
+                heads += [Head(tuple(key), message_key) for message_key, *key in rows]
+        if heads:
+            break
+    return heads
+
+
+def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequence[Head]) -> list[list[Identity]]:
+    """Each with those after it, as there is room."""
+    lines = [[head.identity] for head in heads]
+    keyed = [number for number, head in enumerate(heads) if head.message_key is not None][:LINES]
+    room = wanted.limit - len(heads)
+    if room and keyed:
+        asked = followers_of(wanted.spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
+        rows: Iterable[Any] = adapter.execute(session, wanted.spec, asked)
+        for number, *key in rows:
+            if room:
+                lines[number].append(tuple(key))
+                room -= 1
+    return lines
+
+
+def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Sequence[Identity]) -> set[Identity]:
+    """Those that are free and may be claimed: as they are now, for the looks before may be out of date."""
+    spec, claimable = wanted.spec, wanted.claimable
+    found: set[Identity] = set()
+    for some in adapter.batches(spec, identities):
+        state = (adapter.key_in(spec, some), claimable)
+        named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
+        found.update(adapter.lock(session, named))
+    return found
+
+
+def _take(
+    session: Session,
+    adapter: Adapter,
+    wanted: _Wanted,
+    identities: Sequence[Identity],
+    assignments: Sequence[Assignment],
+) -> set[Identity]:
+    """Those that were written; the condition again, since not every engine looks once more after it has locked."""
+    spec, claimable = wanted.spec, wanted.claimable
+    found: set[Identity] = set()
+    for some in adapter.batches(spec, identities):
+        taken = write(spec, and_(adapter.key_in(spec, some), claimable), assignments)
+        found |= adapter.change(session, spec, taken, some)
+    return found
+
+
+def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]) -> list[Identity]:
+    return [identity for line in lines for identity in takewhile(held.__contains__, line)]
+
+
+def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: int) -> list[Any]:
+    """The instances know that they are claimed."""
+    attempt = spec.attributes["attempt"]
+    claims = [Claim(type(each), spec.identity_of(each), getattr(each, attempt), token) for each in messages]
+    ledger_of(session).remember(
+        session, [(instance_state(each), Hold(claim)) for each, claim in zip(messages, claims, strict=True)]
+    )
+    return messages

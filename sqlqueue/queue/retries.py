@@ -1,0 +1,123 @@
+"""When a failed task is tried again."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+from .._support.checks import duration
+from .._support.exc import ArgumentError
+
+
+class RetryPolicy(Protocol):
+    """Anything that says how long to wait after the given attempt (1 for the first) has failed."""
+
+    def __call__(self, attempt: int, /) -> timedelta: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantBackoff:
+    """Always ``delay``, give or take the share ``jitter`` of it."""
+
+    delay: timedelta = timedelta(minutes=1)
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        duration("delay", self.delay, zero=True)
+        _share(self, self.jitter)
+
+    def __call__(self, attempt: int, /) -> timedelta:
+        return _about(self.delay.total_seconds(), self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBackoff:
+    """``step * attempt``, at most ``cap``, give or take the share ``jitter`` of it."""
+
+    step: timedelta = timedelta(minutes=5)
+    cap: timedelta = timedelta(hours=1)
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        duration("step", self.step, zero=True)
+        duration("cap", self.cap, zero=True)
+        _share(self, self.jitter)
+
+    def __call__(self, attempt: int, /) -> timedelta:
+        return _about(min(self.cap.total_seconds(), self.step.total_seconds() * attempt), self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """``base * factor ** (attempt - 1)``, at most ``cap``, give or take the share ``jitter`` of it."""
+
+    base: timedelta = timedelta(seconds=15)
+    factor: float = 4
+    cap: timedelta = timedelta(hours=1)
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        duration("base", self.base, zero=True)
+        duration("cap", self.cap, zero=True)
+        _share(self, self.jitter)
+        if not 1 <= self.factor < math.inf:
+            raise ArgumentError(f"{self!r}: factor is at least 1, and finite")
+
+    def __call__(self, attempt: int, /) -> timedelta:
+        seconds = self.cap.total_seconds()
+        with suppress(OverflowError):  # the cap it is, then
+            seconds = min(seconds, self.base.total_seconds() * self.factor ** (attempt - 1))
+        return _about(seconds, self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryByError:
+    """A policy for each class of exceptions, the nearest class of the error's own; ``None``: discard at once.
+
+    ::
+
+        retry=RetryByError({RateLimited: LinearBackoff(), ValueError: None})
+
+    What is in no such class, and what fails with a mere text, goes by ``otherwise``.
+    """
+
+    policies: Mapping[type[BaseException], RetryPolicy | None]
+    otherwise: RetryPolicy = field(default_factory=ExponentialBackoff)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policies, Mapping):
+            raise ArgumentError(f"{self.policies!r}: a mapping is needed, as in {{ValueError: None}}")
+        if not callable(self.otherwise):
+            raise ArgumentError(f"otherwise={self.otherwise!r}: a retry policy is needed")
+        for error, policy in self.policies.items():
+            if not (isinstance(error, type) and issubclass(error, BaseException)):
+                raise ArgumentError(f"{error!r} is not a class of exceptions")
+            if policy is not None and not callable(policy):
+                raise ArgumentError(f"{error.__name__}: {policy!r} is neither a retry policy nor None")
+
+    def __call__(self, attempt: int, /) -> timedelta:
+        return self.otherwise(attempt)
+
+    def of(self, cause: type[BaseException]) -> RetryPolicy | None:
+        """The policy for errors of this class."""
+        nearest = (each for each in cause.__mro__ if each in self.policies)
+        return next((self.policies[each] for each in nearest), self.otherwise)
+
+
+def policy_for(policy: RetryPolicy, cause: type[BaseException] | None) -> RetryPolicy | None:
+    """What ``policy`` says of an error of this class, or of none; ``None``: not to be tried again."""
+    return policy.of(cause) if cause is not None and isinstance(policy, RetryByError) else policy
+
+
+def _about(seconds: float, jitter: float) -> timedelta:
+    return timedelta(seconds=seconds * random.uniform(1 - jitter, 1 + jitter))
+
+
+def _share(policy: RetryPolicy, jitter: float) -> None:
+    if not 0 <= jitter <= 1:
+        raise ArgumentError(f"{policy!r}: jitter is from 0 to 1")

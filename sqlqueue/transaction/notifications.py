@@ -1,0 +1,96 @@
+"""Word of new work: to the workers of this process once it is committed, to others through the database.
+
+It is a hint and nothing else.  Workers that hear nothing look from time to time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction
+
+from ..dialects import adapter_for
+from ..model.mixins import QueueMixin
+from ..queue.spec import QueueSpec, spec_of
+from .claims import innermost, lineage
+
+_KEY = "sqlqueue.news"
+Listener = Callable[[], None]
+_listeners: defaultdict[str, set[Listener]] = defaultdict(set)
+
+
+@dataclass(slots=True, eq=False)
+class _News:
+    """What a session's transaction has announced."""
+
+    names: set[str] = field(default_factory=set)
+    sent: defaultdict[SessionTransaction | None, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Sent to the database, which forgets what a savepoint that is rolled back has sent."""
+
+
+def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None:
+    """Tell workers of this queue to look, once this transaction is committed; one notification, however many rows.
+
+    ``name`` is that of other news than of work, if it is not for the queue's fetchers.
+    """
+    news: _News = session.info.setdefault(_KEY, _News())
+    name = name or channel_of(spec)
+    news.names.add(name)
+    transaction = innermost(session)
+    if spec.options.notify and not any(name in news.sent[each] for each in lineage(transaction)):
+        connection = session.connection(spec.bind_arguments)
+        adapter_for(connection.dialect).notify(connection, name)
+        news.sent[innermost(session)].add(name)
+
+
+def channel_of(spec: QueueSpec) -> str:
+    """The name under which news of a queue goes around: its table's."""
+    return spec.table.fullname
+
+
+def subscribe(names: Iterable[str], listener: Listener) -> Callable[[], None]:
+    """Call ``listener``, from any thread, when there is news of ``names``; returns what ends it."""
+    names = tuple(names)
+    for name in names:
+        _listeners[name].add(listener)
+
+    def unsubscribe() -> None:
+        for name in names:
+            _listeners[name].discard(listener)
+
+    return unsubscribe
+
+
+def spread(names: Iterable[str]) -> None:
+    """There is news of ``names``, from wherever."""
+    for name in names:
+        for listener in tuple(_listeners.get(name, ())):
+            listener()
+
+
+@event.listens_for(Session, "after_flush")
+def _after_flush(session: Session, flushed: UOWTransaction) -> None:
+    for model in {type(task) for task in session.new if isinstance(task, QueueMixin)}:
+        announce(session, spec_of(model))
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    news: _News | None = session.info.get(_KEY)
+    if news is not None and news.names and not session.in_nested_transaction():
+        names, news.names = news.names, set()
+        spread(names)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    news: Any = session.info.get(_KEY)
+    if news is not None:
+        news.sent.pop(transaction, None)
+        if transaction.parent is None:
+            news.names.clear()
+            news.sent.clear()

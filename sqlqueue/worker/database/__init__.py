@@ -1,0 +1,17 @@
+"""The worker's own transactions, through sync or asyncio sessions, and its waiting for a database that is away."""
+
+from sqlalchemy.orm import sessionmaker
+
+from ..._support.exc import ArgumentError
+from .base import Database, Sessions
+from .threaded import SyncDatabase
+
+
+def database_of(sessions: Sessions) -> Database:
+    if isinstance(sessions, sessionmaker):
+        return SyncDatabase(sessions)
+    if type(sessions).__name__ == "async_sessionmaker":
+        from .coroutines import AsyncDatabase  # noqa: PLC0415  (needs greenlet)
+
+        return AsyncDatabase(sessions)
+    raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker, as in Worker(Session)")

@@ -1,0 +1,78 @@
+"""The worker's way to a database through plain sessions, in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from ...dialects import adapter_for
+from ...queue.spec import QueueSpec
+from ..concurrency.event_loop import Underway
+from ..concurrency.threads import DaemonThreads
+from .base import THREADS, Begun, Heard, Work, engine_of, own_engine
+
+R = TypeVar("R")
+
+
+class SyncDatabase:
+    is_async = False
+
+    def __init__(self, sessions: sessionmaker[Any]) -> None:
+        self._sessions = sessions
+        self._threads = DaemonThreads(THREADS, "database")
+        self._underway = Underway()
+
+    async def run(self, work: Work[R]) -> R:
+        loop = asyncio.get_running_loop()
+        return await self._underway.until(loop.run_in_executor(self._threads, self._transact, work))
+
+    def _transact(self, work: Work[R]) -> R:
+        with self._sessions(expire_on_commit=False) as session, session.begin():
+            return work(session)
+
+    def open(self) -> tuple[Any, Session]:
+        session = self._sessions()
+        return session, session
+
+    def engine(self, spec: QueueSpec) -> Engine:
+        with self._sessions() as session:
+            return engine_of(session, spec)
+
+    def own(self) -> SyncConnections:
+        return SyncConnections()
+
+    async def end(self, patience: float) -> None:
+        await self._underway.end(patience)
+        self._threads.shutdown()
+
+    async def dispose(self, engines: Iterable[Engine]) -> None:
+        pass
+
+
+class SyncConnections:
+    def __init__(self) -> None:
+        self._engines: dict[Engine, Engine] = {}
+
+    def run(self, engine: Engine, work: Work[R]) -> R:
+        with Session(own_engine(self._engines, engine)) as session, session.begin():
+            return work(session)
+
+    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
+        adapter = adapter_for(engine.dialect)
+        pooled = own_engine(self._engines, engine).raw_connection()
+        connection = pooled.driver_connection
+        try:
+            adapter.listen(connection)
+            begun()
+            while heard(set(adapter.news(connection, 1))):
+                pass
+        finally:
+            pooled.invalidate()  # it listens still
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.dispose()

@@ -1,0 +1,60 @@
+"""Hears what other processes enqueue, where the engine tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from sqlalchemy import Engine
+
+from ...dialects import adapter_for
+from ...transaction.notifications import spread
+from ..database.backoff import pauses
+from ..database.base import Database
+from ..reporting.reports import Reports
+
+
+class Notifier(threading.Thread):
+    """A thread with a connection that listens.  If it is lost, the looks that workers take anyway go on meanwhile."""
+
+    def __init__(self, engine: Engine, names: Iterable[str], database: Database, reports: Reports) -> None:
+        super().__init__(name="sqlqueue-notifier", daemon=True)
+        self._engine = engine
+        self._names = set(names)
+        self._database = database
+        self._reports = reports
+        self._patience = pauses()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        own = self._database.own()
+        try:
+            while not self._stopped.is_set():
+                try:
+                    own.listen(self._engine, self._begun, self._heard)
+                except Exception as error:
+                    pause = next(self._patience)
+                    self._reports.database_error("listen for notifications", error, pause)
+                    self._stopped.wait(pause.total_seconds())
+        finally:
+            own.close()
+
+    def _begun(self) -> None:
+        self._patience = pauses()
+        spread(self._names)  # what was said before nobody has heard
+
+    def _heard(self, names: set[str]) -> bool:
+        spread(names & self._names)
+        return not self._stopped.is_set()
+
+
+def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports: Reports) -> list[Notifier]:
+    """One for each engine that tells, for the queues on it."""
+    queues: dict[Engine, set[str]] = {}
+    for engine, name in engines:
+        if adapter_for(engine.dialect).can_listen(engine.dialect.driver):
+            queues.setdefault(engine, set()).add(name)
+    return [Notifier(engine, names, database, reports) for engine, names in queues.items()]

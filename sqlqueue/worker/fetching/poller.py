@@ -1,0 +1,103 @@
+"""Waits for work: for news of it, for the moment at which it is due, and in the end for the next look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+from ...operations.upkeep import look, postpone
+from ...transaction.notifications import channel_of, subscribe
+from ..concurrency.event_loop import soon
+from ..database.backoff import pauses
+from ..handling.handlers import Handler
+from .context import WorkerContext
+from .readiness import AT_ONCE
+
+FIRST_LOOK = 0.1
+"""Seconds after which a worker that has run out of work looks again; later looks are further apart."""
+NOW = timedelta(0)
+BREATH = timedelta(milliseconds=5)
+"""After a claim: handlers begin first, and who hears of more meanwhile need not look."""
+
+
+class Poller:
+    """For one handler.  A look is one statement that locks nothing.  What it sees waiting as available is postponed, so
+    that the next claims need not read over it."""
+
+    def __init__(self, handler: Handler, context: WorkerContext) -> None:
+        self._handler = handler
+        self._context = context
+        self._news = asyncio.Event()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._looks = self._pauses()
+        self._in_vain = False
+        """Whether a claim was tried since there seemed to be work, and has found none: others have it locked."""
+        self._saw_nothing = False
+        self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
+
+    def wake(self) -> None:
+        """There may be work; from any thread."""
+        soon(self._loop, self._news.set)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed = True
+        self._unsubscribe()
+        self._news.set()
+
+    def expect(self) -> bool:
+        """What is heard from here on is news: call it before each claim.
+
+        Whether the last thing seen before was that nothing is there to be claimed: what is now has just been enqueued.
+        """
+        if not self._closed:
+            self._news.clear()
+        saw_nothing, self._saw_nothing = self._saw_nothing, False
+        return saw_nothing
+
+    def refresh(self) -> None:
+        """There was work, so look sooner again."""
+        self._looks = self._pauses()
+        self._in_vain = False
+
+    async def wait(self) -> None:
+        """Until a claim is worth trying."""
+        if await self._heard(BREATH):
+            return
+        while not self._news.is_set():
+            due = await self._look()
+            if due == NOW and not self._in_vain:
+                self._in_vain = True
+                return
+            pause = next(self._looks)
+            if await self._heard(min(due or pause, pause)):
+                return
+            if due is not None and due <= pause:
+                self._saw_nothing = False  # by now it is due
+                return
+
+    async def _look(self) -> timedelta | None:
+        wanted = self._context.wanted(self._handler)
+        if wanted is None:
+            return None
+        entity, where, run = self._handler.entity, wanted.where, self._context.database.run
+        seen = await run(lambda session: look(session, entity, *where))
+        self._saw_nothing = seen.due != NOW
+        self._context.reports.reached()
+        some = AT_ONCE if seen.early else 0
+        while some == AT_ONCE and not self._news.is_set():
+            some = await run(lambda session: postpone(session, entity, *where, limit=AT_ONCE))
+        return seen.due
+
+    async def _heard(self, pause: timedelta) -> bool:
+        try:
+            async with asyncio.timeout(pause.total_seconds()):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _pauses(self) -> Iterator[timedelta]:
+        return pauses(FIRST_LOOK, self._context.poll.total_seconds())

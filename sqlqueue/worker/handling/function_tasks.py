@@ -1,0 +1,55 @@
+"""The one handler of all functions that are the tasks of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from ..._support.exc import ArgumentError
+from ...functions import Functions
+from .handlers import BATCH, Handler, handler_of
+
+CONCURRENCY = 10
+
+
+class Tasks:
+    """Grows by one function after the other, until the worker runs."""
+
+    def __init__(self, entity: type[Any]) -> None:
+        self._entity = entity
+        self._functions: Functions[Any] = Functions(entity)
+        self._settings: dict[str, Any] = {}
+        self.handler: Handler | None = None
+
+    def add(self, task: Any, *, concurrency: int | None, timeout: timedelta | None, lease: timedelta | None) -> Handler:
+        """The handler for this task and those before it."""
+        given = {"concurrency": concurrency, "timeout": timeout, "lease": lease}
+        settings = self._together({name: value for name, value in given.items() if value is not None})
+        self._functions.add(task)
+        self._settings = settings
+        self.handler = self._made()
+        return self.handler
+
+    def _together(self, given: dict[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if self._settings.get(name, value) != value:
+                raise ArgumentError(
+                    f"{name}={value!r}: it is {self._settings[name]!r} for all tasks of {self._entity.__name__}, which"
+                    " share one handler. Say it once, or give this task a model of its own"
+                )
+        return {**self._settings, **given}
+
+    def _made(self) -> Handler:
+        functions = self._functions
+        handler = handler_of(
+            functions.perform_in_session if functions.takes_session else functions.perform,
+            self._entity,
+            (),
+            concurrency=self._settings.get("concurrency", CONCURRENCY),
+            timeout=self._settings.get("timeout"),
+            lease=self._settings.get("lease"),
+            batch=BATCH,
+            mode="lease",
+        )
+        return replace(handler, is_coroutine=functions.is_coroutine)

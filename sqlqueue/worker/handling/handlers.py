@@ -1,0 +1,174 @@
+"""What a worker is told: its handlers, and how it goes about them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql.base import ExecutableOption
+
+from ..._support.checks import count, duration
+from ..._support.exc import ArgumentError
+from ...functions.arguments import is_session
+from ...model.mixins import QueueMixin
+from ...queue.spec import QueueSpec, Where, spec_of
+
+Mode = Literal["lease", "lock", "at-most-once"]
+BATCH = 500
+"""How many tasks one claim takes at the most, by default.  Each costs a millisecond, whatever it finds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handler:
+    """A function and the tasks that it is for."""
+
+    function: Callable[..., Any]
+    entity: type[QueueMixin]
+    spec: QueueSpec
+    where: tuple[Where, ...]
+    concurrency: int
+    timeout: timedelta | None
+    lease: timedelta
+    batch: int
+    mode: Mode
+    takes_session: bool
+    is_coroutine: bool
+    options: tuple[ExecutableOption, ...] = ()
+    """With which its tasks are loaded."""
+    fetcher: Callable[[Handler, Any], Any] | None = None
+    """What claims and calls, where the mode does not say."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{name_of(self.function)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a worker goes about all of its handlers."""
+
+    name: str | None
+    poll: timedelta
+    grace: timedelta
+    notify: bool
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A partial, or an object that can be called, goes by what it is made of."""
+    wrapped = getattr(function, "func", function)
+    return str(getattr(wrapped, "__qualname__", type(wrapped).__qualname__))
+
+
+def handler_of(
+    function: Callable[..., Any],
+    entity: type[QueueMixin],
+    where: tuple[Where, ...],
+    *,
+    concurrency: int,
+    timeout: timedelta | None,
+    lease: timedelta | None,
+    batch: int | None,
+    mode: Mode,
+    options: Sequence[ExecutableOption] = (),
+) -> Handler:
+    """Checked: :class:`.ArgumentError` for what makes no sense."""
+    spec = spec_of(entity)
+    if mode not in get_args(Mode):
+        raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
+    if not isinstance(options, Sequence):
+        raise ArgumentError(f"options={options!r}: give a sequence of loader options")
+    takes_session = _takes_session(function, entity)
+    if mode == "lock" and not takes_session:
+        raise ArgumentError("mode='lock' is one transaction from claim to completion: let the handler take the session")
+    if mode == "at-most-once" and takes_session:
+        raise ArgumentError(
+            "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
+            " let the handler take the task alone"
+        )
+    if mode == "at-most-once" and spec.options.slots is not None:
+        raise ArgumentError(
+            f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
+            f" limits of {entity.__name__} would hold nobody back"
+        )
+    return Handler(
+        function=function,
+        entity=entity,
+        spec=spec,
+        where=where,
+        concurrency=count("concurrency", concurrency),
+        timeout=None if timeout is None else duration("timeout", timeout),
+        lease=spec.options.lease if lease is None else duration("lease", lease),
+        batch=concurrency if batch is None else count("batch", batch),
+        mode=mode,
+        takes_session=takes_session,
+        is_coroutine=is_coroutine(function),
+        options=tuple(options),
+    )
+
+
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Or an object that is called as one."""
+    plain = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
+
+
+def overlapping(handler: Handler, others: Iterable[Handler]) -> Handler | None:
+    """The first of ``others`` that certainly shares tasks with ``handler``, and would do something else with them.
+
+    Criteria may exclude one another in ways that cannot be seen here, so only those that are equal count; and one
+    function may be registered several times, to have threads of its own for what is urgent.
+    """
+    for other in others:
+        related = issubclass(handler.entity, other.entity) or issubclass(other.entity, handler.entity)
+        same = other.entity is handler.entity and _are_equal(handler.where, other.where)
+        if same or (related and handler.function is not other.function and _covers(handler, other)):
+            return other
+    return None
+
+
+def _covers(one: Handler, other: Handler) -> bool:
+    """Whether one of the two takes all that the other takes."""
+    return any(not a.where and issubclass(b.entity, a.entity) for a, b in ((one, other), (other, one)))
+
+
+def _are_equal(some: tuple[Where, ...], others: tuple[Where, ...]) -> bool:
+    if len(some) != len(others):
+        return False
+    pairs = ((_clause(a), _clause(b)) for a, b in zip(some, others, strict=True))
+    return all(isinstance(a, ClauseElement) and isinstance(b, ClauseElement) and a.compare(b) for a, b in pairs)
+
+
+def _clause(criterion: Where) -> object:
+    return criterion.__clause_element__() if isinstance(criterion, QueryableAttribute) else criterion
+
+
+def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bool:
+    if not callable(function):
+        raise ArgumentError(f"{function!r} is not a function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ArgumentError(f"{function!r} is a generator, and a call of it does nothing: leave the yield out")
+    given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.default is inspect.Parameter.empty and each.kind not in variable
+    ]
+    if len(parameters) not in (1, 2) or any(each.kind not in given for each in parameters):
+        raise ArgumentError(f"a handler takes (task) or (session, task), not {inspect.signature(function)}")
+    *sessions, task = parameters
+    if is_session(task) or any(_is_task(each, entity) for each in sessions):
+        shown = f"{name_of(function)}{inspect.signature(function)}"
+        raise ArgumentError(f"{shown}: a handler takes (task) or (session, task), in this order")
+    return bool(sessions)
+
+
+def _is_task(parameter: inspect.Parameter, entity: type[QueueMixin]) -> bool:
+    """As far as its annotation tells, which may be a text."""
+    kind = parameter.annotation
+    return kind == entity.__name__ or (isinstance(kind, type) and issubclass(kind, QueueMixin))

@@ -1,0 +1,119 @@
+"""What becomes of a task after its handler, and how that is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy.orm import Session
+
+from ..._support.claim import Claim
+from ..._support.error_text import error_text
+from ...operations.settlements import (
+    CANCELLING,
+    RELEASING,
+    Settlement,
+    completing,
+    discarding,
+    failing_because,
+    snoozing,
+)
+from ...operations.settling import settle_some
+from ...operations.upkeep import still_held
+from .signals import Cancel, Discard, Retry, Signal, Snooze
+
+Kind = Literal["completed", "failed", "discarded", "cancelled", "released", "snoozed"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a handler returned, which is like no other's: each is written on its own."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one attempt ended."""
+
+    kind: Kind
+    error: str | None = None
+    delay: timedelta | None = None
+    cause: type[BaseException] | None = None
+    """The class of the exception, by which a retry policy may go."""
+    result: Result | None = None
+
+    def __hash__(self) -> int:
+        if self.error is None and self.result is None:  # it is one of two objects, nearly always
+            return hash(self.kind)
+        return hash((self.kind, self.error, self.delay, self.cause, self.result))
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+
+
+def completed(result: object) -> Outcome:
+    return COMPLETED if result is None else Outcome("completed", result=Result(result))
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an exception of a handler means."""
+    match error:
+        case Retry():
+            return Outcome("failed", str(error), error.in_)
+        case Snooze():
+            return Outcome("snoozed", delay=error.in_)
+        case Discard():
+            return Outcome("discarded", str(error))
+        case Cancel():
+            return Outcome("cancelled")
+    return Outcome("failed", error_text(error), cause=type(error))
+
+
+def is_signal(error: BaseException) -> bool:
+    return isinstance(error, Signal)
+
+
+_SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
+    "completed": lambda how: completing(how.result and how.result.value),
+    "failed": lambda how: failing_because(how.error or "", how.cause, how.delay),
+    "discarded": lambda how: discarding(how.error or ""),
+    "cancelled": lambda _: CANCELLING,
+    "released": lambda _: RELEASING,
+    "snoozed": lambda how: snoozing(how.delay or timedelta(0)),
+}
+
+
+def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], *, waits: bool = True) -> list[Claim]:
+    """Settle all of them in the session's transaction, those alike in one statement; returned are claims lost.
+
+    A claim that is lost changes nothing, and keeps none of the others from being settled.  Unless it ``waits``, what
+    others have locked is returned as well.
+    """
+    alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
+    for claim, outcome in outcomes:
+        alike[claim.entity, outcome].append(claim)
+    return [
+        claim
+        for (_, outcome), claims in alike.items()
+        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome), waits=waits)
+    ]
+
+
+class Written(NamedTuple):
+    """What became of outcomes that were to be written."""
+
+    lost: set[Claim]
+    locked: set[Claim]
+    """Nothing is written of these: others have their rows locked."""
+
+
+def write_what_is_free(session: Session, outcomes: Sequence[tuple[Claim, Outcome]]) -> Written:
+    """:func:`write_outcomes` of one queue's claims with leases, but that no lock is waited for."""
+    rest = write_outcomes(session, outcomes, waits=False)
+    locked = still_held(session, rest)
+    return Written(set(rest) - locked, locked)

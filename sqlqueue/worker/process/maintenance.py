@@ -1,0 +1,83 @@
+"""The maintenance of queues: rescue, prune and report, by any number of workers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from ... import operations
+from ...operations.upkeep import exhausted
+from ...queue.spec import QueueSpec
+from ..database.backoff import insist, passes
+from ..fetching.context import WorkerContext
+from ..reporting.reports import Reports
+
+RESCUE_EVERY = timedelta(seconds=30)
+PRUNE_EVERY = timedelta(minutes=5)
+REPORT_EVERY = timedelta(minutes=1)
+PRUNED = 1_000
+"""Rows that one transaction deletes, or discards, at the most."""
+
+NAMED = 20
+"""Crashed tasks that are told of one by one; of more at once, how many they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chore:
+    """What is done to one queue every now and then."""
+
+    name: str
+    """As in "pruning Order failed"."""
+    work: Callable[[Session], int]
+    every: timedelta
+
+
+async def maintain(specs: Iterable[QueueSpec], context: WorkerContext) -> None:
+    """Do the chores of all queues until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        for spec in specs:
+            for chore in _chores(spec, context.reports):
+                tasks.create_task(_repeat(chore, context, partial(passes, adapter=context.adapter(spec))))
+
+
+def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
+    name, entity = spec.entity.__name__, spec.entity
+    yield Chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
+    if spec.options.prunes:
+        work = partial(operations.prune, entity=entity, limit=PRUNED)
+        yield Chore(name=f"pruning {name}", work=work, every=PRUNE_EVERY)
+    if reports.wants_depth:
+        depth = partial(_report_depth, spec=spec, reports=reports)
+        yield Chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
+
+
+def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
+    """:func:`.rescue`, if there is anything to be rescued, and tell of it once it is committed."""
+    some = exhausted(session, spec.entity, limit=NAMED)
+    number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
+    if number:
+        event.listen(session, "after_commit", lambda _: reports.crashed(spec, number, some), once=True)
+    return number
+
+
+def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
+    reports.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot say that it is a lower bound
+    return 0
+
+
+async def _repeat(chore: Chore, context: WorkerContext, passes: Callable[[BaseException], bool]) -> None:
+    what = f"finish {chore.name}"
+    while True:
+        await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
+        try:
+            while await insist(lambda: context.database.run(chore.work), what, context.reports, passes) >= PRUNED:
+                pass
+        except Exception as error:  # the other chores go on
+            context.reports.chore_failed(chore.name, error)

@@ -1,0 +1,157 @@
+"""Worker processes: started, watched, and replaced when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from typing import Any
+
+from ..._support.exc import SQLQueueError
+from ..._support.processes import CONTEXT, end_soon, no_interrupts, settle_in
+from ..database.backoff import pauses
+from ..reporting.reports import logger
+from .worker import Worker
+
+_PRELOADED = [__name__]
+CANNOT_START = 3
+"""The exit status of a process that will not do better the next time."""
+SETTLED = 30.0
+"""Seconds after which a process that dies was well, so that its successor need not wait long."""
+
+
+def supervise(load: Callable[[int], Worker], processes: int) -> int:
+    """Run so many processes of the worker that ``load``, which is pickled, returns for each's number; the exit status.
+
+    SIGTERM and SIGINT are passed on, the second one too.  A process that dies is replaced, after a pause that grows
+    from one time to the next.  One that cannot start at all, such as for a missing table, ends them all.
+    """
+    context = [_Child(number, load) for number in range(processes)]
+    CONTEXT.set_forkserver_preload(_PRELOADED)
+    with _signals(context):
+        for child in context:
+            child.start()
+        while any(child.is_wanted for child in context):
+            connection.wait([child.sentinel for child in context if child.lives], timeout=0.2)
+            for child in context:
+                child.look()
+            if any(child.status == CANNOT_START for child in context):
+                for child in context:
+                    child.signal(signal.SIGTERM)
+    return max((abs(child.status or 0) for child in context), default=0)
+
+
+class _Child:
+    """One place among the processes, and who holds it."""
+
+    def __init__(self, number: int, load: Callable[[int], Worker]) -> None:
+        self._number = number
+        self._name = f"sqlqueue-worker-{number + 1}"
+        self._load = load
+        self._process: Any = None
+        self._begun = 0.0
+        self._due: float | None = None
+        self._pauses: Iterator[timedelta] = pauses(0.2, 30)
+        self._stopping = False
+        self.status: int | None = None
+
+    def start(self) -> None:
+        self._due = None
+        if self._stopping:
+            return
+        self._begun = time.monotonic()
+        self._process = CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
+        with no_interrupts():
+            self._process.start()
+        if self._stopping:  # a signal came while it was started
+            self.signal(signal.SIGTERM)
+
+    @property
+    def lives(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def sentinel(self) -> int:
+        sentinel: int = self._process.sentinel
+        return sentinel
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it lives, or is to live again."""
+        return self.lives or self._due is not None
+
+    def signal(self, number: int) -> None:
+        self._stopping = True
+        self._due = None
+        if self.lives:
+            os.kill(self._process.pid, number)
+
+    def look(self) -> None:
+        """Replace it if it has died."""
+        if self._due is not None and time.monotonic() >= self._due:
+            self.start()
+        elif self._process is not None and not self.lives and self._due is None:
+            self.status = self._process.exitcode
+            if self._stopping and self.status == -signal.SIGTERM:
+                self.status = 0  # it had not come as far as to handle signals
+            self._process.join()
+            self._process = None
+            if self.status not in (0, CANNOT_START) and not self._stopping:
+                self._schedule()
+
+    def _schedule(self) -> None:
+        if time.monotonic() - self._begun > SETTLED:
+            self._pauses = pauses(0.2, 30)
+        pause = next(self._pauses)
+        self._due = time.monotonic() + pause.total_seconds()
+        logger.error("%s has died (%s), replaced in %.1f s", self._name, self.status, pause.total_seconds())
+
+
+def _main(load: Callable[[int], Worker], number: int) -> None:
+    """A worker process from its beginning to its end."""
+    try:
+        worker = load(number)
+    except SQLQueueError as error:
+        logger.error("worker cannot start: %s", error)
+        sys.exit(CANNOT_START)
+    threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
+    try:
+        run_to_end(worker)
+    except SQLQueueError:  # which the worker has logged
+        sys.exit(CANNOT_START)
+
+
+def run_to_end(worker: Worker) -> None:
+    """:meth:`.Worker.run` where it is all that the process is for: after a second signal, no thread keeps it."""
+    settle_in()
+    worker.run()
+    if worker.hurried:
+        end_soon()
+
+
+def _follow_parent(worker: Worker) -> None:
+    """Nobody would stop, or replace, a worker whose supervisor is gone."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        worker.stop()
+
+
+@contextmanager
+def _signals(context: list[_Child]) -> Iterator[None]:
+    def pass_on(number: int, _: object) -> None:
+        for child in context:
+            child.signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,126 @@
+"""Whether a worker is well, for whatever restarts it: a page that answers over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from ..._support.exc import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How a worker is."""
+
+    alive: bool
+    """Its event loop turns and its heartbeat thread lives.  If not, nothing but a new process will help."""
+    ready: bool
+    """It also reaches its database."""
+    stalled_seconds: float
+    """Since its event loop last turned."""
+    away_seconds: float
+    """For how long its database has not answered."""
+    running: int
+    """How many tasks it holds."""
+    counts: Mapping[str, int]
+    """What has happened since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
+    letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+
+
+STALLED = 30.0
+"""Seconds."""
+LOOPBACK = "127.0.0.1"
+"""Where health is answered unless another address is given: others are not to see it unasked."""
+LARGEST_PORT = 65_535
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+class Pulse:
+    """When things were last seen to work."""
+
+    def __init__(self) -> None:
+        self._turned = time.monotonic()
+        self._away: float | None = None
+
+    async def beat(self) -> None:
+        """On the event loop, for as long as it turns."""
+        while True:
+            self._turned = time.monotonic()
+            await asyncio.sleep(1)
+
+    def reached(self) -> None:
+        """The database has answered."""
+        self._away = None
+
+    def missed(self) -> None:
+        """The database has not."""
+        if self._away is None:
+            self._away = time.monotonic()
+
+    def health(self, *, beats: bool, running: int, counts: Mapping[str, int]) -> Health:
+        now = time.monotonic()
+        stalled, away = now - self._turned, 0.0 if self._away is None else now - self._away
+        alive = beats and stalled < STALLED
+        return Health(
+            alive=alive,
+            ready=alive and away < STALLED,
+            stalled_seconds=round(stalled, 3),
+            away_seconds=round(away, 3),
+            running=running,
+            counts=dict(counts),
+        )
+
+
+def address_of(text: str) -> Address:
+    """``8080`` on this machine alone, ``0.0.0.0:8080`` for all, ``[::1]:8080``; :class:`.ArgumentError` otherwise."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
+    if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:
+        raise ArgumentError(f"{text!r} is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080")
+    return Address(host, int(port))
+
+
+def serve_health(address: Address, health: Callable[[], Health | None]) -> ThreadingHTTPServer:
+    """Answer ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) with JSON, from a thread.
+
+    A worker that has not started yet is alive, and not ready.  :class:`.ArgumentError` if the address is not to be had.
+    """
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state = health()
+            answers = {"/health": state is None or state.alive, "/ready": state is not None and state.ready}
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            body = json.dumps(None if state is None else asdict(state)).encode()
+            self.send_response(200 if answers[self.path] else 503)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Probes come every few seconds."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server(address, Page)
+    except (OSError, OverflowError) as error:
+        raise ArgumentError(f"cannot answer for health on {address.host} port {address.port}: {error}") from error
+    threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
+    return server

@@ -1,0 +1,139 @@
+"""What a worker says of itself: one place, through which everything that happens to a task goes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from ..._support.claim import Claim
+from ..._support.error_text import error_text
+from ..._support.logs import ALL_FRAMES, logger_of
+from ...operations import QueueStats
+from ...operations.attempts import brief, given_up, retry_text, spoken, task_name
+from ...operations.bulk import CRASHED
+from ...queue.spec import QueueSpec
+from ..handling.jobs import Job
+from ..handling.outcomes import Kind, Outcome, is_signal
+from .health import Pulse
+
+logger = logger_of("sqlqueue.worker")
+_NOTHING = nullcontext()
+
+
+class Reports:
+    """Log lines, each with its facts as attributes of the record, and counts of what has happened."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        self.counts: Counter[str] = Counter()
+        """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+
+    wants_depth = False
+    """Whether :meth:`depth` does anything with what it is told."""
+
+    def running(self, job: Job) -> AbstractContextManager[None]:
+        """The handler is called within."""
+        return _NOTHING
+
+    def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
+        """How many tasks there are."""
+
+    def claimed(self, job: Job) -> None:
+        self.counts["claimed"] += 1
+        if _is_wordy():
+            self._say(logging.DEBUG, "%s claimed", job)
+
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
+        """A handler has ended; ``error`` is what it raised, if it did.  Returns what that comes to for the task."""
+        if error is not None:
+            return self._ended_early(job, outcome, error)
+        self.counts[outcome.kind] += 1
+        if _is_wordy():
+            self._say(logging.DEBUG, "%s %s", job, outcome.kind, outcome=outcome.kind, seconds=job.seconds)
+        return outcome.kind
+
+    def _ended_early(self, job: Job, outcome: Outcome, error: BaseException) -> Kind:
+        """A retry is a warning, a dead letter an error; of signals there is no traceback."""
+        kind: Kind = outcome.kind
+        level, text, retry_in = logging.DEBUG, str(kind), outcome.delay
+        raised = None if is_signal(error) else error
+        if outcome.kind == "failed":
+            kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
+        elif outcome.kind == "discarded":
+            level = logging.ERROR
+        elif raised is not None:  # an outage, of which nothing is known that its text does not tell
+            level, text, raised = logging.WARNING, f"does not count, {retry_text(retry_in)}", None
+        self.counts[kind] += 1
+        facts: dict[str, Any] = {"outcome": kind, "seconds": job.seconds, "retry_in": retry_in}
+        if level == logging.DEBUG:
+            self._say(level, "%s %s", job, text, **facts)
+        else:
+            reason = brief(outcome.error or error_text(error))
+            self._say(level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
+        return kind
+
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
+        """Of ``number`` tasks the last attempt has crashed; ``some`` of them, with the number of that attempt."""
+        kind, level, text, _ = given_up(recurs=spec.has("schedule"))
+        self.counts[kind] += number
+        named = some if number >= len(some) else ()  # another worker was faster with some of them, and tells of those
+        for claim, tries in named:
+            facts = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
+            line, shown = "%s: attempt %d/%d failed (%s), %s", (task_name(claim), tries, tries, CRASHED, text)
+            logger.log(level, line, *shown, extra={**facts, "outcome": kind})
+        if more := number - len(named):
+            logger.log(level, "%s: %d more tasks failed (%s), %s", spec.entity.__name__, more, CRASHED, text)
+        return kind
+
+    def lost(self, job: Job) -> None:
+        self.counts["lost"] += 1
+        reason = job.reason or "its lease ended, or it was cancelled, settled or deleted elsewhere"
+        self._say(logging.WARNING, "%s is lost, and what it did is dropped: %s", job, reason)
+
+    def overdue(self, job: Job) -> None:
+        self.counts["overdue"] += 1
+        limit = job.handler.timeout
+        self._say(logging.WARNING, "%s runs for longer than %s, and a thread cannot be stopped", job, limit)
+
+    def retried(self, job: Job, error: BaseException) -> None:
+        self.counts["retries"] += 1
+        said = brief(error_text(error))
+        self._say(logging.INFO, "%s runs again at once, its transaction fell victim to another: %s", job, said)
+
+    def reached(self) -> None:
+        """The database does what it is asked."""
+        self.pulse.reached()
+
+    def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
+        self.pulse.missed()
+        self.counts["database_errors"] += 1
+        logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
+
+    def broken(self, what: str, error: BaseException) -> None:
+        self.counts["database_errors"] += 1
+        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # of the database's refusals the text says enough
+        logger.error("cannot %s", what, exc_info=error, extra=frames)
+
+    def chore_failed(self, name: str, error: Exception) -> None:
+        """Log that the chore of this ``name`` failed: what the database says of it, but no statement."""
+        self.counts["database_errors"] += 1
+        if isinstance(error, DBAPIError):
+            logger.error("%s failed: %s", name, str(error.orig).strip())
+        else:
+            logger.error("%s failed", name, exc_info=error)
+
+    def _say(self, level: int, message: str, job: Job, *arguments: Any, exc_info: Any = None, **facts: Any) -> None:
+        if logger.isEnabledFor(level):
+            named = {"queue": job.claim.entity.__name__, "identity": job.claim.identity, "attempt": job.claim.attempt}
+            logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
+
+
+def _is_wordy() -> bool:
+    """Whether to say what there is to say of every job; it is not even put together otherwise."""
+    return logger.isEnabledFor(logging.DEBUG)

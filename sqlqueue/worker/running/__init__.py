@@ -1,0 +1,1 @@
+"""Calls handlers, keeps their leases alive meanwhile, and writes their outcomes."""

@@ -1,0 +1,137 @@
+"""Writes outcomes, those of a few milliseconds together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sqlalchemy.exc import DBAPIError
+
+from ...dialects.base import Adapter
+from ...transaction.notifications import channel_of, spread
+from ..concurrency.event_loop import soon
+from ..database.backoff import insist, passes
+from ..database.base import Database
+from ..handling.jobs import InFlight, Job
+from ..handling.outcomes import Outcome, Written, outcome_of, write_what_is_free
+from ..reporting.reports import Reports
+
+GATHER = 0.003
+"""Seconds for which the first outcome waits for others.  What is not written yet is done again after a crash."""
+LARGEST = 500
+LOCKED = 0.2
+"""Seconds until a row that others have locked is tried again."""
+WAITING = ("failed", "snoozed")
+"""Outcomes that come due at a moment of which no poller knows yet."""
+
+
+class _Pending(NamedTuple):
+    job: Job
+    outcome: Outcome
+
+
+class Completer:
+    """Takes the outcomes of one queue from any thread; a task of the event loop writes them, as long as it takes."""
+
+    def __init__(self, database: Database, adapter: Adapter, in_flight: InFlight, reports: Reports) -> None:
+        self._database = database
+        self._adapter = adapter
+        self._in_flight = in_flight
+        self._reports = reports
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[_Pending] = []
+        self._postponed: list[_Pending] = []
+        self._some = asyncio.Event()
+        self._told = False
+        """Whether the loop is to look, or about to."""
+        self._closing = False
+
+    @property
+    def backlog(self) -> int:
+        """How many tasks are done and not settled."""
+        return len(self._pending) + len(self._postponed)
+
+    def put(self, job: Job, outcome: Outcome) -> None:
+        self._pending.append(_Pending(job, outcome))
+        if not self._told:
+            self._told = True
+            soon(self._loop, self._some.set)
+
+    async def settle(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
+        """Write these now; what others have locked is tried again later, by :meth:`run`."""
+        await self._write([_Pending(*each) for each in outcomes])
+
+    def close(self) -> None:
+        """Let :meth:`run` end, once all is written."""
+        self._closing = True
+        self._some.set()
+
+    async def run(self) -> None:
+        while not (self._closing and not self.backlog):
+            await self._some.wait()
+            if len(self._pending) < LARGEST and not self._closing:
+                await asyncio.sleep(GATHER)
+            self._some.clear()
+            self._told = False  # first, so that who finds it so has its outcome in this batch
+            batch = self._pending[:LARGEST]
+            del self._pending[: len(batch)]  # and not what came in the meantime
+            if self._pending:
+                self._some.set()
+            await self._write(batch)
+
+    async def _write(self, batch: Sequence[_Pending]) -> None:
+        if not batch:
+            return
+        try:
+            written = await insist(
+                lambda: self._settle(batch), f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._passes
+            )
+        except Exception as error:
+            await self._write_each(batch, error)
+            return
+        locked = [each for each in batch if written.locked and each.job.claim in written.locked]
+        kept = {job for job, _ in locked}
+        for job, _ in batch:
+            if written.lost and job.claim in written.lost:
+                self._reports.lost(job)
+            if job not in kept:
+                self._in_flight.remove(job)
+        spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
+        self._postpone(locked)
+
+    def _passes(self, error: BaseException) -> bool:
+        # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass
+        if not isinstance(error, DBAPIError):
+            return passes(error, self._adapter)
+        # its own statements are as quick as the server: if one took too long for a driver, that was no fault of theirs
+        return error.connection_invalidated or self._adapter.is_outage(error) or self._adapter.is_transient(error)
+
+    async def _settle(self, batch: Sequence[_Pending]) -> Written:
+        outcomes = [(job.claim, outcome) for job, outcome in batch]
+        return await self._database.run(lambda session: write_what_is_free(session, outcomes))
+
+    def _postpone(self, batch: Sequence[_Pending]) -> None:
+        """Try again a little later, and let nothing else wait for it."""
+        if batch:
+            self._postponed += batch
+            self._loop.call_later(LOCKED, self._resume)
+
+    def _resume(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        self._pending += postponed
+        self._some.set()
+
+    async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
+        """One of them cannot be written, and must not keep the others from it.  Its lease will end."""
+        if len(batch) > 1:
+            for each in batch:
+                await self._write([each])
+            return
+        (one,) = batch
+        if one.outcome.result is not None:  # which is no JSON, or none that the database takes
+            self.put(one.job, failure := outcome_of(error))
+            self._reports.finished(one.job, failure, error)
+            return
+        self._reports.broken(f"settle {one.job}", error)
+        self._in_flight.remove(one.job)

@@ -1,0 +1,215 @@
+"""Calls handlers.  Written once: a coroutine handler's turn runs in a greenlet, where it is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
+
+from ... import operations
+from ..._support.exc import ArgumentError, ClaimLostError
+from ..._support.jsontext import check_json
+from ...dialects.base import Adapter
+from ...transaction.claims import carry, is_unsettled
+from ..concurrency.event_loop import soon
+from ..database.base import Database
+from ..handling.handlers import Handler
+from ..handling.jobs import Job, current
+from ..handling.outcomes import Outcome, completed, outcome_of
+from ..reporting.reports import Reports
+
+TRIES = 4
+"""How often a handler is called in one attempt whose transaction falls victim to others."""
+
+
+class Executor:
+    """Does one job after the other with one handler."""
+
+    def __init__(self, handler: Handler, database: Database, adapter: Adapter, reports: Reports) -> None:
+        self.handler = handler
+        self.database = database
+        self.adapter = adapter
+        self.reports = reports
+
+    async def perform_coroutine(self, job: Job) -> Outcome | None:
+        """:meth:`perform` with a coroutine handler, which losing the task cancels."""
+        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        job.begin(lambda: soon(loop, task.cancel))
+        outcome: Outcome | None = await greenlet_spawn(self._perform, job)
+        return outcome
+
+    def perform(self, job: Job) -> Outcome | None:
+        """Call the handler; what is left to be written, or nothing if it is written or the task is lost."""
+        job.begin()
+        return self._perform(job)
+
+    def _perform(self, job: Job) -> Outcome | None:
+        try:
+            return self._performed(job)
+        except Exception as error:  # such as of a retry policy; the slot must not end with it
+            self.reports.broken(f"tell what becomes of {job}", error)
+            return None
+
+    def _performed(self, job: Job) -> Outcome | None:
+        if job.is_lost:  # while it waited for its turn
+            self.reports.lost(job)
+            return None
+        try:
+            outcome = completed(self.known(job, lambda: self._try(job)))
+        except BaseException as error:
+            job.end()
+            failure = self.judge(job, error)
+            if failure is not None:
+                self.reports.finished(job, failure, error)
+            return failure
+        job.end()
+        self.reports.finished(job, outcome)
+        return None if self.handler.takes_session else outcome
+
+    def known(self, job: Job, work: Callable[[], object]) -> object:
+        """What ``work`` returns, which may ask for :func:`.current_job`."""
+        token = current.set(job)
+        try:
+            with self.reports.running(job):
+                return work()
+        finally:
+            current.reset(token)
+
+    def _try(self, job: Job) -> object:
+        """What the handler returned."""
+        for left in reversed(range(TRIES)):
+            try:
+                if self.handler.takes_session:
+                    return self._in_session(job)
+                result = self.call(job.task)
+                _refuse_lost(job)
+                return result
+            except DBAPIError as error:
+                if not left or not self.handler.takes_session or not self.adapter.is_transient(error):
+                    raise
+                job.settling = False
+                self.reports.retried(job, error)
+                self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
+        raise AssertionError
+
+    def _in_session(self, job: Job) -> object:
+        """The handler's writes and the completion are one commit."""
+        handed, session = self.database.open()
+        with closing(session):
+            try:
+                if not session.in_transaction():
+                    session.begin()  # autobegin=False
+                task = self._attach(session, job)
+                result = self.call(handed, task)
+                _refuse_deletion(session, task)
+                job.settling = True
+                _refuse_lost(job)
+                if is_unsettled(task):
+                    operations.complete(session, task, result)
+                session.commit()
+                return result
+            except BaseException:
+                session.rollback()  # a close alone would leave instances as the handler made them, for the next try
+                raise
+
+    def _attach(self, session: Session, job: Job) -> Any:
+        """The claimed task in the handler's session."""
+        spec, options = job.handler.spec, job.handler.options
+        if spec.is_plain and not options:
+            session.add(job.task)
+            if instance_state(job.task).expired_attributes:  # by the rollback of the try before
+                session.refresh(job.task)
+            return job.task
+        # what was loaded with it may be shared with other jobs, and cannot be in two sessions
+        (task,) = self.adapter.load(session, spec, [job.claim.identity], options)
+        carry(job.task, task)
+        return task
+
+    def call(self, *arguments: Any) -> object:
+        """What the handler returns, if its model keeps that."""
+        result: Any = self.handler.function(*arguments)
+        is_awaitable = result is not None and inspect.isawaitable(result)
+        if is_awaitable != self.handler.is_coroutine:
+            _refuse(self.handler, result)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            result = await_only(_within(result, self.handler.timeout))
+        if not self.handler.spec.has("result"):
+            return None
+        check_json("result", result)  # in the handler's own attempt, and not when it is written along with others
+        return result
+
+    def _sleep(self, seconds: float) -> None:
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            await_only(asyncio.sleep(seconds))
+        else:
+            time.sleep(seconds)
+
+    def judge(self, job: Job, error: BaseException) -> Outcome | None:
+        if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
+            self.reports.lost(job)
+            return None
+        if isinstance(error, PoolTimeoutError) or (isinstance(error, DBAPIError) and self.adapter.is_outage(error)):
+            # no fault of the task's: not counted, but not at once either, in case it is after all
+            return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
+        return outcome_of(error)
+
+
+def _refuse_deletion(session: Session, task: Any) -> None:
+    state = instance_state(task)
+    if task in session.deleted or state.deleted or state.was_deleted:
+        raise ArgumentError("a handler must not delete its task: QueueOptions(on_complete='delete') does it at the end")
+
+
+def _refuse(handler: Handler, result: Any) -> None:
+    """What a wrapper returns may be something else than what it wraps."""
+    if inspect.iscoroutine(result):
+        result.close()
+    kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")
+    raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
+
+
+def _refuse_lost(job: Job) -> None:
+    """A handler that was told to stop may have returned early: that completes nothing."""
+    if job.is_lost:
+        raise ClaimLostError([job.claim])
+
+
+async def _within(awaitable: Any, timeout: timedelta | None) -> object:
+    if timeout is None:
+        return await awaitable
+    limit = asyncio.timeout(timeout.total_seconds())
+    try:
+        async with limit:
+            return await awaitable
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"its handler ran for longer than {timeout}") from None
+        raise
+
+
+@contextmanager
+def closing(session: Session) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        try:
+            session.close()
+        except DBAPIError:
+            session.close()  # a deadlock has taken a savepoint along, and the first time ended at that

@@ -1,0 +1,108 @@
+"""Where handlers run: threads for functions, tasks of the event loop for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from ..handling.jobs import Job
+from ..handling.outcomes import Outcome
+from .executor import Executor
+
+Done = Callable[[Job, "Outcome | None"], None]
+"""Called with a job and what is left to be written of it, on whatever thread."""
+
+
+class Pool(Protocol):
+    """So many jobs at a time; the others wait their turn."""
+
+    def put(self, job: Job) -> None: ...
+
+    def withdraw(self) -> list[Job]:
+        """Take back what has not begun."""
+        ...
+
+    async def ended(self) -> None:
+        """Wait for what runs, as far as it can be stopped."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadPool:
+    """Daemon threads: a handler that never returns does not keep the process from ending."""
+
+    def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
+        self._executor = executor
+        self._done = done
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._count = count
+        for number in range(count):
+            threading.Thread(target=self._work, name=f"sqlqueue-{name}-{number}", daemon=True).start()
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def withdraw(self) -> list[Job]:
+        jobs: list[Job] = []
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return jobs
+            if job is not None:
+                jobs.append(job)
+
+    async def ended(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._done(job, self._executor.perform(job))
+
+
+class CoroutinePool:
+    def __init__(self, executor: Executor, count: int, done: Done) -> None:
+        self._executor = executor
+        self._done = done
+        self._jobs: deque[Job] = deque()
+        self._free = count
+        self._running: set[asyncio.Task[None]] = set()
+
+    def put(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._start()
+
+    def withdraw(self) -> list[Job]:
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        return jobs
+
+    async def ended(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running)
+
+    def close(self) -> None:
+        pass
+
+    def _start(self) -> None:
+        while self._free and self._jobs:
+            self._free -= 1
+            task = asyncio.create_task(self._work(self._jobs.popleft()))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _work(self, job: Job) -> None:
+        try:
+            self._done(job, await self._executor.perform_coroutine(job))
+        finally:
+            self._free += 1
+            self._start()
