@@ -13,7 +13,6 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
 from .model.mixins import QueueMixin
-from .operations import pausing
 from .operations.enqueueing import OnConflict
 from .operations.settling import Tasks
 from .queue.spec import Where
@@ -90,9 +89,9 @@ class AsyncQueueSession(AsyncSession):
     prune = _awaited(operations.prune)
     set_limit = _awaited(operations.set_limit)
     limits = _awaited(operations.limits)
-    pause = _awaited(pausing.pause)
-    resume = _awaited(pausing.resume)
-    paused = _awaited(pausing.paused)
+    pause = _awaited(operations.pause)
+    resume = _awaited(operations.resume)
+    paused = _awaited(operations.paused)
 
     find = _awaited(operations.find)
     stats = _awaited(operations.stats)

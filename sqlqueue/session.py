@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from . import operations
-from .operations import pausing
 
 
 class QueueSession(Session):
@@ -39,9 +38,9 @@ class QueueSession(Session):
     prune = operations.prune
     set_limit = operations.set_limit
     limits = operations.limits
-    pause = pausing.pause
-    resume = pausing.resume
-    paused = pausing.paused
+    pause = operations.pause
+    resume = operations.resume
+    paused = operations.paused
 
     find = operations.find
     stats = operations.stats

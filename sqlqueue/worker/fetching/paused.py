@@ -12,7 +12,8 @@ from sqlalchemy import Engine, Table, inspect, select
 from sqlalchemy.orm import Session
 
 from ..._support.exc import SchemaMismatchError
-from ...operations.pausing import not_paused, pause_table
+from ...model.pause import pause_table
+from ...operations.pausing import not_paused
 from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe
 from ..concurrency.event_loop import soon
