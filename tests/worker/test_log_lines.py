@@ -186,7 +186,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
     with caplog.at_level(logging.DEBUG, "sqlqueue"):
         workers.start(worker)
         eventually(lambda: "ValueError" in caplog.text)
-    assert "/worker/performer.py" in caplog.text
+    assert "/worker/running/executor.py" in caplog.text
 
 
 def test_nothing_from_elsewhere_reaches_the_log_as_it_is(
