@@ -15,7 +15,7 @@ from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
 from ...operations import QueueStats
-from ...operations.attempts import brief, given_up, retry_text, spoken, task_name
+from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
@@ -63,7 +63,9 @@ class Reports:
         kind: Kind = outcome.kind
         level, text, retry_in = logging.DEBUG, str(kind), outcome.delay
         raised = None if is_signal(error) else error
-        if outcome.kind == "failed":
+        if job.handler.mode == "at-most-once":
+            kind, level, text, retry_in = _completed_before(outcome)
+        elif outcome.kind == "failed":
             kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
         elif outcome.kind == "discarded":
             level = logging.ERROR
@@ -132,6 +134,13 @@ class Reports:
         if logger.isEnabledFor(level):
             named = {"queue": job.claim.entity.__name__, "identity": job.claim.identity, "attempt": job.claim.attempt}
             logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
+
+
+def _completed_before(outcome: Outcome) -> Prospect:
+    """Return what an outcome means for a task that was completed before its handler was called: it stays completed."""
+    if outcome.kind in ("failed", "discarded"):
+        return Prospect("failed", logging.ERROR, "not retried: it was completed before its handler was called")
+    return Prospect("completed", logging.DEBUG, "stays completed")
 
 
 def _is_wordy() -> bool:
