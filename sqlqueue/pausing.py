@@ -16,6 +16,7 @@ from .clock import utcnow
 from .columns import LONGEST_NAME, LONGEST_TOPIC
 from .definition import place
 from .dialects import error_type, key_type, timestamp_type
+from .dialects.base import Adapter
 from .exc import ArgumentError, ConfigurationError
 from .mixins import QueueMixin, subclasses
 from .operations import default_claimer
@@ -152,12 +153,12 @@ def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
 
 
-def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
     """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)
-    return (spec["topic"].not_in(topics),) if topics else ()
+    return (~adapter.one_of(spec, spec["topic"], topics),) if topics else ()
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from sqlalchemy import Engine, Table, inspect, select
 from sqlalchemy.orm import Session
 
+from ..dialects import adapter_for
 from ..exc import SchemaMismatchError
 from ..pausing import not_paused, pause_table
 from ..spec import Criterion, QueueSpec
@@ -55,7 +56,7 @@ class Gate:
         if place is None:
             return ()
         if spec not in self._where:
-            self._where[spec] = not_paused(spec, self._paused.get(place, ()))
+            self._where[spec] = not_paused(adapter_for(place[0].dialect), spec, self._paused.get(place, ()))
         return self._where[spec]
 
     async def verify(self) -> None:
