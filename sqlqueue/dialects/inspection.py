@@ -14,6 +14,7 @@ from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.types import TypeEngine
 
 from ..clock import utcdefault
+from .naming import live_name, live_qualifier, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Inspection:
 
     partial_index: ClassVar[str | None] = None
     """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
+
+    reviving: ClassVar[str | None] = None
+    """The statement by which an index serves queries again that is switched off, or was never finished."""
 
     alters_defaults: ClassVar[bool] = True
     """Whether a column that is there can be given another default, other than by copying its table."""
@@ -86,6 +90,12 @@ class Inspection:
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         """The indexes of ``table`` that are there and do not serve queries."""
         return ()
+
+    def revival(self, connection: Connection, index: Index) -> str | None:
+        """:attr:`reviving`, of this index."""
+        table: Any = index.table
+        names = {"table": live_name(connection, table), "schema": live_qualifier(connection, table)}
+        return self.reviving and self.reviving.format(index=plain(connection.dialect, str(index.name)), **names)
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         """The collations of the columns of ``table``, by name, where keys have one of their own."""
