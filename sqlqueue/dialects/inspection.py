@@ -61,6 +61,11 @@ class Inspection:
         """The option of ``Index`` in which this dialect finds a predicate."""
         return self.partial_index
 
+    @property
+    def indexes_all(self) -> bool:
+        """Whether the index of claims has the tasks of every status, since no index has a predicate."""
+        return self.predicate_option is None
+
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         """The indexes that ``table`` has now, by name."""
         reflected = inspect(connection).get_indexes(table.name, schema=connection.schema_for_object(table))

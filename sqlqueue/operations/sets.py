@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from ..dialects.base import Adapter
 from ..lives import redriving
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Assignment, is_exhausted, is_final, is_held, is_hung, only, picks, state, write
+from ..statements import Assignment, exhausted_picks, is_exhausted, is_final, is_held, is_hung, only, state, write
 from ..states import FINAL, Status
 from ..transitions import Held, ending, finishing
 from ..wakeups import announce
@@ -120,8 +120,8 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
 def _renew_crashed(
     adapter: Adapter, session: Session, spec: QueueSpec, values: Sequence[Assignment], number: int
 ) -> int:
-    _, due = picks(spec, within(session, spec), ())
-    keys = adapter.lock(session, replace(due(number), state=(is_exhausted(spec),)))
+    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.indexes_all)
+    keys = adapter.lock(session, crashed(number))
     if not keys:
         return 0
     read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.key_in(spec, keys))

@@ -16,7 +16,7 @@ from ..clock import utcnow
 from ..dialects.base import Adapter
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
+from ..statements import Pick, exhausted_picks, has_come, is_available, is_due, is_early, picks, state, write
 from ..states import Status
 from ..transitions import Held
 from ._connection import AnySession, open_, session_of
@@ -117,8 +117,7 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     """Up to ``limit`` tasks that :func:`.rescue` would discard, with the number of the last attempt; locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
-    _, due = picks(spec, within(session, spec), ())
-    pick = replace(due(limit), state=(is_exhausted(spec),))
+    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.indexes_all)(limit)
     before = spec["attempts_before"] if spec.has("attempts_before") else literal_column("0")
     rows: Any = adapter.execute(session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit))
     found: list[tuple[Claim, int]] = []
