@@ -20,6 +20,7 @@ class CockroachDB(PostgreSQL):
     minimum: ClassVar[tuple[int, ...]] = (22, 2)
     needed = "SKIP LOCKED"
     # its dialect reads the options of PostgreSQL's
+    reviving = None
     partial_index: ClassVar[str | None] = None
     harmless_levels = ("READ COMMITTED", "SERIALIZABLE")
 

@@ -14,6 +14,7 @@ from sqlalchemy.engine.interfaces import ReflectedIndex
 from sqlalchemy.types import TypeEngine
 
 from ..sql.clock import utcdefault
+from .naming import live_name, live_qualifier, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,9 @@ class Inspection:
     partial_index: ClassVar[str | None] = None
     """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
 
+    reviving: ClassVar[str | None] = None
+    """The statement by which an index serves queries again that is switched off, or was never finished."""
+
     alters_defaults: ClassVar[bool] = True
     """Whether a column that is there can be given another default, other than by copying its table."""
 
@@ -56,6 +60,11 @@ class Inspection:
     def predicate_option(self) -> str | None:
         """The option of ``Index`` in which this dialect finds a predicate."""
         return self.partial_index
+
+    @property
+    def indexes_all(self) -> bool:
+        """Whether the index of claims has the tasks of every status, since no index has a predicate."""
+        return self.predicate_option is None
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         """The indexes that ``table`` has now, by name."""
@@ -86,6 +95,12 @@ class Inspection:
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         """The indexes of ``table`` that are there and do not serve queries."""
         return ()
+
+    def revival(self, connection: Connection, index: Index) -> str | None:
+        """:attr:`reviving`, of this index."""
+        table: Any = index.table
+        names = {"table": live_name(connection, table), "schema": live_qualifier(connection, table)}
+        return self.reviving and self.reviving.format(index=plain(connection.dialect, str(index.name)), **names)
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         """The collations of the columns of ``table``, by name, where keys have one of their own."""

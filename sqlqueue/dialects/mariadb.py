@@ -6,17 +6,29 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Delete, Select, Table, func, select, text
+from sqlalchemy import Connection, Delete, Select, Table, column, func, select, table, text
 from sqlalchemy.orm import Session
 
 from ..queue.spec import Identity, QueueSpec
 from ..sql.clock import utcnow
 from ..sql.selection import Pick, is_available
-from .mysql import MySQL, force_index
+from .inspection import LiveIndex, Term
+from .mysql import MySQL, force_index, is_of
 from .naming import Naming
 
+_STATISTICS = table(
+    "statistics",
+    *map(column, ("table_schema", "table_name", "index_name", "seq_in_index", "column_name")),
+    *map(column, ("collation", "non_unique", "ignored")),
+    schema="information_schema",
+)
+_PLACE = (_STATISTICS.c.index_name, _STATISTICS.c.seq_in_index)
+_TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.collation, _STATISTICS.c.non_unique)
+_IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
 _PASSED = 300
 """So many rows, locked by others, a claim is expected to pass."""
 
@@ -33,6 +45,7 @@ class MariaDB(MySQL):
     exact: ClassVar[str | None] = "utf8mb4_nopad_bin"
     minimum: ClassVar[tuple[int, ...]] = (10, 6)
     reads_only = "tx_read_only"
+    reviving = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
     # from 1,000 values on an IN becomes a join with a derived table, which may be read, and locked, in any order
     batch = 999
 
@@ -52,8 +65,23 @@ class MariaDB(MySQL):
         nearest = self.looking(available, pick.spec["available_at"].label("moment")).subquery("nearest")
         return select((func.max(nearest.c.moment) > utcnow()).label("some_are_early"))
 
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        # one that is IGNORED, SQLAlchemy does not find
+        terms = _IGNORED.where(is_of(connection, table, _STATISTICS))
+        ignored = {
+            name: LiveIndex(
+                terms=tuple(Term(each.column_name, each.collation == "D") for each in rows),
+                predicate=None,
+                unique=not rows[0].non_unique,
+                usable=False,
+            )
+            for name, group in groupby(connection.execute(terms), key=itemgetter(0))
+            if (rows := list(group))
+        }
+        return {**super().live_indexes(connection, table), **ignored}
+
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        return ()  # an index that is IGNORED is one that SQLAlchemy does not find
+        return ()  # of those that SQLAlchemy finds
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         connection.execute(text(f"SET SESSION max_statement_time = {timeout.total_seconds():f}"))

@@ -119,6 +119,7 @@ class SQLServer(Adapter):
     error_text = mssql.NVARCHAR(2000)
     exact: ClassVar[str | None] = "Latin1_General_100_BIN2"
     partial_index: ClassVar[str | None] = "mssql_where"
+    reviving = "ALTER INDEX {index} ON {table} REBUILD"
     orders_freely = False
     transient: ClassVar[Collection[Any]] = _TRANSIENT
     outages: ClassVar[Collection[Any]] = _OUTAGES

@@ -107,6 +107,7 @@ class MySQL(Requests, Adapter):
     key_before_row = True
     # PyMySQL and what is made after it look for nothing but parameters between the parentheses
     sends_values_alone = True
+    reviving = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
     returning = False
     orders_freely = False
     changes_unseen = True
@@ -189,14 +190,14 @@ class MySQL(Requests, Adapter):
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
         terms = select(_STATISTICS.c.index_name, _STATISTICS.c.column_name).where(_STATISTICS.c.collation == "D")
-        return {(index, name) for index, name in connection.execute(terms.where(_is_of(connection, table)))}
+        return {(index, name) for index, name in connection.execute(terms.where(is_of(connection, table)))}
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        hidden = select(_STATISTICS.c.index_name).where(_is_of(connection, table), _STATISTICS.c.is_visible == "NO")
+        hidden = select(_STATISTICS.c.index_name).where(is_of(connection, table), _STATISTICS.c.is_visible == "NO")
         return connection.scalars(hidden).all()
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
-        found = select(_COLUMNS.c.column_name, _COLUMNS.c.collation_name).where(_is_of(connection, table, _COLUMNS))
+        found = select(_COLUMNS.c.column_name, _COLUMNS.c.collation_name).where(is_of(connection, table, _COLUMNS))
         return {each[0]: each[1] for each in connection.execute(found)}
 
     def server_findings(self, connection: Connection) -> Iterator[Finding]:
@@ -208,14 +209,14 @@ class MySQL(Requests, Adapter):
             yield read_only("this server has read_only set, as a replica has", "connect to the primary")
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        storage = connection.scalar(select(_TABLES.c.engine).where(_is_of(connection, spec.table, _TABLES)))
+        storage = connection.scalar(select(_TABLES.c.engine).where(is_of(connection, spec.table, _TABLES)))
         if storage and storage.upper() != "INNODB":
             name = live_name(connection, spec.table)
             message = f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims keep nobody out"
             fix = f"ALTER TABLE {name} ENGINE = InnoDB"
             yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
         partitioned = _PARTITIONS.c.partition_name.is_not(None)
-        parts = connection.scalar(select(func.count()).where(_is_of(connection, spec.table, _PARTITIONS), partitioned))
+        parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, _PARTITIONS), partitioned))
         if parts and not _is_partitioned(spec.table):
             message = f"{spec.table.fullname} is in partitions, of which its model does not tell: claims lock too much"
             fix = f'__table_args__ = {{"{self.name}_partition_by": "..."}}, as the table has it'
@@ -286,6 +287,6 @@ def _has_other_keys(table: Table, by: UniqueBy) -> bool:
     return any(columns != by.columns for columns in (*constraints, *indexes))
 
 
-def _is_of(connection: Connection, table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
+def is_of(connection: Connection, table: Table, source: TableClause = _STATISTICS) -> ColumnElement[bool]:
     schema = connection.schema_for_object(table) or func.database()
     return (source.c.table_schema == schema) & (source.c.table_name == table.name)

@@ -141,6 +141,7 @@ class Oracle(Adapter):
     json = json_text()  # SQLAlchemy has a JSON for Oracle from 2.1 on, and Oracle itself from 21c on
     transient: ClassVar[Collection[Any]] = _TRANSIENT
     outages: ClassVar[Collection[Any]] = _OUTAGES
+    reviving = "ALTER INDEX {schema}{index} VISIBLE, and ALTER INDEX {schema}{index} REBUILD if it is UNUSABLE"
     numbers_keys = False
     # ORA-01795: at most 1,000 expressions in a list
     batch = 1_000

@@ -73,6 +73,7 @@ class PostgreSQL(Notifications, Adapter):
     product = "PostgreSQL"
     minimum: ClassVar[tuple[int, ...]] = (12,)
     needed = "AS MATERIALIZED"
+    reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"
     partial_index: ClassVar[str | None] = "postgresql_where"
     passes_over: ClassVar[bool] = True
     # serialization failure, deadlock, lock not available

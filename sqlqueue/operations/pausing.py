@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from .._support import checks
 from .._support.error_text import error_text
 from .._support.exc import ArgumentError, ConfigurationError
+from ..dialects.base import Adapter
 from ..model.columns import LONGEST_NAME, LONGEST_TOPIC
 from ..model.mixins import QueueMixin
 from ..model.pause import pause_table
@@ -111,12 +112,12 @@ def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
 
 
-def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
     """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)
-    return (spec["topic"].not_in(topics),) if topics else ()
+    return (~adapter.one_of(spec, spec["topic"], topics),) if topics else ()
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, Table, inspect, select
 from sqlalchemy.orm import Session
 
 from ..._support.exc import SchemaMismatchError
+from ...dialects import adapter_for
 from ...model.pause import pause_table
 from ...operations.pausing import not_paused
 from ...queue.spec import Criterion, QueueSpec
@@ -57,7 +58,7 @@ class PausedQueues:
         if place is None:
             return ()
         if spec not in self._where:
-            self._where[spec] = not_paused(spec, self._paused.get(place, ()))
+            self._where[spec] = not_paused(adapter_for(place[0].dialect), spec, self._paused.get(place, ()))
         return self._where[spec]
 
     async def verify(self) -> None:
