@@ -15,7 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin, UnsupportedDialectError
-from sqlqueue.dialects import adapter_for, adapters
+from sqlqueue.dialects import adapter_for, adapters, moment_defaults
+from sqlqueue.dialects.postgresql import PostgreSQL
 from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Base, Task
@@ -172,3 +173,14 @@ def test_an_engine_from_outside_carries_queues(tmp_path: Path) -> None:
 
 def test_and_does_not_without_its_package(tmp_path: Path) -> None:
     assert "NoSuchModuleError" in _use(tmp_path).stderr
+
+
+def test_an_adapter_whose_dialect_is_not_installed_is_left_out_of_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of CockroachDB, whose dialect is a package of its own."""
+
+    class Absent(PostgreSQL):
+        name = "absent"
+
+    present = dict(adapters())
+    monkeypatch.setattr("sqlqueue.dialects.adapters", lambda: {**present, "absent": Absent()})
+    assert set(moment_defaults()) == set(present)
