@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, Index, Select, Table
+from sqlalchemy import Column, ColumnClause, Index, Select, Table
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BooleanClauseList
 
@@ -121,8 +121,12 @@ def columns_of_all(columns: Any) -> set[Column[Any]]:
 
 
 def _table(statement: Any) -> Table:
-    (table,) = statement.get_final_froms() if isinstance(statement, Select) else [statement.table]
-    return table
+    if not isinstance(statement, Select):
+        return statement.table
+    # what it selects says so at less expense than get_final_froms(), which compiles the statement
+    columns = [each for column in statement.selected_columns for each in visitors.iterate(column)]
+    (table,) = {each.table for each in columns if isinstance(each, ColumnClause)}
+    return table  # type: ignore[return-value]
 
 
 def _conjuncts(terms: Sequence[Any]) -> Iterator[Any]:

@@ -86,7 +86,7 @@ def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bo
 
 def play_until(error: type[Broken], server: type[Server], dialect: str, name: str) -> None:
     """In one way after the other, until this promise is broken."""
-    for finely, seed in product((False, True), SEEDS):
+    for seed, finely in product(SEEDS, (False, True)):
         try:
             play(server, dialect, name, seed, finely=finely)
         except Broken as broken:
