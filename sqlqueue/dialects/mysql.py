@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnElement,
     Connection,
     Delete,
@@ -18,6 +20,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     Update,
+    and_,
     column,
     false,
     func,
@@ -32,13 +35,14 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
+from sqlalchemy.sql import operators
 from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.types import TypeEngine
 
 from ..clock import utc
 from ..findings import Finding, Severity
 from ..keytext import key_text
-from ..spec import Identity, QueueSpec
+from ..spec import Criterion, Identity, QueueSpec, conjuncts
 from ..statements import Pick, UniqueBy
 from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
@@ -134,7 +138,14 @@ class MySQL(Requests, Adapter):
             self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not have")
         super().judge(version, banner)
 
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(keys) != 1:
+            return super().key_in(spec, keys)
+        return and_(*(_unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
+
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        if pick.index is None:
+            pick = replace(pick, where=tuple(_unless_constant(pick.spec, term) for term in pick.where))
         # STRAIGHT_JOIN: an EXISTS in a criterion must not become a join that is read from the other table
         statement = super().picking(pick, *columns).prefix_with("STRAIGHT_JOIN")
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")
@@ -272,6 +283,19 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     if isinstance(statement, Select):
         return statement.with_hint(spec.table, hint)
     return statement.with_hint(hint)
+
+
+def _unless_constant(spec: QueueSpec, term: Criterion) -> Criterion:
+    """What ``term`` says of the last column of the key, as a range; any other term as it is.
+
+    The one row of a key that is given whole is read before all else, and stays locked although it does not match:
+    https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
+    """
+    column: Any = spec.primary_key[-1]
+    left, right = getattr(term, "left", None), getattr(term, "right", None)
+    if getattr(term, "operator", None) is not operators.eq or left is None or not column.shares_lineage(left):
+        return term
+    return and_(column >= right, column <= right) if isinstance(right, BindParameter) else term
 
 
 def _is_partitioned(table: Table) -> bool:

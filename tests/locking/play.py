@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 from sqlalchemy import Engine
 
-from sqlqueue import ClaimLostError, QueueSession
+from sqlqueue import ClaimLostError, QueueSession, claim_of
 from tests.locking.locks import Resource
 from tests.locking.server import Server, Transaction, Wait
 from tests.locking.wire import Line, engine_for
@@ -30,6 +30,8 @@ class Step:
     """The rows that it is about."""
     waits_for_nobody: bool = False
     """Promised of it, as of claims."""
+    keeps_to_its_rows: bool = False
+    """Promised of it: it keeps no lock on a row that it is not about."""
     settles: bool = False
     """With the commit, what was claimed is no longer held."""
 
@@ -64,13 +66,18 @@ class Actor:
                 except ClaimLostError:
                     session.rollback()
                     found, lost = [], True
-                shown = [task.id for task in found] if step.claims else "lost" if lost else "done"
+                shown = [_shown(task) for task in found] if step.claims else "lost" if lost else "done"
                 stage.tell(f"{self.name}'s {step}: {shown}")
                 self.claimed += found if step.claims else []
                 stage.judge.ends(self, found, lost=lost)
                 if lost or step.settles:
                     self.claimed.clear()
         self.step = None
+
+
+def _shown(task: Any) -> Any:
+    """By what it can be told on any server: one that gets a ``unique_key`` may have got its primary key there."""
+    return getattr(task, "unique_key", None) or claim_of(task).identity
 
 
 class Judge:

@@ -80,7 +80,7 @@ def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bo
     stage = ModelStage(server, dialect, scene.scripts(), finely=finely)
     for model, rows in scene.all_rows.items():
         stage.server.load(model.__table__, rows)
-    stage.judge = Promises(stage.server, scene.model.__table__)
+    stage.judge = Promises(stage.server, scene.model.__table__, scene.line)
     stage.run(iter(Random(seed).choices((0, 1, 2), k=200)))
 
 
