@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
-    BindParameter,
     ColumnElement,
     Connection,
     Delete,
@@ -35,7 +34,6 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedIndex
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
-from sqlalchemy.sql import operators
 from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.types import TypeEngine
 
@@ -46,7 +44,7 @@ from ..spec import Criterion, Identity, QueueSpec, conjuncts
 from ..statements import Pick, UniqueBy
 from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
-from .keys import ByKey
+from .keys import ByKey, unless_constant
 from .killing import Requests
 from .naming import Naming, live_name
 from .requests import milliseconds
@@ -141,11 +139,11 @@ class MySQL(Requests, Adapter):
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         if len(keys) != 1:
             return super().key_in(spec, keys)
-        return and_(*(_unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
+        return and_(*(unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         if pick.index is None:
-            pick = replace(pick, where=tuple(_unless_constant(pick.spec, term) for term in pick.where))
+            pick = replace(pick, where=tuple(unless_constant(pick.spec, term) for term in pick.where))
         # STRAIGHT_JOIN: an EXISTS in a criterion must not become a join that is read from the other table
         statement = super().picking(pick, *columns).prefix_with("STRAIGHT_JOIN")
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")
@@ -283,19 +281,6 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
     if isinstance(statement, Select):
         return statement.with_hint(spec.table, hint)
     return statement.with_hint(hint)
-
-
-def _unless_constant(spec: QueueSpec, term: Criterion) -> Criterion:
-    """What ``term`` says of the last column of the key, as a range; any other term as it is.
-
-    The one row of a key that is given whole is read before all else, and stays locked although it does not match:
-    https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
-    """
-    column: Any = spec.primary_key[-1]
-    left, right = getattr(term, "left", None), getattr(term, "right", None)
-    if getattr(term, "operator", None) is not operators.eq or left is None or not column.shares_lineage(left):
-        return term
-    return and_(column >= right, column <= right) if isinstance(right, BindParameter) else term
 
 
 def _is_partitioned(table: Table) -> bool:

@@ -16,7 +16,18 @@ from ..clock import utcnow
 from ..dialects.base import Adapter
 from ..mixins import QueueMixin
 from ..spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..statements import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
+from ..statements import (
+    Pick,
+    has_come,
+    is_available,
+    is_due,
+    is_early,
+    is_exhausted,
+    picks,
+    present_status,
+    state,
+    write,
+)
 from ..states import Status
 from ..transitions import Held
 from ._connection import AnySession, open_, session_of
@@ -74,7 +85,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     count("limit", limit)
     adapter = open_(session, spec, claims=True)
     _, due = picks(spec, within(session, spec), ())
-    waits = (*_waits(spec), has_come(spec), spec["status"] != state(Status.RUNNING))
+    waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
     keys = adapter.lock(session, pick)
     return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(spec, keys))

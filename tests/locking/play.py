@@ -55,6 +55,8 @@ class Actor:
     wait: Wait | None = None
     has_waited: bool = False
     """In this request."""
+    began_to_wait: int = 0
+    """At which turn."""
 
     def play(self, engine: Engine, stage: Stage) -> None:
         with QueueSession(engine, expire_on_commit=False) as session:
@@ -155,7 +157,8 @@ class ModelStage(Stage):
     def go(self, actor: Actor) -> None:
         self._turns[actor.name].switch()
         while not self._finely and (freed := [each for each in self.actors if each.wait and not self._holders(each)]):
-            self._turns[freed[0].name].switch()  # elsewhere nobody has to tell them
+            # elsewhere nobody has to tell them; and who waits longest is first
+            self._turns[min(freed, key=lambda each: each.began_to_wait).name].switch()
 
     def _holders(self, actor: Actor) -> list[str]:
         if actor.wait is None:
@@ -181,6 +184,7 @@ class ModelStage(Stage):
         actor.wait = wait
         if not actor.has_waited:
             self.tell(f"{actor.name}'s {actor.step}: waits")
+            actor.began_to_wait = len(self.trace)
         actor.has_waited = True
         self.judge.waits(actor, wait[0], self._holders(actor))
         if self._waits_for_itself(actor):

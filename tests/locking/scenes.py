@@ -11,7 +11,7 @@ from sqlqueue.operations.introducing import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
 from tests.locking.play import COMMIT, Script, Step
-from tests.locking.steps import COMPLETE, FAIL, RELEASE, Scene, claim, rows_of
+from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scene, claim, rows_of
 from tests.models import Film, Mail, Slot, Task, Visit
 
 _MINUTE = timedelta(minutes=1)
@@ -38,7 +38,7 @@ def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
     return lambda: [
         (claim(Mail, lease=lease), COMPLETE, COMMIT),
         (claim(Mail, Mail.topic == "x", lease=lease, topic="x"), COMPLETE, COMMIT),
-        (claim(Mail, Mail.id == 1, lease=lease, id=1), COMPLETE, COMMIT),
+        (*[claim(Mail, Mail.id == number, lease=lease, id=number) for number in (1, 5)], COMPLETE, COMMIT),
     ]
 
 
@@ -112,12 +112,13 @@ def _limits() -> Sequence[Script]:
     return [(claim(Visit), COMPLETE, COMMIT)] * 2
 
 
+_MAILS = [*rows_of(4, topic=["x", "y"]), {"id": 5, "topic": "x", "status": "completed", "finished_at": PAST}]
 _SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
 SCENES = {
     "leases": Scene(Task, rows_of(5), _leases),
     "locks": Scene(Task, rows_of(5), _locks),
-    "ways in": Scene(Mail, rows_of(4, topic=["x", "y"]), _ways("default")),
-    "ways in, locks": Scene(Mail, rows_of(4, topic=["x", "y"]), _ways(None)),
+    "ways in": Scene(Mail, _MAILS, _ways("default")),
+    "ways in, locks": Scene(Mail, _MAILS, _ways(None)),
     "twice": Scene(Mail, rows_of(5, topic=["x"]), _again("default")),
     "twice, locks": Scene(Mail, rows_of(5, topic=["x"]), _again(None)),
     "criteria": Scene(Task, rows_of(5, name=["a", "b"]), _criteria),

@@ -57,7 +57,7 @@ def _pruning() -> Sequence[Script]:
     """Old rows are deleted; some of them are called back to life, and what is alive is claimed."""
     final = ("completed", "discarded")
     old = _sweep("prune", lambda session, _: prune(session, Task, timedelta(minutes=1)), status=final)
-    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b"), name="b")
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b"), name=("b",))
     return [
         (old, COMMIT),
         (back, COMMIT),
@@ -67,8 +67,8 @@ def _pruning() -> Sequence[Script]:
 
 def _redriving() -> Sequence[Script]:
     """Sets are given up and called back while their tasks are claimed and settled."""
-    up = _sweep("discard", lambda session, _: session.discard(Task, Task.name == "b", error="no"), name="b")
-    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b", limit=1), name="b")
+    up = _sweep("discard", lambda session, _: session.discard(Task, Task.name == "b", error="no"), name=("b",))
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b", limit=1), name=("b",))
     return [
         (claim(Task, limit=2), COMMIT, COMPLETE, COMMIT),
         (up, COMMIT, back, COMMIT),
@@ -78,8 +78,8 @@ def _redriving() -> Sequence[Script]:
 
 def _rescuing() -> Sequence[Script]:
     """What has crashed in its last attempt is given up while what has crashed before is claimed."""
-    crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name="c")
-    few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name="c")
+    crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name=("c",))
+    few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name=("c",))
     return [
         (crashed, COMMIT),
         (few, COMMIT, few, COMMIT),
