@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import BindParameter, Column, ColumnElement, bindparam, or_, tuple_
+from sqlalchemy import BindParameter, Column, ColumnElement, and_, bindparam, or_, tuple_
+from sqlalchemy.sql import operators
 
 from ..queue.spec import Criterion, Identity, QueueSpec
 
@@ -96,3 +97,17 @@ class Keys:
 def _names_of(spec: QueueSpec, number: int) -> Identity:
     columns = enumerate(spec.primary_key)
     return tuple(bindparam(_KEY.format(number, n), type_=column.type) for n, column in columns)
+
+
+def unless_constant(spec: QueueSpec, term: Criterion) -> Criterion:
+    """What ``term`` says of the last column of the key, as a range; any other term as it is.
+
+    MySQL and MariaDB read the one row of a key that is given whole before all else, and keep it locked although it does
+    not match:
+    https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
+    """
+    column: Any = spec.primary_key[-1]
+    left, right = getattr(term, "left", None), getattr(term, "right", None)
+    if getattr(term, "operator", None) is not operators.eq or left is None or not column.shares_lineage(left):
+        return term
+    return and_(column >= right, column <= right) if isinstance(right, BindParameter) else term

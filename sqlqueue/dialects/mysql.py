@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     Update,
+    and_,
     column,
     false,
     func,
@@ -36,13 +38,13 @@ from sqlalchemy.sql.expression import TableClause
 from sqlalchemy.types import TypeEngine
 
 from ..queue.findings import Finding, Severity
-from ..queue.spec import Identity, QueueSpec
+from ..queue.spec import Criterion, Identity, QueueSpec, conjuncts
 from ..sql.clock import utc
 from ..sql.key_text import key_text
 from ..sql.selection import Pick, UniqueBy
 from .base import Adapter, Replacement
 from .health import Plan, bare, explain, read_only
-from .keys import ByKey
+from .keys import ByKey, unless_constant
 from .killing import Requests
 from .naming import Naming, live_name
 from .requests import milliseconds
@@ -135,7 +137,14 @@ class MySQL(Requests, Adapter):
             self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not have")
         super().judge(version, banner)
 
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(keys) != 1:
+            return super().key_in(spec, keys)
+        return and_(*(unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
+
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        if pick.index is None:
+            pick = replace(pick, where=tuple(unless_constant(pick.spec, term) for term in pick.where))
         # STRAIGHT_JOIN: an EXISTS in a criterion must not become a join that is read from the other table
         statement = super().picking(pick, *columns).prefix_with("STRAIGHT_JOIN")
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")

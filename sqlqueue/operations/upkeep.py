@@ -25,6 +25,7 @@ from ..sql.selection import (
     is_due,
     is_early,
     picks,
+    present_status,
     state,
     write,
 )
@@ -84,7 +85,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     count("limit", limit)
     adapter = open_(session, spec, claims=True)
     _, due = picks(spec, within(session, spec), ())
-    waits = (*_waits(spec), has_come(spec), spec["status"] != state(Status.RUNNING))
+    waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
     keys = adapter.lock(session, pick)
     return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(spec, keys))

@@ -27,7 +27,7 @@ from .._support.claim import Claim
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
 from .clock import utcnow
-from .selection import Assignment, is_final, state
+from .selection import Assignment, is_final, present_status, state
 
 ATTEMPT = "sqlqueue_attempt"
 TOKEN = "sqlqueue_token"
@@ -123,9 +123,7 @@ class Held:
         """Holds for the rows that are ``mine`` by their keys and marks, and still held."""
         if self.only_locked:
             return and_(mine, ~is_final(self.spec))
-        # said so that no optimizer takes it for the condition of an index, and reads all that are scheduled by that
-        status = func.coalesce(self.spec["status"], literal_column("''"))
-        return and_(mine, status == state(Status.RUNNING))
+        return and_(mine, present_status(self.spec) == state(Status.RUNNING))
 
     def planned(self) -> list[Assignment]:
         """What a claim that only locks has not written yet of the moment that it was planned for."""
