@@ -213,7 +213,7 @@ def told(statements: list[str]) -> int:
 @every_way
 @pytest.mark.requires("statements_row")
 def test_as_many_statements_and_commits_as_the_table_says(one_task: Database, way: Way) -> None:
-    database = one_task.variant(isolation_level="READ COMMITTED" if one_task.case.locks_rows else "SERIALIZABLE")
+    database = one_task.variant(isolation_level="SERIALIZABLE" if one_task.case.one_writer else "READ COMMITTED")
     one_task.insert(Task, [{"id": 2}, {"id": 3}])
     with database.session() as session:  # a connection and a dialect that are known already
         way.end(session, way.begin(session))
