@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlqueue import Claim, claim_of
-from sqlqueue.operations.new_slots import ENDLESS
+from sqlqueue.kinds.new_slots import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking.play import COMMIT, Script, Step
 from tests.models import Film, Mail, Slot, Task, Visit
