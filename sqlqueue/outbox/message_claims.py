@@ -20,12 +20,12 @@ from .._support.checks import count, duration
 from .._support.claim import Claim, new_token
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..model.mixins import OutboxMixin
+from ..kinds import OutboxMixin
+from ..lifecycle.transitions import taking
 from ..operations import default_claimer
 from ..operations.session_criteria import within
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.selection import Assignment, Pick, picks, write
-from ..sql.transitions import taking
 from ..transaction.claims import Hold, ledger_of
 from ..transaction.connection import AnySession, open_to_claim, session_of
 from .order import Head, first_of, followers_of

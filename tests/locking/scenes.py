@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlqueue import Claim, claim_of
-from sqlqueue.operations.new_slots import ENDLESS
+from sqlqueue.kinds.new_slots import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
 from tests.locking.play import COMMIT, Script, Step

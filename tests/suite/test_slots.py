@@ -18,7 +18,7 @@ from sqlalchemy.pool import Pool
 
 from sqlqueue import Claim, ClaimLostError, Limit, QueueSession, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.new_slots import introduce
+from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.queue.spec import spec_of
 from tests.harness import Actor, Database
 from tests.models import Slot, Visit

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sqlalchemy import Executable, Select, and_, case, func, literal, literal_column, or_, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
 from ..dialects.base import Adapter
+from ..lifecycle.kind import Take
+from ..lifecycle.transitions import taking
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..sql.selection import Pick, picks, write
-from ..sql.transitions import taking
 from .new_slots import introduce, slots_of
 from .slots import FOREVER, holder, is_busy, is_draining, is_usable
 
 Key = str | None
-
-
-class Take(Protocol):
-    """Claims tasks by criteria, at most ``limit``.  ``named``: the criteria name rows by primary key."""
-
-    def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]: ...
 
 
 class Free(NamedTuple):

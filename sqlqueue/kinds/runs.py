@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, literal, null, select
 
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
 from .._support.logs import logger_of
-from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.transitions import tries
 from ..queue.schedules import is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
+from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment
-from ..sql.transitions import Held, renewing
-from .fenced_updates import Apply, updating
+from ..sql.selection import Assignment, state
 
 logger = logger_of("sqlqueue")
 
@@ -71,7 +71,22 @@ class Run(NamedTuple):
             return False  # it is run once, and then there is no next
 
 
-_END = "end"
+def renewing(held: Held, moment: datetime | None) -> list[Assignment]:
+    """A recurring task's next run: at ``moment``, or at once."""
+    spec = held.spec
+    at = utcnow() if moment is None else literal(moment, spec["available_at"].type)
+    return [
+        (spec["status"], state(Status.AVAILABLE if moment is None else Status.SCHEDULED)),
+        (spec["available_at"], at),
+        (spec["finished_at"], null()),
+        (spec["scheduled_for"], null()),
+        (spec["max_attempts"], held.fresh_budget),
+        (spec["attempts_before"], held.attempt),
+        *held.written(),
+    ]
+
+
+_REST = "the rest"
 _AT_ONCE = "at once"
 
 
@@ -81,85 +96,70 @@ class Renewals:
     By the schedule that a row has now, under its lock: whoever changes it meanwhile is waited for, and waits.
     """
 
-    def __init__(self, adapter: Adapter, session: Session, held: Held) -> None:
-        self.adapter = adapter
-        self.session = session
-        self.held = held
-        self.spec = held.spec
+    def __init__(self, fenced: Fenced) -> None:
+        self._fenced = fenced
+        self._held = fenced.held
+        self._spec = fenced.spec
 
-    def renew(self, claims: Sequence[Claim], kept: Sequence[Assignment], end: Apply) -> set[Identity]:
-        """Schedule them anew with ``kept`` written too, those due at one time in one statement; ``end`` the others."""
-        runs = self._runs(claims)
-        self._renew([claim for claim in claims if claim.identity in runs], runs, kept, end)
-        return set(runs)
+    def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
+        """Schedule the next runs with ``kept`` written too, those due at one time in one statement.
 
-    def renew_exhausted(self, claims: Sequence[Claim], kept: Sequence[Assignment], fail: Apply) -> set[Identity]:
-        """:meth:`renew` those that have used up their attempts; the others simply ``fail``."""
-        runs = self._runs(claims)
-        mine = [claim for claim in claims if claim.identity in runs]
-        spent = [claim for claim in mine if claim.attempt >= runs[claim.identity].max_attempts]
-        rest = [claim for claim in mine if claim not in spent]
-        if rest:
-            fail(self.adapter, self.session, self.held, rest)
-        self._renew(spent, runs, kept, fail)
-        return set(runs)
+        Only of tasks that have used up their attempts, if ``spent``.  Returns which claims still hold their rows, and
+        those of them that have no next run, or have attempts left.
+        """
+        runs = self._runs()
+        groups: defaultdict[datetime | str, list[Claim]] = defaultdict(list)
+        for claim in self._fenced.claims:
+            run = runs.get(claim.identity)
+            if run is not None:
+                has_attempts = spent and claim.attempt < run.max_attempts
+                groups[_REST if has_attempts else self._what_next(run)].append(claim)
+        rest = self._fenced.of(groups.pop(_REST, []))
+        for what, group in groups.items():
+            moment = what if isinstance(what, datetime) else None
+            self._fenced.of(group).write([*renewing(self._held, moment), *kept])
+        return set(runs), rest
 
-    def skip(self, claims: Sequence[Claim]) -> set[Identity]:
+    def skip(self) -> set[Identity]:
         """Schedule those anew that are not to be run now: too late, or before the first time; which those are."""
-        skips = self.spec.options.missed == "skip"
+        skips = self._spec.options.missed == "skip"
         groups: defaultdict[datetime | None, list[Claim]] = defaultdict(list)
-        runs = self._runs(claims)
-        for claim in claims:
+        runs = self._runs()
+        for claim in self._fenced.claims:
             run = runs.get(claim.identity)
             if run is not None and run.first is not None:
                 groups[run.first].append(claim)
             elif run is not None and skips and run.is_missed:
-                groups[run.next(self.spec)].append(claim)
+                groups[run.next(self._spec)].append(claim)
         for moment, group in groups.items():
-            self._write(renewing(self.held, moment), group)
+            self._fenced.of(group).write(renewing(self._held, moment))
         return {claim.identity for group in groups.values() for claim in group}
 
-    def _renew(
-        self, claims: Sequence[Claim], runs: Mapping[Identity, Run], kept: Sequence[Assignment], end: Apply
-    ) -> None:
-        groups: defaultdict[datetime | str, list[Claim]] = defaultdict(list)
-        for claim in claims:
-            groups[self._what_next(runs[claim.identity])].append(claim)
-        for what, group in groups.items():
-            if what == _END:
-                end(self.adapter, self.session, self.held, group)
-            else:
-                values = [*renewing(self.held, what if isinstance(what, datetime) else None), *kept]
-                self._write(values, group)
-
     def _what_next(self, run: Run) -> datetime | str:
-        if not self.held.only_locked and run.claimed_at is None:
+        if not self._held.only_locked and run.claimed_at is None:
             return _AT_ONCE  # it was enqueued anew while it ran
-        return run.next(self.spec) or _END
+        return run.next(self._spec) or _REST
 
-    def _write(self, values: Sequence[Assignment], claims: Sequence[Claim]) -> set[Identity]:
-        return updating(lambda *_: values)(self.adapter, self.session, self.held, claims)
-
-    def _runs(self, claims: Sequence[Claim]) -> dict[Identity, Run]:
-        """The runs of those of ``claims`` that still hold their rows, which are locked from here on."""
-        spec, adapter = self.spec, self.adapter
+    def _runs(self) -> dict[Identity, Run]:
+        """The runs of the claims that still hold their rows, which are locked from here on."""
+        spec, adapter = self._spec, self._fenced.adapter
         planned = func.coalesce(spec["scheduled_for"], spec["available_at"])
         roles = (
             spec["claimed_at"],
             spec["attempt"],
             spec["max_attempts"],
-            self.held.tries,
+            tries(self._held),
             spec["created_at"],
             utcnow(),
         )
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
-        mine = self._write([(spec["claimed_by"], spec["claimed_by"])], claims)
+        mine = self._fenced.write([(spec["claimed_by"], spec["claimed_by"])])
         found: dict[Identity, Run] = {}
         for keys in adapter.batches(spec, sorted(mine)):
             # locking again: a transaction that reads repeatably would see what was there when it began
             latest = read.where(adapter.key_in(spec, keys)).with_for_update(key_share=True)
             by_key = adapter.by_key(spec, latest)
-            for row in adapter.execute(self.session, spec, by_key):
+            for row in adapter.execute(self._fenced.session, spec, by_key):
                 width = len(spec.primary_key)
                 found[tuple(row[:width])] = Run(*row[width:])
         return found
