@@ -37,6 +37,7 @@ class Claim:
     """
 
     entity: type[QueueMixin]
+    """The model of the task."""
     identity: Identity
     attempt: int
     """Which attempt at the row it is, from 1 on."""

@@ -34,8 +34,15 @@ def public_names() -> dict[str, str]:
     return found
 
 
+def described_by_class(attribute: str) -> bool:
+    """Tell whether the docstring of its class names this attribute."""
+    owner, _, name = attribute.rpartition(".")
+    module, _, class_ = owner.rpartition(".")
+    return f"``{name}``" in (getattr(import_module(module), class_).__doc__ or "")
+
+
 def require_docstring(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    if not any(lines):
+    if not any(lines) and not (what == "attribute" and described_by_class(name)):
         logger.warning("%s %s has no docstring", what, name)
 
 
