@@ -70,7 +70,7 @@ class EngineCase:
     locks_rows: bool = True
     """Claimers lock single rows; without it, one writer locks the database."""
     statements_row: str = ""
-    """The row of the README's table of guarantees that counts its statements."""
+    """The row of the table of guarantees in docs/explanation/semantics.md that counts its statements."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
