@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,7 @@ MODULES = (
 logger = logging.getLogger(__name__)
 
 
+@cache
 def public_names() -> dict[str, str]:
     """Return the path of each public object where it is defined, and the path by which users import it."""
     found: dict[str, str] = {}
