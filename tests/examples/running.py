@@ -17,6 +17,8 @@ from tests.worker.crew import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+STARTING = 90.0
+"""Seconds that a program may take to start, or to do its work, on a machine that is busy."""
 
 
 def environment(**variables: str) -> Mapping[str, str]:
@@ -85,5 +87,5 @@ def answers(client: httpx2.Client, path: str) -> bool:
 def served(port: int) -> Iterator[httpx2.Client]:
     """A client of the server that starts on this port."""
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
-        eventually(lambda: answers(client, "/"))
+        eventually(lambda: answers(client, "/"), within=STARTING)
         yield client

@@ -7,8 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.examples.running import EXAMPLES, free_port, run, running, served, work
+import pytest
+
+from tests.examples.running import EXAMPLES, STARTING, free_port, run, running, served, work
 from tests.worker.crew import eventually
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def rows(database: Path, query: str) -> list[Any]:
@@ -32,7 +36,7 @@ def test_fastapi(tmp_path: Path) -> None:
         created = client.post("/customers", params={"name": "Ada"})
         assert created.status_code == 201
         path = f"/customers/{created.json()['id']}"
-        eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"})
+        eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
 
 
@@ -50,7 +54,9 @@ def test_flask(tmp_path: Path) -> None:
         path = f"/reports/{ordered.json()['id']}"
         assert client.get(path).json() == {"status": "available", "text": None}
         with running("flask_app", *work("worker:worker"), **url):
-            eventually(lambda: client.get(path).json() == {"status": "completed", "text": "Report for 2026"})
+            eventually(
+                lambda: client.get(path).json() == {"status": "completed", "text": "Report for 2026"}, within=STARTING
+            )
 
 
 def test_django(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_django(tmp_path: Path) -> None:
         path = f"/customers/{created.json()['id']}"
         assert client.get(path).json() == {"name": "Ada", "greeting": None}
         with running("django_alongside", *work("shop.queues:worker"), **variables):
-            eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"})
+            eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
     assert rows(database, "SELECT name FROM shop_customer") == [("Ada",)]
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
 
