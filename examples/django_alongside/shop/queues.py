@@ -38,7 +38,7 @@ class Welcome(QueueMixin, Base):
 class Customer(DjangoTable):
     __tablename__ = "shop_customer"
 
-    id: Mapped[int] = mapped_column(Key, primary_key=True)
+    id: Mapped[int] = mapped_column(Key, Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(String(100))
     greeting: Mapped[str | None] = mapped_column(String(200))
 
