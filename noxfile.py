@@ -53,7 +53,16 @@ def typing(session: nox.Session) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))  # the documentation uses what tests do
     session.run("mypy")
     session.run("pyright")
-    session.run("pytest", "tests/test_documented_types.py")
+    session.run("pytest", "tests/docs/test_types.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site; a broken link, or a public name without a docstring, is an error."""
+    session.install("-e", ".[alembic,asyncio,cli,cron]", *group("docs"))
+    site = Path(session.create_tmp()).resolve() / "site"
+    session.run("sphinx-build", "-W", "--keep-going", "-n", "-E", "-q", "docs", str(site), *session.posargs)
+    session.log(f"{site}/index.html")
 
 
 @nox.session

@@ -79,7 +79,7 @@ class EngineCase:
     obeys_hints: bool = True
     """Rows are locked, and passed over, as the statements say; without it, two claimers may get the same row."""
     statements_row: str = ""
-    """The row of the README's table of guarantees that counts its statements."""
+    """The row of the table of guarantees in docs/explanation/semantics.md that counts its statements."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False

@@ -53,6 +53,7 @@ class TaskFunction(Generic[Call, P, R, J]):
 
     @property
     def takes_session(self) -> bool:
+        """Whether the function's first parameter is a session."""
         return self._arguments.takes_session
 
     @overload

@@ -153,9 +153,13 @@ class ErrorGroup:
     """Failures with the same text: how many tasks, and when the first and the last of them was claimed."""
 
     message: str
+    """The text of the error."""
     count: int
+    """How many tasks failed with it."""
     first_seen: datetime | None
+    """When the first of them was claimed."""
     last_seen: datetime | None
+    """When the last of them was claimed."""
     example: Identity
     """The primary key of one of them, the last by key."""
     capped: bool = False

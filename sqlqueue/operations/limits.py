@@ -27,8 +27,11 @@ class Limit:
     """How many tasks with ``key`` may run at once, and how many do now."""
 
     key: str
+    """The ``limit_key`` of these tasks."""
     limit: int
+    """How many may run at once."""
     running: int
+    """How many run now."""
 
 
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:

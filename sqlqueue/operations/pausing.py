@@ -31,8 +31,11 @@ class Pause:
 
     topic: str | None
     paused_at: datetime
+    """Since when, by the database's clock."""
     paused_by: str
+    """The name that was given, or that of the host and the process."""
     reason: str | None
+    """The reason that was given."""
 
 
 def pause(

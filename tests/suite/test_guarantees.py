@@ -1,4 +1,4 @@
-"""The table of guarantees in README.md, row by row and column by column, on every engine."""
+"""The table of guarantees in docs/explanation/semantics.md, row by row and column by column, on every engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness import Actor, Database
 from tests.models import Ledger, Task
 from tests.suite.scenes import count, end_leases
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "semantics.md"
 
 
 class Way:
@@ -78,7 +78,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=[way.heading.strip("`") for
 
 def cell(row: str, way: Way) -> str:
     """What the table says."""
-    table = re.search(r"^\| \| one open transaction .*?\n\n", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    table = re.search(r"^\| \| one open transaction .*?\n\n", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert table is not None
     lines = [[part.strip() for part in line.strip("|").split("|")] for line in table[0].strip().splitlines()]
     (found,) = (line for line in lines if line[0] == row)
