@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from sqlalchemy import case, func, null
@@ -23,7 +22,7 @@ class Unique(Kind):
         yield KindIndex("unique", [spec["unique_key"]], spec["unique_key"].is_not(None), unique=True)
 
     def unique_by(self, spec: QueueSpec) -> UniqueBy | None:
-        return _by_unique_key(spec)
+        return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))
 
     def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
         """Tasks free their keys and remember them."""
@@ -36,11 +35,6 @@ class Unique(Kind):
     def revived(self, spec: QueueSpec) -> list[Assignment]:
         key, former = spec["unique_key"], spec["former_key"]
         return [(key, func.coalesce(key, former)), (former, null())]
-
-
-@cache
-def _by_unique_key(spec: QueueSpec) -> UniqueBy:
-    return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))
 
 
 UNIQUE = Unique(

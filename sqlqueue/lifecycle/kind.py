@@ -102,7 +102,7 @@ class Kind:
         """Called once the class that brings the columns is mapped, and has its indexes."""
 
     def unique_by(self, spec: QueueSpec) -> UniqueBy | None:
-        """By what an insert may meet a row, besides the primary key; always the same object."""
+        """By what an insert may meet a row, besides the primary key."""
         return None
 
     # -- inserts -------------------------------------------------------------------------------------------------------
@@ -226,15 +226,18 @@ def assigned(assignments: Iterable[Iterable[Assignment]]) -> list[Assignment]:
     return [assignment for some in assignments for assignment in some]
 
 
+@cache
 def recurs(spec: QueueSpec) -> bool:
     """Whether tasks of the queue may have a next run."""
     return any(kind.recurs for kind in kinds_of(spec))
 
 
+@cache
 def keeps_results(spec: QueueSpec) -> bool:
     return any(kind.keeps_results for kind in kinds_of(spec))
 
 
+@cache
 def holding_slots(spec: QueueSpec) -> Kind | None:
     """The kind by which a running task of the queue holds a slot, if there is one."""
     return next((kind for kind in kinds_of(spec) if kind.holds_slots), None)
@@ -244,10 +247,11 @@ def holds_tasks(spec: QueueSpec) -> bool:
     return all(kind.holds_tasks for kind in kinds_of(spec))
 
 
-def other_keys(spec: QueueSpec) -> list[UniqueBy]:
+@cache
+def other_keys(spec: QueueSpec) -> tuple[UniqueBy, ...]:
     """By what an insert may meet a row of the queue, besides the primary key."""
     ways = (kind.unique_by(spec) for kind in kinds_of(spec))
-    return [way for way in ways if way is not None]
+    return tuple(way for way in ways if way is not None)
 
 
 def renewed(fenced: Fenced, kept: Sequence[Assignment], *, spent: bool = False) -> tuple[set[Identity], Fenced]:
