@@ -278,7 +278,7 @@ def test_without_the_extra_there_is_a_line_of_advice() -> None:
     hide = "import sys; sys.modules['typer'] = None; from sqlqueue.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]', the")
+    assert ended.stderr.startswith("The sqlqueue command line needs an extra: pip install 'sqlalchemy-queue[cli]', the")
 
 
 def test_the_library_does_not_import_the_extra() -> None:
