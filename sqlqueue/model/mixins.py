@@ -1,4 +1,4 @@
-"""The mixins, which make a model a queue."""
+"""The mixins that turn a model into a queue."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from . import declaration
 
 
 class QueueMixin:
-    """Makes a model a queue.  Its rows are the tasks.
+    """A mixin that turns a model into a queue, whose rows are the tasks.
 
-    Each class that maps a table gets the columns below and two indexes; :class:`.QueueOptions` in ``__queue__`` says
-    the rest.  What cannot work is a :class:`.ConfigurationError` when the class is made.
+    Each class that maps a table gets the columns below and two indexes; ``__queue__`` takes :class:`.QueueOptions`.
+    The class definition raises :class:`.ConfigurationError` for a model that cannot be a queue.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions()
@@ -30,24 +30,27 @@ class QueueMixin:
 
     if TYPE_CHECKING:
         status: Mapped[str]
-        """A :class:`.Status`."""
+        """The task's :class:`.Status`."""
         priority: Mapped[int]
-        """Smaller first."""
+        """The priority; smaller numbers come first."""
         available_at: Mapped[datetime]
-        """From when the row may be claimed (again); when final, since when."""
+        """The time from which the row may be claimed (again); for final rows, the time when they became final."""
         attempt: Mapped[int]
-        """How often the row has been claimed.  Only ever grows."""
+        """How many times the row has been claimed.  Never decreases."""
         max_attempts: Mapped[int]
-        """No claim once ``attempt`` has come to this."""
+        """The value of ``attempt`` at which the row is no longer claimed."""
         claimed_by: Mapped[str | None]
+        """The name of the last claimer."""
         claimed_at: Mapped[datetime | None]
+        """The time of the last claim."""
         claim_token: Mapped[int]
-        """Of the last claim with a lease: a random number, by which settling knows whether a claim holds the row."""
+        """The random number of the last claim with a lease, by which settling recognizes the claim."""
         finished_at: Mapped[datetime | None]
-        """When it became final; ``None`` in a final row if it was in the table before that became a queue."""
+        """The time when the row became final; ``None`` in final rows from before the table became a queue."""
         error: Mapped[str | None]
         """The text of the last failure."""
         created_at: Mapped[datetime]
+        """The time of the insert."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if declaration.declares_columns(cls):
@@ -59,19 +62,20 @@ class QueueMixin:
 
 
 class TopicMixin(QueueMixin):
-    """A queue divided by ``topic``; a claim with ``Task.topic == "..."`` has an index of its own.
+    """A queue divided by ``topic``; claims with ``Task.topic == "..."`` have an index of their own.
 
-    A row with nothing given is of the topic ``"default"``.
+    The default topic is ``"default"``.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "topic")
 
     if TYPE_CHECKING:
         topic: Mapped[str]
+        """The topic of the task."""
 
 
 class JobMixin(QueueMixin):
-    """A queue of function calls: each row names a function and has its arguments, see :meth:`.Worker.task`."""
+    """A queue of function calls: each row stores a function's name and arguments, see :meth:`.Worker.task`."""
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "task", "arguments")
 
@@ -79,65 +83,66 @@ class JobMixin(QueueMixin):
         task: Mapped[str]
         """The name of the function."""
         arguments: Mapped[dict[str, Any] | None]
-        """Its arguments by name, as JSON; those that are left out have their defaults when it is called."""
+        """The function's arguments by name, as JSON; missing arguments get their defaults at the call."""
 
 
 class ResultMixin(QueueMixin):
-    """A queue that keeps what its tasks come to: ``complete(task, result=...)``, or what a worker's handler returns."""
+    """A queue that stores the results of its tasks: of ``complete(task, result=...)``, or a handler's return value."""
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "result")
 
     if TYPE_CHECKING:
         result: Mapped[Any]
-        """JSON; ``None`` until completed."""
+        """The result as JSON; ``None`` until the task is completed."""
 
 
 class UniqueMixin(QueueMixin):
     """A queue in which no two unfinished tasks have the same ``unique_key``.
 
-    A unique index sees to that, whoever inserts: :class:`.DuplicateTaskError`, unless ``enqueue(on_conflict=...)`` says
-    what is to become of the task that is there.  A task that becomes final gives its key up, and keeps it as
-    ``former_key``; ``retry`` gives it back.
+    A unique index enforces this for all programs that insert.  ``enqueue`` raises :class:`.DuplicateTaskError`, unless
+    ``on_conflict`` says what to do with the existing task.  A task that becomes final gives up its key, which moves to
+    ``former_key``; ``retry`` restores it.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "unique_key", "former_key")
 
     if TYPE_CHECKING:
         unique_key: Mapped[str | None]
-        """``None``: nothing to be told apart."""
+        """The key; ``None``: not restricted."""
         former_key: Mapped[str | None]
-        """The ``unique_key`` of a final task."""
+        """The ``unique_key`` that a final task had."""
 
 
 class StageMixin(QueueMixin):
-    """A queue whose tasks go through the ``stages`` that :class:`.QueueOptions` names, from the first on.
+    """A queue whose tasks go through the ``stages`` of its :class:`.QueueOptions` in order.
 
-    ``complete`` moves a task to the next stage, where it is available at once with all its attempts; the last stage
-    completes it.  A claim with ``Task.stage == "..."`` has an index of its own.
+    ``complete`` moves a task to the next stage, where it is available at once with all its attempts; in the last stage
+    it completes the task.  Claims with ``Task.stage == "..."`` have an index of their own.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "stage", "attempts_before")
 
     if TYPE_CHECKING:
         stage: Mapped[str]
+        """The current stage."""
         attempts_before: Mapped[int]
-        """How many attempts the stages before took."""
+        """How many attempts the previous stages took."""
 
 
 if TYPE_CHECKING:
 
     class _MappedSchedule(Mapped[str | None]):
-        """Reads as text, and takes a schedule as well."""
+        """An attribute that is read as text, and can be set to a schedule as well."""
 
         def __set__(self, instance: Any, value: Schedule | str | SQLCoreOperations[str | None] | None) -> None: ...
 
 
 class RecurringMixin(QueueMixin):
-    """A queue whose tasks run again and again, each by its own ``schedule``.
+    """A queue whose tasks run repeatedly, each by its own ``schedule``.
 
-    When a run is completed, or has failed in its last attempt, the next is scheduled in the same statement.  A task
-    ends by ``cancel``, ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.  An application
-    declares the tasks that are to exist by :func:`.declare_schedules`.
+    When a run is completed, or its last attempt has failed, the next run is scheduled in the same statement.
+    ``cancel``, ``discard`` and :func:`.unschedule` end a task.  A task without a schedule is an ordinary one.
+    Applications declare their recurring tasks by :func:`.declare_schedules`.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "schedule", "drift", "scheduled_for", "attempts_before")
@@ -146,35 +151,35 @@ class RecurringMixin(QueueMixin):
         schedule: _MappedSchedule
         """The text of an :class:`.Every` or a :class:`.Cron`, given as either; see :func:`.reschedule` for changes."""
         drift: Mapped[bool | None]
-        """An interval counts from the end of a run if true, from its planned time if not."""
+        """Whether intervals count from the end of a run instead of its planned time."""
         scheduled_for: Mapped[datetime | None]
-        """For when the run that has been claimed was planned, however often it had to be tried."""
+        """The planned time of the claimed run; retries do not change it."""
         attempts_before: Mapped[int]
-        """How many attempts the runs before took."""
+        """How many attempts the previous runs took."""
 
 
 class LimitMixin(QueueMixin):
-    """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
+    """A queue that limits how many tasks with the same ``limit_key`` run at once, across all workers.
 
-    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.  A task of another key
-    is never held up by a full one.  A claim may hold a slot that it could not use until its transaction ends: commit
-    claims soon.
+    The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names.  A key at its limit
+    does not hold up tasks of other keys.  A claim may hold a slot that it could not use until its transaction ends:
+    commit claims soon.
 
-    Tasks are claimed in the order of the queue, but for what others are claiming at that moment: in the place of a task
-    that they have locked, the next one of the same key is taken, even if a task of another key comes before that.
+    Tasks are claimed in the queue's order, except while other claims run: instead of a task that another claim has
+    locked, the next task of the same key is taken, even if a task of another key comes before it.
     """
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "limit_key")
 
     if TYPE_CHECKING:
         limit_key: Mapped[str | None]
-        """``None``: not limited."""
+        """The key; ``None``: not limited."""
 
 
 class SlotMixin(QueueMixin):
-    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the lease that the task has.
+    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the same lease.
 
-    The primary key is that of the mixin; the rows are made when they are needed, see :func:`.set_limit`.
+    The mixin declares the primary key.  Rows are created when they are needed, see :func:`.set_limit`.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions(max_attempts=2**31 - 1, notify=False)
@@ -182,19 +187,20 @@ class SlotMixin(QueueMixin):
 
     if TYPE_CHECKING:
         slot_key: Mapped[str]
-        """The ``limit_key`` of the tasks that may take it."""
+        """The ``limit_key`` of the tasks that may take the slot."""
         slot_number: Mapped[int]
-        """Number 0 stands for the key alone, and is never held."""
+        """The number of the slot; number 0 represents the key itself, and is never held."""
 
 
 class OutboxMixin(QueueMixin):
     """A transactional outbox: each row is a message, stored in the transaction of the data that it is about.
 
-    A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys, which is that
-    of their transactions where those that write about the same thing wait for each other, as by updating its row.
+    A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys.  This is the
+    order of their transactions if transactions about the same thing wait for each other, for example by updating its
+    row.
 
-    A message is tried again until it is published, and is deleted then; ``QueueOptions`` of the model's own should
-    start from these: ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
+    A message is retried until it is published, and then deleted.  Base the model's own ``QueueOptions`` on these:
+    ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions(
@@ -207,24 +213,24 @@ class OutboxMixin(QueueMixin):
 
     if TYPE_CHECKING:
         message_key: Mapped[str | None]
-        """What has to keep its order, such as the key of the row that the message is about; ``None``: no order."""
+        """The key whose messages stay in order, such as that of the row they are about; ``None``: no order."""
         destination: Mapped[str | None]
-        """Where it is to go: a topic, an exchange, a routing key.  For the publisher to read."""
+        """The topic, exchange or routing key to publish to, for the publisher to read."""
         payload: Mapped[Any]
-        """JSON."""
+        """The payload, as JSON."""
         headers: Mapped[dict[str, Any] | None]
-        """What goes along with the payload, as JSON."""
+        """Headers sent with the payload, as JSON."""
 
 
 def queues(metadata: MetaData) -> list[QueueSpec]:
-    """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
+    """Return the queues whose tables are in ``metadata``, sorted by table; those of subclasses follow their base's."""
     found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
     specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
     return sorted(specs, key=lambda spec: spec.table.key)
 
 
 def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    """All of them, each once, bases first."""
+    """Return all direct and indirect subclasses, each once, bases first."""
     level = cls.__subclasses__()
     seen: dict[type[Any], None] = {}
     while level:
@@ -234,7 +240,7 @@ def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 class TraceMixin(QueueMixin):
-    """A queue whose tasks carry the trace in which they were enqueued to where they are handled (OpenTelemetry)."""
+    """A queue whose tasks carry the trace of their enqueueing to their handlers (OpenTelemetry)."""
 
     __queue_roles__: ClassVar[tuple[str, ...]] = (*QUEUE_ROLES, "trace_context")
 
