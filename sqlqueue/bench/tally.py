@@ -1,4 +1,4 @@
-"""What was sent to the database."""
+"""Counts of statements and commits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event
 
 
 class Tally:
-    """Counts on any thread."""
+    """A thread-safe count of statements and commits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Tally:
             self.commits += 1
 
     def watch(self, engine: Engine) -> Engine:
-        """Count what goes through it; an ``executemany`` is one statement."""
+        """Count the statements and commits of ``engine``, and return it; an ``executemany`` is one statement."""
         event.listen(engine, "before_cursor_execute", self.statement)
         event.listen(engine, "commit", self.commit)
         return engine

@@ -1,4 +1,4 @@
-"""Python's own sqlite3, which is told not to begin transactions by itself: a claim begins them to write."""
+"""The yardstick of Python's sqlite3, without implicit transactions: a claim begins a write transaction."""
 
 from __future__ import annotations
 
