@@ -74,9 +74,11 @@ class JSONText(TypeDecorator[Any]):
         return json_text, ()  # pickle cannot find its class by name
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Return a value as JSON text to store."""
         return None if value is None else json.dumps(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Return the value of stored JSON text."""
         return None if value is None else json.loads(value)
 
 

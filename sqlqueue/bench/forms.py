@@ -52,6 +52,7 @@ def drains(plan: Plan, driver: str) -> list[Form]:
 
 
 def enqueues(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways to enqueue jobs."""
     way = partial(_ways, driver)
     few = max(plan.jobs // _SLOWER, 1)
 

@@ -29,7 +29,9 @@ _POLL = timedelta(milliseconds=50)
 class Hand(Protocol):
     """The work of one process.  It connects when it is created; each measurement begins and ends it."""
 
-    def begin(self, jobs: int) -> None: ...
+    def begin(self, jobs: int) -> None:
+        """Start to work on ``jobs`` jobs."""
+        ...
 
     def check(self) -> None:
         """Raise any error of the work so far."""
@@ -37,7 +39,9 @@ class Hand(Protocol):
     def end(self) -> None:
         """Finish, after all jobs are done or claimed."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 MakeHand: TypeAlias = Callable[[Plan, Tally], Hand]

@@ -20,7 +20,7 @@ class Key(StrEnum):
 
 
 class Base(DeclarativeBase):
-    pass
+    """The declarative base of the measured models."""
 
 
 class Probe(QueueMixin, Base):

@@ -45,14 +45,17 @@ class Plan:
 
     @property
     def model(self) -> type[Any]:
+        """The model of the jobs."""
         return JOBS[self.key]
 
     @property
     def plain_model(self) -> type[Any]:
+        """The model of the same table without sqlqueue."""
         return BY_HAND[self.key]
 
     @property
     def shape(self) -> Shape:
+        """The facts about the table for SQL written by hand."""
         return Shape(
             table=self.model.__tablename__,
             index=spec_of(self.model).index_name("claim"),
@@ -62,6 +65,7 @@ class Plan:
 
     @property
     def text(self) -> str:
+        """The text of each job."""
         return "x" * self.payload
 
     def engine(self) -> Engine:

@@ -16,10 +16,12 @@ class Tally:
         self.statements = self.commits = 0
 
     def statement(self, *_: Any) -> None:
+        """Count a statement; takes the arguments of any event."""
         with self._lock:
             self.statements += 1
 
     def commit(self, *_: Any) -> None:
+        """Count a commit; takes the arguments of any event."""
         with self._lock:
             self.commits += 1
 

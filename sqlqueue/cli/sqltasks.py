@@ -34,8 +34,8 @@ def sql_tasks(config: Config, verbose: Verbose = False) -> None:
         users = { owner = "postgresql+psycopg://owner@db/app" }
 
         create = true          # create missing tables
-        queues = { mail = 3 }  # requests of a queue that run at once; 1 for others
-        concurrency = 10       # requests of a schema that run at once
+        queues = { mail = 3 }  # running requests per queue; otherwise 1
+        concurrency = 10       # running requests per schema
         poll = 3               # maximum seconds between queries for work
         timeout = 3600         # maximum seconds of a request
 

@@ -50,7 +50,7 @@ class Display:
             yield show
 
     def report(self, tally: Tally, seconds: float) -> None:
-        """Print the results of a run that took so many seconds."""
+        """Print the results of a run that took ``seconds``."""
         table = Table(show_header=False)
         table.add_column()
         table.add_column(justify="right")

@@ -11,7 +11,7 @@ from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions
 
 
 class Base(DeclarativeBase):
-    pass
+    """The declarative base of the demo's models."""
 
 
 class File(QueueMixin, Base):

@@ -23,7 +23,7 @@ _LEASE = File.__queue__.lease.total_seconds()
 
 
 def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, display: Display) -> Tally:
-    """Index ``found`` with so many workers, print the results, and return them."""
+    """Index the files ``found`` with several worker processes, print the results, and return them."""
     Session = sessions(engine)
     with Session.begin() as session:
         session.enqueue(File, [{"path": file.path, "size": file.size} for file in found])

@@ -23,6 +23,7 @@ class MissingTable:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"there is no table {self.spec.table.fullname}"
 
 
@@ -35,6 +36,7 @@ class MissingColumn:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"{self.spec.table.fullname} has no column {self.column.name}"
 
 
@@ -47,6 +49,7 @@ class MissingIndex:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"{self.spec.table.fullname} has no index {self.index.name}"
 
 
@@ -61,6 +64,7 @@ class WrongIndex:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
 
 
@@ -75,6 +79,7 @@ class WrongDefault:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         is_now, is_meant = constant(self.live), constant(_declared(self.column))
         return (
             f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"

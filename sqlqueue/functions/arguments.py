@@ -22,8 +22,13 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 class Codec(Protocol):
     """A converter of arguments, by parameter name, to JSON and back.  Raises :class:`ValueError` for bad values."""
 
-    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]: ...
-    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]: ...
+    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as JSON values; ``ValueError`` for those that do not fit."""
+        ...
+
+    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as arguments; ``ValueError`` for those that do not fit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ class PlainCodec:
         self._kinds = kinds
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as JSON values, with dataclasses as objects."""
         return {name: _convert(name, self._kinds[name], value, _from_dataclass) for name, value in values.items()}
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as arguments, with dataclasses restored."""
         return {name: _convert(name, self._kinds[name], value, _to_dataclass) for name, value in stored.items()}
 
 

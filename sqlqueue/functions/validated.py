@@ -36,6 +36,7 @@ class ValidatedCodec:
             raise ValueError(str(error).partition("\n")[0]) from error
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return validated arguments as JSON values."""
         try:
             valid = self._adapter.validate_python([values])
             stored: list[dict[str, Any]] = self._adapter.dump_python(valid, mode="json", warnings="error")
@@ -46,6 +47,7 @@ class ValidatedCodec:
         return stored[0]
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as validated arguments."""
         try:
             return self._adapter.validate_json(json.dumps([stored]))[0]
         except ValidationError as error:

@@ -31,6 +31,7 @@ class Delivery:
         """Whether the publisher must not be called again."""
 
     def close(self) -> None:
+        """Release the publisher's thread."""
         self._threads.shutdown()
 
     async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:

@@ -221,6 +221,7 @@ class QueueSpec:
 
 
 def index_name(table: str, kind: str, partition: Sequence[str] = ()) -> str:
+    """Return the name of a queue's index, shortened with a hash if it is too long for some engine."""
     # hints and drivers read a percent sign as a parameter marker, and MySQL does not reflect backticks correctly
     name = "_".join(("ix", table, *partition, kind)).replace("%", "_").replace("`", "_")
     encoded = name.encode()

@@ -315,7 +315,7 @@ def test_a_dataclass_within_itself() -> None:
         ({"task": "other"}, "task: not a column of Job that a call may set"),
         ({"colour": "red"}, "colour: not a column of Job"),
         ({"delay": 5}, "give a timedelta"),
-        ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "both say when"),
+        ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "are both given"),
     ],
 )
 def test_options_that_make_no_sense(options: Any, message: str) -> None:

@@ -35,11 +35,13 @@ class DriverClient:
         self.cursor = connection.cursor()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        """Execute and count a statement, and return the cursor."""
         self.tally.statement()
         self.cursor.execute(statement, parameters)
         return self.cursor
 
     def claim(self, limit: int) -> Sequence[Row]:
+        """Claim up to ``limit`` rows and return them."""
         raise NotImplementedError
 
     def consume(self, limit: int) -> Sequence[Row]:
@@ -47,14 +49,17 @@ class DriverClient:
         raise NotImplementedError
 
     def complete(self, rows: Sequence[Row]) -> None:
+        """Complete claimed rows; ``RuntimeError`` if claims were lost."""
         raise NotImplementedError
 
     def any_left(self) -> bool:
+        """Return whether any row is available."""
         found = self.execute(f"SELECT 1 FROM {self.shape.table} WHERE status = 'available' LIMIT 1").fetchall()
         self.commit()
         return bool(found)
 
     def add(self, payload: str) -> None:
+        """Insert one row."""
         raise NotImplementedError
 
     def insert(self, payloads: Sequence[str]) -> None:
@@ -62,6 +67,7 @@ class DriverClient:
         raise NotImplementedError
 
     def copy(self, payloads: Sequence[str]) -> None:
+        """Insert rows by COPY."""
         raise NotImplementedError
 
     def news(self, channel: str) -> Iterator[None]:
@@ -69,10 +75,12 @@ class DriverClient:
         raise NotImplementedError
 
     def commit(self) -> None:
+        """Commit the transaction, and count it."""
         self.tally.commit()
         self.connection.commit()
 
     def close(self) -> None:
+        """Close the connection."""
         self.connection.close()
 
     def key(self) -> Sequence[Any]:

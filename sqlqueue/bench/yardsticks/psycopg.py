@@ -17,6 +17,8 @@ _PATIENCE = 3.0
 
 
 class Psycopg(DriverClient):
+    """A queue for PostgreSQL, by psycopg alone."""
+
     copies = True
     listens = True
     analyze = "ANALYZE {table}"

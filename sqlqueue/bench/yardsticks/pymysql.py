@@ -17,6 +17,8 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class PyMySQL(DriverClient):
+    """A queue for MySQL and MariaDB, by PyMySQL alone."""
+
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
         super().__init__(connection, shape, tally)
         self.cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -18,6 +18,8 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class SQLite(DriverClient):
+    """A queue for SQLite, by sqlite3 alone."""
+
     skips_locked = False
 
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
