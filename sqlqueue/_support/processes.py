@@ -19,10 +19,10 @@ CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Start processes within this context so that they ignore Ctrl-C, which the terminal sends to all processes.
+    """Make processes that are started within this context ignore Ctrl-C, so that only their parent stops them.
 
-    Processes of the fork server ignore the signal if the server was started that way, so this process ignores it only
-    while the server starts.
+    A terminal sends the signal to all of its processes.  Processes of the fork server ignore it if the server was
+    started that way, so this process ignores it only while the server starts.
     """
     if CONTEXT.get_start_method() != "forkserver":
         with _ignoring_interrupts():

@@ -32,7 +32,7 @@ ErrorLike = Annotated[
 ]
 Age = Annotated[
     timedelta | None,
-    typer.Option("--older-than", metavar="AGE", parser=age, help="Only tasks older than this: 90s, 15m, 2h, 7d."),
+    typer.Option("--older-than", metavar="AGE", parser=age, help="Only tasks created longer ago: 90s, 15m, 2h, 7d."),
 ]
 Equal = Annotated[
     list[str] | None,

@@ -295,7 +295,7 @@ def prune(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete tasks that finished long ago: completed, cancelled and discarded ones, which are the dead letters.
+    """Delete tasks that finished long ago: completed, cancelled and discarded ones (dead letters).
 
         sqlqueue prune --url postgresql+psycopg://me@host/shop shop.models:Email --older-than 30d
 

@@ -20,7 +20,7 @@ from ._queue import Queue, queue_of
 from ._target import Target, Url
 
 Topic = Annotated[str | None, typer.Option(help="Only this topic. Default: the whole queue.")]
-Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, which sqlqueue stats --json shows.")]
+Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, for others who find the queue paused.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Default: this account.")]
 
 

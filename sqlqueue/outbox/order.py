@@ -42,7 +42,7 @@ def first_of(pick: Pick, near: int | None) -> Select[Any]:
 
 
 def _nothing_before(spec: QueueSpec, message_key: ColumnElement[Any], key: Sequence[ColumnElement[Any]]) -> Criterion:
-    # a scalar subquery, since engines turn NOT EXISTS into a join: with many messages of one key, of all with all
+    # a scalar subquery, since engines turn NOT EXISTS into a join, which pairs all messages of a key with each other
     earlier = spec.table.alias("earlier")
     finished_at, columns = earlier.c[spec["finished_at"].name], [earlier.c[each.name] for each in spec.primary_key]
     conditions = (earlier.c[spec["message_key"].name] == message_key, finished_at.is_(None), _precedes(columns, key))

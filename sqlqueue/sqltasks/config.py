@@ -29,7 +29,7 @@ class SQLTaskDatabase:
     ``response_limit``: the maximum size of a response in characters; rows beyond it are read, one at a time, and
     left out.
 
-    Raises :class:`.ArgumentError` for values that are not positive.
+    Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive.
     """
 
     url: str

@@ -68,7 +68,7 @@ def handle_sql_tasks(
 def _complete_and_delete(session: Session, task: SQLTaskMixin) -> None:
     spec, claim = spec_of(type(task)), claim_of(task)
     operations.complete(session, task)
-    done = spec["status"] == state(Status.COMPLETED)  # and is not to be repeated
+    done = spec["status"] == state(Status.COMPLETED)  # and not repeated
     session.execute(delete(spec.table).where(spec.key(claim.identity), done), bind_arguments=spec.bind_arguments)
 
 
