@@ -158,7 +158,7 @@ def test_what_is_settled_already(session: Recorded, call: str) -> None:
     task, other = session.claim_many(Task, limit=2)
     session.discard(task, "no")
     for settled in (task, [other, task]):
-        with refused(session, "settled already: discarded", error=IllegalTransitionError):
+        with refused(session, "already settled: discarded", error=IllegalTransitionError):
             getattr(session, call)(settled, *SETTLING[call])
 
 

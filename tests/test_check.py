@@ -253,7 +253,7 @@ def test_a_database_that_does_not_answer(drivername: str) -> None:
 def test_the_url_may_come_from_the_environment(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQUEUE_DATABASE_URL", f"sqlite:///{database}")
     told = CliRunner().invoke(application(), ["check", "tests.checked:Base"])
-    assert (told.exit_code, told.stdout) == (0, f"{_sqlite()}, 1 queue: all is well.\n")
+    assert (told.exit_code, told.stdout) == (0, f"{_sqlite()}, 1 queue: no problems found.\n")
 
 
 def _sqlite() -> str:

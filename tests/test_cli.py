@@ -73,8 +73,8 @@ def out(*arguments: str, model: str = "Task") -> str:
 
 
 def test_nothing_found_is_no_error(url: str) -> None:
-    assert out("errors") == "No errors of Task."
-    assert out("list") == "No such task of Task."
+    assert out("errors") == "Task has no such errors."
+    assert out("list") == "Task has no such tasks."
     assert out("show", "7") == "There is no Task 7."
     assert out("show", "7", "--json") == "null"
     assert out("retry") == "0 tasks of Task are available again."
@@ -179,19 +179,19 @@ def test_a_task_whole(url: str) -> None:
     put(url, Task, {"status": "running", "available_at": PAST}, {})
     shown = dict(line.split(maxsplit=1) for line in out("show", "1").splitlines() if len(line.split()) > 1)
     assert (shown["queue"], shown["status"], shown["name"], shown["error"]) == ("task", "running", "x", "first")
-    assert shown["lease"].startswith("ends in 0:05:")
-    assert "ended" in out("show", "2")
+    assert shown["lease"].startswith("expires in 0:05:")
+    assert "expired" in out("show", "2")
     assert "the next claim takes it over" in out("show", "2")
     assert "lease         none" in out("show", "3")
 
 
 def test_what_is_paused(url: str) -> None:
     said = out("pause", "--reason", "the server\x1b[2J", "--by", "ada", model="Mail")
-    assert said.startswith("Mail is paused since 20")
-    assert said.endswith(", by ada: the server\\x1b[2J.")
-    assert out("pause", model="Mail").splitlines()[1] == "It was paused already."
+    assert said.startswith("Mail has been paused since 20")
+    assert said.endswith(" by ada: the server\\x1b[2J.")
+    assert out("pause", model="Mail").splitlines()[1] == "It was already paused."
     out("pause", "--topic", "news", model="Mail")
-    assert out("resume", model="Mail").startswith("Mail, topic news, is paused since")
+    assert out("resume", model="Mail").startswith("Mail, topic news, has been paused since")
     assert out("resume", "--topic", "news", model="Mail") == "Mail is not paused."
     assert out("resume", model="Mail") == "Mail is not paused.\nIt was not paused."
 
@@ -220,7 +220,7 @@ def test_without_a_terminal_many_are_refused(url: str, arguments: list[str], sai
     before = out("list")
     told = run(*arguments)
     assert (told.exit_code, told.stdout) == (2, "")
-    assert told.stderr == f"sqlqueue: this would {said}, and there is no terminal to ask: say --yes\n"
+    assert told.stderr == f"sqlqueue: this would {said}, and there is no terminal to confirm it: use --yes\n"
     assert out("list") == before
     assert run(*arguments, "--yes").exit_code == 0
     assert out("list") != before
@@ -266,23 +266,23 @@ def test_progress_is_shown_at_a_terminal_alone(url: str) -> None:
     [
         (["list", "--status", "lost"], "'lost' is not one of 'available'"),
         (["list", "--topic", "x"], "Task has no topics"),
-        (["list", "--order-by", "nothing"], "Task has no column nothing: it has id, name"),
+        (["list", "--order-by", "nothing"], "Task has no column nothing; its columns are id, name"),
         (["list", "--where", "nothing=7"], "Task has no column nothing"),
         (["list", "--where", "number"], "COLUMN=VALUE"),
-        (["list", "--where", "number=x"], "'x' is not a value for task.number, which is of type INTEGER"),
+        (["list", "--where", "number=x"], "'x' is not a value for task.number, which has the type INTEGER"),
         (["list", "--where", "created_at=2026-01-01"], "is naive: give it a time zone"),
         (["list", "--older-than", "1y"], "'1y' is not a duration: write 90s"),
         (["list", "--older-than", "999999999w"], "'999999999w' is not a duration"),
         (["list", "--limit", "0"], "--limit"),
-        (["list", "--queue", "other"], "no queue other in tests.models:Task: there are Task"),
+        (["list", "--queue", "other"], "no queue other in tests.models:Task; its queues are Task"),
         (["show", "x"], "'x' is not a value for task.id"),
         (["show", "9" * 30], "is not a value for task.id"),
         (["stats", "--by", "nothing"], "Task has no column nothing"),
-        (["stats", "--bucket", "1h"], "--bucket and --since go with --timeline"),
-        (["stats", "--timeline", "--by", "number"], "--timeline does not go with --by"),
+        (["stats", "--bucket", "1h"], "--bucket and --since need --timeline"),
+        (["stats", "--timeline", "--by", "number"], "--timeline, which cannot be combined with --by"),
         (["stats", "--timeline", "--bucket", "7h"], "give what divides a day"),
         (["discard", "--id", "7"], "--reason"),
-        (["prune"], "Task has no retention: say --older-than"),
+        (["prune"], "Task has no retention: use --older-than"),
         (["pause", "--topic", "x"], "Task has no topics"),
         (["pause", "--by", ""], "1 to 200 characters"),
     ],
@@ -300,7 +300,7 @@ def test_bad_usage_in_words(url: str, arguments: list[str], said: str) -> None:
         ("Seat", "a,x", "'x' is not a value for seat.number"),
         ("Parcel", "7", "'7' is not a value for parcel.id"),
         ("Account", "7", "Account is not a queue model"),
-        ("Base", "7", "say --queue and one of"),
+        ("Base", "7", "use --queue with one of"),
     ],
 )
 def test_keys_that_are_none(url: str, model: str, key: str, said: str) -> None:
@@ -332,7 +332,7 @@ def test_a_database_that_has_no_tables(command: str) -> None:
     more = ["--older-than", "1d"] if command == "prune" else []
     told = CliRunner().invoke(application(), [command, "--url", "sqlite://", "tests.models:Task", *more])
     assert told.exit_code == 2
-    assert told.stderr.startswith(f"sqlqueue {command}: the database refuses: no such table")
+    assert told.stderr.startswith(f"sqlqueue {command}: the database raised an error: no such table")
 
 
 @pytest.mark.parametrize("command", ["stats", "check"])
@@ -341,8 +341,11 @@ def test_a_database_that_has_no_tables(command: str) -> None:
     [
         ("shop.db", "--url: the URL is not of the form dialect+driver://"),
         ("postgresql+psycopg://me:secret@host:port/shop", "--url: the port of the URL is not a number"),
-        ("postgresql+psycopg://me:secret@host:99999/shop", "--url: the port of the URL is 99999: it is 1 to 65535"),
-        ("nosuch://me:secret@host/shop", "--url: SQLAlchemy knows no dialect 'nosuch', or it is not installed"),
+        (
+            "postgresql+psycopg://me:secret@host:99999/shop",
+            "--url: the port of the URL is 99999: give one from 1 to 65535",
+        ),
+        ("nosuch://me:secret@host/shop", "--url: SQLAlchemy has no dialect 'nosuch', or it is not installed"),
         ("mysql+mysqldb://me:secret@host/shop", "--url: the driver for mysql+mysqldb is not installed"),
         ("sqlite:////no/such/folder/shop.db", "there is no file /no/such/folder/shop.db"),
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop", "cannot connect: (2003, "),
@@ -363,7 +366,7 @@ def test_urls_that_lead_nowhere(command: str, url: str, said: str) -> None:
         ("tests.models", "is not of the form module:attribute"),
         ("tests.no_such_module:Base", "there is no module tests.no_such_module"),
         ("tests.models:Bose", "the module tests.models has no Bose"),
-        ("tests.models:Slot", "Slot holds the slots of limits, and no tasks"),
+        ("tests.models:Slot", "Slot holds the slots of limits, not tasks"),
     ],
 )
 def test_targets_that_are_none(url: str, target: str, said: str) -> None:
@@ -516,10 +519,10 @@ def test_the_configuration_of_sql_tasks_can_be_copied_from_its_help() -> None:
 
 
 def test_limits_are_listed_and_set(url: str) -> None:
-    assert out("limits", model="Visit") == "No key of Visit has been in use."
+    assert out("limits", model="Visit") == "No key of Visit has been used."
     asked = run("set-limit", "a.org", "3", model="Visit")
     assert (asked.exit_code, asked.stdout) == (2, "")
-    assert "a key that no task of Visit has used, and there is no terminal to ask: say --yes" in asked.stderr
+    assert "a key that no task of Visit has used, and there is no terminal to confirm it: use --yes" in asked.stderr
     set_it = ["set-limit", "a.org", "3", "--json", "--yes"]
     assert json.loads(out(*set_it, model="Visit")) == {
         "queue": "visit",
@@ -540,9 +543,9 @@ def test_limits_are_listed_and_set(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "model", "said"),
     [
-        (["limits"], "Task", "there are no limits: derive Task from LimitMixin"),
-        (["set-limit", "x", "1"], "Task", "there are no limits"),
-        (["set-limit", "x", "1"], "Base", "queues with limits: say --queue and one of"),
+        (["limits"], "Task", "the queues have no limits: derive Task from LimitMixin"),
+        (["set-limit", "x", "1"], "Task", "the queues have no limits"),
+        (["set-limit", "x", "1"], "Base", "queues with limits: use --queue with one of"),
         (["set-limit", "x", "many"], "Visit", "Invalid value for 'N'"),
         (["set-limit", "x" * 1000, "1", "--yes"], "Visit", "it has 1000 characters, give at most"),
     ],
@@ -559,11 +562,15 @@ def test_limits_that_cannot_be_set(url: str, arguments: list[str], model: str, s
 @pytest.mark.parametrize(
     ("command", "columns", "said"),
     [
-        ("retry", {"status": "scheduled"}, "Found: 1 scheduled. sqlqueue retry is for retryable, discarded, hung. A"),
+        ("retry", {"status": "scheduled"}, "Found: 1 scheduled. sqlqueue retry changes retryable, discarded, hung. A"),
         ("retry", {"status": "scheduled"}, "once it is due. To run it now: UPDATE task SET status = 'available'"),
-        ("retry", {"status": "completed", "finished_at": PAST}, "A completed task is final: enqueue it again"),
-        ("retry", {"status": "running", "available_at": TOMORROW}, "belongs to its worker until its lease ends"),
-        ("cancel", FAILED, "Found: 1 discarded. sqlqueue cancel is for available, scheduled, retryable, running."),
+        (
+            "retry",
+            {"status": "completed", "finished_at": PAST},
+            "A completed task is final: to run it again, enqueue it again",
+        ),
+        ("retry", {"status": "running", "available_at": TOMORROW}, "belongs to its worker until its lease expires"),
+        ("cancel", FAILED, "Found: 1 discarded. sqlqueue cancel changes available, scheduled, retryable, running."),
     ],
 )
 def test_a_task_that_is_named_and_not_changed(url: str, command: str, columns: dict[str, Any], said: str) -> None:
@@ -616,14 +623,14 @@ def test_a_worker_without_its_table_says_so_once(jobs: Path) -> None:
     assert (told.returncode, told.stdout) == (3, "")
     (line,) = told.stderr.splitlines()
     assert "ERROR" in line
-    assert "the schema does not match the models: there is no table task. To mend it, migrate: alembic" in line
+    assert "the schema does not match the models: there is no table task. To fix it, migrate: alembic" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
-        (["--health", "65535", "--processes", "2"], "--health: there are no 2 ports from 65535 on"),
+        (["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
         (["--health", "192.0.2.1:8080"], "cannot answer for health on 192.0.2.1 port 8080: "),
     ],
 )

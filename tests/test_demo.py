@@ -106,7 +106,7 @@ def test_the_command_says_so(folder: Path, tmp_path: Path) -> None:
     assert f"Kept: {url}" in ended.stdout
     refused = sqlqueue("demo", folder, "--url", url)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("sqlqueue demo: sqlqueue_demo_file and sqlqueue_demo_receipt exist already")
+    assert refused.stderr.startswith("sqlqueue demo: sqlqueue_demo_file and sqlqueue_demo_receipt already exist")
 
 
 def test_a_temporary_database_leaves_nothing_behind(folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does it: all of them at once
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
-    assert errors == "Stopped. The workers are gone, and so are the tables.\n"
+    assert errors == "Stopped. The workers have ended, and the tables are dropped.\n"
     assert eventually_empty(program.pid)
     with connect(url, poolclass=NullPool).connect() as connection:
         assert inspect(connection).get_table_names() == []
@@ -231,8 +231,8 @@ def test_words_and_lines_do_not_depend_on_where_a_chunk_ends(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("sqlite://", "processes cannot share a database in memory"),
-        ("sqlite+aiosqlite:///x.db", "aiosqlite is a driver for asyncio"),
+        ("sqlite://", "processes cannot share an in-memory database"),
+        ("sqlite+aiosqlite:///x.db", "aiosqlite is an asyncio driver"),
         ("nonsense", "the URL is not of the form dialect"),
         ("nosuch://host/name", "nosuch"),
         ("mysql+pymysql://host:port/name", "the port of the URL is not a number"),
@@ -278,7 +278,7 @@ def test_without_the_extra_there_is_a_line_of_advice() -> None:
     hide = "import sys; sys.modules['typer'] = None; from sqlqueue.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("The command line of sqlqueue is an extra: pip install 'sqlalchemy-queue[cli]', the")
+    assert ended.stderr.startswith("The sqlqueue command line needs an extra: pip install 'sqlalchemy-queue[cli]', the")
 
 
 def test_the_library_does_not_import_the_extra() -> None:

@@ -42,7 +42,7 @@ def test_drains_amid_what_is_said_to_be_there(engine: Engine) -> None:
     found: list[Counter[str]] = []
 
     def say(text: str) -> None:
-        if text.startswith(f"draining amid {SIZE}"):
+        if text.startswith(f"draining among {SIZE}"):
             found.append(statuses(engine, f"sqlqueue_bench_growth_{SIZE}"))
 
     empty, grown = measure_growth(engine, sessions(engine), sizes=[0, SIZE], tasks=100, rounds=2, say=say)

@@ -146,7 +146,7 @@ def _ends(db: Database, request: str) -> None:
     with pytest.raises(RequestFailed) as failed:
         run(db, request, timeout=0.5)
     assert failed.value.code == "timeout"
-    assert str(failed.value).startswith("timeout: it was ended after 0.5 s")
+    assert str(failed.value).startswith("timeout: stopped after 0.5 s")
 
 
 def test_what_takes_too_long_is_ended(sync_db: Database) -> None:
@@ -183,7 +183,7 @@ def test_no_statement_lifts_its_timeout(prepared: Database) -> None:
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_a_timeout_that_is_none(sync_db: Database, timeout: float) -> None:
-    with pytest.raises(RequestFailed, match="a positive number of seconds is needed"):
+    with pytest.raises(RequestFailed, match="give a positive number of seconds"):
         run(sync_db, "SELECT 1", timeout=timeout)
 
 
@@ -204,6 +204,6 @@ def test_a_watchdog_insists() -> None:
 
     with Watchdog(timedelta(milliseconds=1), interrupt) as watchdog:
         assert forced.wait(60)
-        with pytest.raises(RequestFailed, match=r"timeout: it was ended after 0\.001 s"):
+        with pytest.raises(RequestFailed, match=r"timeout: stopped after 0\.001 s"):
             watchdog.check()
     assert tries[0] is False

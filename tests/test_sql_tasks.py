@@ -168,7 +168,7 @@ def test_a_user_that_is_not_there(tasks: Database) -> None:
     with running(served(tasks)):
         eventually(ended(tasks, 1))
     (task,) = found(tasks)
-    assert (task.status, "there is no user 'nobody' here" in task.error) == ("discarded", True)
+    assert (task.status, "unknown user 'nobody'" in task.error) == ("discarded", True)
 
 
 @pytest.mark.requires("account_sql")
@@ -238,10 +238,10 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", r"tables \[\[database\]\] are needed"),
-        ("url = 1", r"tables \[\[database\]\] are needed"),
-        ("[[database]]\ncreate = true", "database 1: its url is missing"),
-        ('[[database]]\nurl = "sqlite://"\ncolour = 1', "database 1: there is no colour"),
+        ("", r"give one or more tables \[\[database\]\]"),
+        ("url = 1", r"give one or more tables \[\[database\]\]"),
+        ("[[database]]\ncreate = true", "database 1: url is missing"),
+        ('[[database]]\nurl = "sqlite://"\ncolour = 1', "database 1: unknown key colour"),
         ('[[database]]\nurl = "sqlite://"\npoll = 0', "database 1: poll="),
         ('[[database]]\nurl = "sqlite://"\nconcurrency = 0', "database 1: concurrency="),
         ("[[database", "Expected"),

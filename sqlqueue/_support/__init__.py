@@ -1,1 +1,1 @@
-"""Errors, checks of arguments, logging and other helpers.  Nothing here knows what a queue is."""
+"""Errors, argument checks, logging and other helpers, none of which depends on queues."""

@@ -1,4 +1,4 @@
-"""Arguments that make no sense are refused before anything is sent."""
+"""Checks of arguments, which raise :class:`.ArgumentError` before any statement is sent."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import timedelta
 from .exc import ArgumentError
 
 LONGEST_DURATION = timedelta(days=36_525)
-"""What every engine can add to and subtract from its clock: a hundred years."""
+"""A hundred years, which every engine can add to and subtract from its clock."""
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
-    """``value`` if it is a positive ``timedelta`` of at most a hundred years, or none at all with ``zero``."""
+    """Return ``value`` if it is a positive ``timedelta``, or zero with ``zero``, of at most a hundred years."""
     if not isinstance(value, timedelta) or value < timedelta(0) or not (value or zero):
         kind = "that is not negative" if zero else "that is positive"
         raise ArgumentError(f"{name}={value!r}: give a timedelta {kind}")
@@ -21,14 +21,14 @@ def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
 
 
 def count(name: str, value: object) -> int:
-    """``value`` if it is a positive ``int``."""
+    """Return ``value`` if it is a positive ``int``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ArgumentError(f"{name}={value!r}: give a positive whole number")
 
 
 def text(name: str, value: object, longest: int | None = None) -> str:
-    """``value`` if it is a ``str`` that every engine can store, of at most so many UTF-16 code units."""
+    """Return ``value`` if it is a ``str`` that every engine can store, of at most ``longest`` UTF-16 code units."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name}={value!r}: expected str, got {type(value).__name__}")
     if not is_storable(value):
@@ -39,25 +39,25 @@ def text(name: str, value: object, longest: int | None = None) -> str:
 
 
 def key(name: str, value: object, longest: int | None = None) -> str:
-    """``value`` if it is a :func:`text` that all engines tell from all others.
+    """Return ``value`` if it is a :func:`text` that all engines can distinguish from others.
 
-    Oracle takes the empty one for NULL, and SQL Server takes no notice of blanks at the end.
+    Oracle stores the empty string as NULL, and SQL Server ignores trailing blanks.
     """
     checked = text(name, value, longest)
     if not checked or checked.endswith(" "):
-        raise ArgumentError(f"{name}={value!r}: give a text that is not empty and does not end in a blank")
+        raise ArgumentError(f"{name}={value!r}: give a text that is not empty and does not end in a space")
     return checked
 
 
 def name(argument: str, value: object, longest: int) -> str:
-    """``value`` if it is a :func:`text` that is not empty."""
+    """Return ``value`` if it is a :func:`text` that is not empty."""
     if text(argument, value, longest) == "":
         raise ArgumentError(f"{argument}='': give a name of 1 to {longest} characters")
     return str(value)
 
 
 def is_storable(value: str) -> bool:
-    """Whether it has neither NUL nor lone surrogates."""
+    """Return whether ``value`` has neither NUL nor lone surrogates."""
     if "\0" in value:
         return False
     try:
@@ -68,5 +68,5 @@ def is_storable(value: str) -> bool:
 
 
 def _units(value: str) -> int:
-    """As the narrowest of the engines counts."""
+    """Return the length in UTF-16 code units, the unit of the strictest engine."""
     return len(value) if value.isascii() else len(value.encode("utf-16-le")) // 2

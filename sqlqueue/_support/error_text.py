@@ -1,4 +1,4 @@
-"""Text from elsewhere: of errors, such that any engine can store it; of all kinds, such that people can read it."""
+"""Text from outside: error text that every engine can store, and any text made safe to print."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from .exc import ArgumentError
 
 _LONGEST = 2000
-"""UTF-16 code units, in which the narrowest of the columns counts."""
+"""Maximum length in UTF-16 code units, the unit of the strictest engine."""
 
 
 def error_text(error: BaseException | str) -> str:
-    """``"TypeName: message"`` of an exception, or the string; whatever the exception, that does not fail.
+    """Return ``"TypeName: message"`` of an exception, or the string.  Does not fail, whatever the exception.
 
-    NUL and lone surrogates, which engines refuse, are spelled out; what is too long ends in an ellipsis.
+    NUL and lone surrogates, which engines refuse, are escaped; text that is too long is cut, with an ellipsis.
+    Raises :class:`.ArgumentError` for other types.
     """
     if not isinstance(error, (str, BaseException)):
         raise ArgumentError(f"error={error!r}: give an exception or a string")
@@ -29,10 +30,10 @@ def error_text(error: BaseException | str) -> str:
 
 
 def readable(value: object, *, lines: bool = False) -> str:
-    """What a terminal or a log may be sent of ``value``: its text, with everything that is not visible escaped.
+    """Return the text of ``value`` for a terminal or a log, with invisible characters escaped.
 
-    That is control characters (ESC, CR, BEL, C1), bidirectional and other formatting, surrogates, and line breaks
-    unless ``lines`` are kept.  Nothing that comes from a database, an exception or a payload is printed without it.
+    These are control characters (ESC, CR, BEL, C1), bidirectional and other formatting, surrogates, and line breaks
+    unless ``lines``.  All text from a database, an exception or a payload goes through this before it is printed.
     """
     text = value if isinstance(value, str) else _text_of(value)
     if text.isprintable():
@@ -41,7 +42,7 @@ def readable(value: object, *, lines: bool = False) -> str:
 
 
 def key_text(identity: Sequence[object]) -> str:
-    """A primary key in one word; several columns as in a line of CSV."""
+    """Return a primary key as text; several columns as in a line of CSV."""
     if len(identity) == 1:
         return str(identity[0])
     line = io.StringIO()
@@ -50,20 +51,20 @@ def key_text(identity: Sequence[object]) -> str:
 
 
 def _is_visible(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"  # such as a space that does not break
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # e.g. a no-break space
 
 
 def _text_of(value: object) -> str:
     try:
         return str(value)
     except Exception as error:
-        return f"({type(value).__qualname__} without a text: {type(error).__qualname__})"
+        return f"({type(value).__qualname__} whose str() raises {type(error).__qualname__})"
 
 
 def _described(error: BaseException) -> str:
     name = type(error).__qualname__
     try:
         message = str(error)
-    except Exception:  # an exception may have a __str__ of its own, with an error of its own
-        return f"{name}: (its message cannot be had)"
+    except Exception:  # the __str__ of an exception may itself raise
+        return f"{name}: (its message is not available)"
     return f"{name}: {message}" if message else name

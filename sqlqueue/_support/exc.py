@@ -4,17 +4,17 @@
 
     SQLQueueError
     ├── ArgumentError               a call that cannot be carried out as written (also a ValueError)
-    ├── ConfigurationError          a model that cannot be a queue; raised when its class is made
+    ├── ConfigurationError          a model that cannot be a queue; raised when its class is defined
     ├── UnsupportedDialectError     an engine, or a version of it, that cannot be used for queues
     ├── UnsupportedIsolationError   a transaction in which a claim would be wrong
     ├── ClaimLostError              the row is no longer this claim's
     ├── UnsettledClaimError         a commit would drop a claim that only locks
-    ├── IllegalTransitionError      the task was never claimed, or is settled already
+    ├── IllegalTransitionError      the task was never claimed, or is already settled
     ├── DuplicateTaskError          a task with this key exists
     ├── HandlerNotFoundError        no handler for this task
     └── SchemaMismatchError         the live schema does not match the models
 
-All of them carry their facts as attributes, and say what to do.  None is ever wrapped in
+All errors carry their facts as attributes, and their messages say what to do.  None is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
 """
 
@@ -29,19 +29,19 @@ from .claim import Claim
 
 
 class SQLQueueError(DontWrapMixin, Exception):
-    """The base of every error that sqlqueue raises on its own account."""
+    """The base class of all errors that sqlqueue raises itself."""
 
 
 class SQLQueueWarning(UserWarning):
-    """Something works, but not as well as it could; the text names the setting."""
+    """A warning that something works less well than it could; the text names the setting to change."""
 
 
 class ArgumentError(SQLQueueError, ValueError):
-    """A call that cannot be carried out as written.  Nothing was sent to the database."""
+    """An error for a call that cannot be carried out as written.  Nothing was sent to the database."""
 
 
 class ConfigurationError(SQLQueueError):
-    """A model that cannot be a queue as declared.  ``model`` is its class."""
+    """An error for a model that cannot be a queue as declared.  ``model`` is its class."""
 
     def __init__(self, message: str, *, model: type[Any] | None = None) -> None:
         super().__init__(message)
@@ -49,7 +49,10 @@ class ConfigurationError(SQLQueueError):
 
 
 class UnsupportedDialectError(SQLQueueError):
-    """An engine that cannot be used for queues: ``dialect``, its ``version`` and what is ``needed``."""
+    """An error for an engine that cannot be used for queues.
+
+    ``dialect`` is its name, ``version`` the server's version, and ``needed`` what is required instead.
+    """
 
     def __init__(self, message: str, *, dialect: str, version: str | None = None, needed: str | None = None) -> None:
         super().__init__(message)
@@ -59,7 +62,7 @@ class UnsupportedDialectError(SQLQueueError):
 
 
 class UnsupportedIsolationError(SQLQueueError):
-    """A claim in a transaction at ``level``, where ``dialect`` would refuse it or make it wrong."""
+    """An error for a claim at an isolation ``level`` at which ``dialect`` refuses it, or makes it wrong."""
 
     def __init__(self, message: str, *, dialect: str, level: str) -> None:
         super().__init__(message)
@@ -68,12 +71,12 @@ class UnsupportedIsolationError(SQLQueueError):
 
 
 class ClaimLostError(SQLQueueError):
-    """These rows are no longer held by the claims that tried to settle them.
+    """An error for claims that no longer hold their rows when they are settled.
 
-    Their lease ended and another worker has them, or somebody cancelled, retried or deleted them.  Let the error end
-    the transaction: what it wrote on behalf of a lost claim must not be committed.
+    Their leases expired and another worker took the rows over, or the rows were cancelled, retried, settled or deleted.
+    Roll the transaction back: what it wrote for a lost claim must not be committed.
 
-    ``claims`` are all that were lost; ``model``, ``identity`` and ``attempt`` are those of the first.
+    ``claims`` are all lost claims; ``model``, ``identity`` and ``attempt`` are those of the first.
     """
 
     def __init__(self, claims: Sequence[Claim]) -> None:
@@ -81,7 +84,7 @@ class ClaimLostError(SQLQueueError):
         more = f" (and {len(claims) - 1} more)" if len(claims) > 1 else ""
         super().__init__(
             f"attempt {first.attempt} of {first.entity.__name__} {first.identity} no longer holds its row{more}: its"
-            " lease ended, or it was cancelled, settled or deleted elsewhere. Roll this transaction back."
+            " lease expired, or it was cancelled, settled or deleted elsewhere. Roll this transaction back."
         )
         self.claims = tuple(claims)
         self.model = first.entity
@@ -93,12 +96,12 @@ class ClaimLostError(SQLQueueError):
 
 
 class UnsettledClaimError(SQLQueueError):
-    """A commit with claims made by ``lease=None`` that nothing has settled; ``claims`` are those."""
+    """An error for a commit with unsettled claims made by ``lease=None``, which are ``claims``."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         super().__init__(
-            f"{len(claims)} claim(s) made with lease=None are not settled, the first is {claims[0]}: complete, fail,"
-            " release ... them before the commit, or roll back. Nothing was committed."
+            f"{len(claims)} claim(s) made with lease=None are not settled, the first is {claims[0]}: complete, fail or"
+            " release them before the commit, or roll back. Nothing was committed."
         )
         self.claims = tuple(claims)
 
@@ -107,7 +110,7 @@ class UnsettledClaimError(SQLQueueError):
 
 
 class IllegalTransitionError(SQLQueueError):
-    """``task`` is not claimed by this session's application: never was, or has been settled since."""
+    """An error for settling ``task`` when it was never claimed, or is already settled."""
 
     def __init__(self, message: str, *, task: object = None) -> None:
         super().__init__(message)
@@ -115,10 +118,10 @@ class IllegalTransitionError(SQLQueueError):
 
 
 class DuplicateTaskError(SQLQueueError):
-    """A task of ``model`` with the same key exists.  The cause is the driver's own error.
+    """An error for a task of ``model`` whose key already exists.  The cause is the driver's error.
 
-    ``keys``: those of the tasks that were to be inserted, by names of attributes, one of which it is; none if it is the
-    ``unique_key`` of a task that was to be retried, or a unique constraint of the application.
+    ``keys``: the keys of the tasks to insert, by attribute name, one of which exists; empty if the conflict is about
+    the ``unique_key`` of a task to retry, or about a unique constraint of the application.
     """
 
     def __init__(self, message: str, *, model: type[Any], keys: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -128,7 +131,7 @@ class DuplicateTaskError(SQLQueueError):
 
 
 class HandlerNotFoundError(SQLQueueError):
-    """No handler is registered under ``name``."""
+    """An error for a task without a handler: none is registered for ``name``."""
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
@@ -136,7 +139,7 @@ class HandlerNotFoundError(SQLQueueError):
 
 
 class SchemaMismatchError(SQLQueueError):
-    """The live schema does not match the models; ``differences`` says where."""
+    """An error for a live schema that does not match the models; ``differences`` lists how."""
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""JSON: what all engines give back as it was, and JSON as text for engines that have no type for it."""
+"""JSON values that all engines return unchanged, and JSON as text for engines without a type for it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .checks import is_storable
 from .exc import ArgumentError
 
 _LONGEST_INTEGER = 2**63
-"""Beyond this MySQL makes a number with a fraction of it."""
+"""MySQL turns larger integers into floats."""
 
 
 def check_json(name: str, value: object) -> None:
-    """Raises :class:`.ArgumentError` unless ``value`` is JSON that every engine gives back as it is.
+    """Raise :class:`.ArgumentError` unless ``value`` is JSON that every engine returns unchanged.
 
-    A tuple comes back as a list.
+    Tuples are allowed, and come back as lists.
     """
     problem = not_json(value, name, tuples=True)
     if problem is not None:
-        raise ArgumentError(f"{problem}, which cannot be kept as JSON")
+        raise ArgumentError(f"{problem}, which cannot be stored as JSON")
 
 
 def not_json(value: object, name: str, *, tuples: bool = False) -> str | None:
-    """Says what in ``value`` is not JSON that every engine gives back as it is; ``None`` if all of it is."""
+    """Return what in ``value`` is not JSON that every engine returns unchanged; ``None`` if nothing is."""
     try:
         return _not_json(value, name, tuples)
     except RecursionError:
@@ -65,23 +65,25 @@ def _first(problems: Iterator[str | None]) -> str | None:
 
 
 class JSONText(TypeDecorator[Any]):
-    """What is stored is ASCII in the stock type beneath.  Its class is made by :func:`json_text`."""
+    """JSON stored as ASCII in the stock type ``Text``.  Use :func:`json_text`, which makes its class."""
 
     impl = Text
     cache_ok = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return json_text, ()  # its class cannot be found under the name that it goes by
+        return json_text, ()  # pickle cannot find its class by name
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Return a value as JSON text to store."""
         return None if value is None else json.dumps(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Return the value of stored JSON text."""
         return None if value is None else json.loads(value)
 
 
 def json_text() -> TypeEngine[Any]:
-    """A :class:`JSONText` that goes by the name of the stock type, for the sake of migrations; see :func:`.utc`."""
+    """Return a :class:`JSONText` whose class has the name of the stock type, for migrations; see :func:`.utc`."""
     names = {"cache_ok": True, "__module__": Text.__module__}
     made: TypeEngine[Any] = type(Text.__name__, (JSONText,), names)()
     return made

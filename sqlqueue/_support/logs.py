@@ -1,4 +1,4 @@
-"""The loggers of the library: what they are given to say comes from anywhere, and is made safe to be read."""
+"""The library's loggers, which make text from outside safe to read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path, PurePath
 from .error_text import readable
 
 ALL_FRAMES = "sqlqueue_all_frames"
-"""An attribute of records: that no frame is left out, where what went wrong may be the library's own fault."""
+"""A record attribute that keeps all frames of the traceback, for errors that may be the library's own."""
 _STANDARD = Path(os.__file__).parent
 _INSTALLED = {"site-packages", "dist-packages"}
 _PLUMBING = {"sqlqueue", "sqlalchemy", "greenlet"}
-"""Packages that are between the worker and the application."""
+"""Packages whose frames lie between the worker and the application."""
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of this name.  Its records are made readable before any handler, which is the application's, has them.
+    """Return the logger of this name.  Its records are made readable before the application's handlers get them.
 
-    The arguments of a message are escaped, line breaks included: each record is one line, and its traceback, whose
-    messages are escaped too, shows the frames of the application alone unless the logger is at DEBUG.  ``exc_info``
-    stays as it is, for handlers that read it.
+    The arguments of messages are escaped, line breaks included, so that each record is one line.  Its traceback, whose
+    messages are escaped too, shows only the application's frames unless the logger's level is DEBUG.  ``exc_info`` is
+    unchanged, for handlers that read it.
     """
     logger = logging.getLogger(name)
     if not any(isinstance(each, _MakeReadable) for each in logger.filters):
@@ -42,10 +42,10 @@ class _MakeReadable(logging.Filter):
 
 
 def traceback_text(error: BaseException, *, whole: bool = False) -> str:
-    """The traceback of ``error`` and of its causes, escaped; the frames of the application alone unless ``whole``.
+    """Return the traceback of ``error`` and its causes, escaped, with only the application's frames unless ``whole``.
 
-    Those are in files that belong neither to Python nor to an installed package.  The application itself may be one:
-    the package of the outermost frame that is not part of the library's own machinery counts as the application's.
+    These are in files that belong neither to Python nor to an installed package.  If the application is an installed
+    package itself, it is that of the outermost frame outside Python, sqlqueue, SQLAlchemy and greenlet.
     """
     told = traceback.TracebackException.from_exception(error, compact=True)
     chain = list(_chain(told))
@@ -65,7 +65,7 @@ def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackEx
 
 
 def _application(error: BaseException) -> str | None:
-    """The installed package that the application is, if it is one."""
+    """Return the name of the application's installed package, if it is one."""
     owners = (_owner(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((owner for owner in owners if owner not in _PLUMBING and owner != _PYTHON), None)
 
@@ -74,7 +74,7 @@ _PYTHON = "python"
 
 
 def _owner(filename: str) -> str | None:
-    """Python, or the package whose file it is; ``None`` if it is not an installed one."""
+    """Return the installed package of a file, or Python; ``None`` for other files."""
     path = PurePath(filename)
     if path.is_relative_to(Path(__file__).parents[1]):
         return "sqlqueue"

@@ -1,6 +1,6 @@
-"""How this package starts processes, and ends them.
+"""Starting and ending processes.
 
-They are not forked from the one that asks, whose connections a child would share.
+They are not forked from the calling process, since a child would share its connections.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; those started within hear of it from their parent alone.
+    """Make processes that are started within this context ignore Ctrl-C, so that only their parent stops them.
 
-    What the fork server starts ignores the signal if the server has been started so: this process is deaf no longer
-    than that takes.
+    A terminal sends the signal to all of its processes.  Processes of the fork server ignore it if the server was
+    started that way, so this process ignores it only while the server starts.
     """
     if CONTEXT.get_start_method() != "forkserver":
         with _ignoring_interrupts():
@@ -43,13 +43,13 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 
 LAST_WORDS = 3.0
-"""Seconds for what a process does at its end."""
+"""Seconds that a process has for its cleanup at the end."""
 
 
 def end_soon() -> None:
-    """Let this process end, with status 0, within :data:`LAST_WORDS`.
+    """End this process with status 0 after at most :data:`LAST_WORDS` seconds.
 
-    Python would wait for all threads that are no daemons, and what a handler has called may have begun some.
+    Python waits for all threads that are not daemons, and handlers may have started some.
     """
     timer = threading.Timer(LAST_WORDS, os._exit, [0])
     timer.daemon = True
@@ -57,13 +57,13 @@ def end_soon() -> None:
 
 
 YOUNG = 10_000
-"""So many new objects before the garbage collector looks for cycles: most of what belongs to a job is gone by then."""
+"""New objects between garbage collections, enough that most objects of a job are freed before."""
 
 
 def settle_in() -> None:
-    """What is loaded by now stays as long as the process: the garbage collector need not go through it ever again."""
+    """Exclude all objects loaded so far from garbage collection, since they stay as long as the process."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()
-    if young:  # it is not switched off
+    if young:  # collection is enabled
         gc.set_threshold(max(young, YOUNG), *older)

@@ -1,4 +1,4 @@
-"""What took long to make and is wanted again."""
+"""A cache of statements, which are slow to build."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from sqlalchemy.util import LRUCache
 
 MOST = 100
-"""So many are kept of one kind, for callers that never ask for the same twice."""
+"""Maximum entries of a cache, for callers whose keys never repeat."""
 
 
 class Memo:
-    """Statements by what they were made from.
+    """A cache of statements by the values they were built from.
 
-    SQLAlchemy keeps what it compiled of a statement, but has to be given one to know which: to make it anew each time
-    would take most of a short operation.
+    SQLAlchemy caches compiled statements, but needs a statement to look them up: building one each time would take most
+    of the time of a short operation.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._kept: LRUCache[Hashable, Any] = LRUCache(most)
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returned for this key, now or before.  From any thread; it may be made twice."""
+        """Return the cached value of ``key``, or the result of ``make``.  Thread-safe; ``make`` may be called twice."""
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = make()

@@ -1,4 +1,4 @@
-"""URLs of databases, as people write them."""
+"""Parsing of database URLs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST_PORT = 65_535
 
 
 def parsed_url(text: str | URL) -> URL:
-    """``text`` as a URL of a known dialect; :class:`.ArgumentError` says what is wrong, without a password."""
+    """Return ``text`` as a URL of a known dialect; :class:`.ArgumentError`, without the password, otherwise."""
     try:
         url = make_url(text)
     except NotAURL as error:
@@ -22,16 +22,16 @@ def parsed_url(text: str | URL) -> URL:
             "the port of the URL is not a number, as in dialect://user:password@host:5432/name"
         ) from error
     if url.port is not None and not 0 < url.port <= _LARGEST_PORT:
-        raise ArgumentError(f"the port of the URL is {url.port}: it is 1 to {_LARGEST_PORT}")
+        raise ArgumentError(f"the port of the URL is {url.port}: give one from 1 to {_LARGEST_PORT}")
     try:
         url.get_dialect()
     except NoSuchModuleError as error:
-        raise ArgumentError(f"SQLAlchemy knows no dialect {url.drivername!r}, or it is not installed") from error
+        raise ArgumentError(f"SQLAlchemy has no dialect {url.drivername!r}, or it is not installed") from error
     return url
 
 
 def database_url(text: str | URL) -> URL:
-    """``text`` as a URL whose driver is installed; :class:`.ArgumentError` says what is wrong, without a password."""
+    """Return ``text`` as a URL whose driver is installed; :class:`.ArgumentError`, without the password, otherwise."""
     url = parsed_url(text)
     try:
         url.get_dialect().import_dbapi()
@@ -41,6 +41,6 @@ def database_url(text: str | URL) -> URL:
 
 
 _ADVICE = (
-    "The extras of sqlqueue, whose distribution is called sqlalchemy-queue, bring drivers, such as"
-    " pip install 'sqlalchemy-queue[postgresql]' for postgresql+psycopg://..."
+    "Drivers are extras of sqlqueue, whose distribution is called sqlalchemy-queue: for postgresql+psycopg://..."
+    " pip install 'sqlalchemy-queue[postgresql]'"
 )

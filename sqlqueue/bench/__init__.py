@@ -1,1 +1,1 @@
-"""``sqlqueue bench``: what a worker costs and how soon it begins, measured on a database of the user's own."""
+"""``sqlqueue bench``: measures the costs of a queue and the latency of workers on the user's database."""

@@ -1,4 +1,4 @@
-"""Who waits for tasks in a process of its own, as workers do, and tells when it began each."""
+"""Processes that wait for tasks, as workers do, and report when they started each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .yardsticks import YARDSTICKS, raw_connection
 
 
 class Begun(NamedTuple):
-    """A task, and when its handler was called."""
+    """A task's key, and the time when its handler was called."""
 
     task: int
     monotonic: float
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
 
 @contextmanager
 def worker_process(url: URL, *, notify: bool) -> Iterator[Connection]:
-    """The pipe of a worker: it sends a :class:`Begun` for each task, and its count of statements when it is asked."""
+    """Yield the pipe of a worker, which sends a :class:`Begun` for each task, and its statement count on request."""
     with _process(_work, url, notify) as (process, channel):
         yield channel
         channel.send("stop")
@@ -43,14 +43,14 @@ def worker_process(url: URL, *, notify: bool) -> Iterator[Connection]:
 
 @contextmanager
 def listener_process(url: URL) -> Iterator[Connection]:
-    """The same by hand, with the driver alone; it is asked nothing."""
+    """Yield the pipe of a process that does the same by hand, with only the driver; it takes no requests."""
     with _process(_listen, url) as (_, channel):
         yield channel
 
 
 @contextmanager
 def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """Ready."""
+    """Start a process, and yield it and its pipe when it is ready; kill it afterwards."""
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=main, args=(there, *arguments), daemon=True)
     with no_interrupts():

@@ -1,4 +1,4 @@
-"""How an application uses a queue, whoever made it: what the loops that are measured have in common."""
+"""Clients of a queue, by sqlqueue and by hand, with the same interface for the measured loops."""
 
 from __future__ import annotations
 
@@ -24,28 +24,54 @@ _LEASE = timedelta(minutes=5)
 
 
 class Client(Protocol):
-    """One connection at a time; what it does is not there for others until the commit."""
+    """A user of the queue with one connection; its changes are visible to others after :meth:`commit`."""
 
-    def claim(self, limit: int) -> Jobs: ...
-    def complete(self, jobs: Any, /) -> None: ...
-    def consume(self, limit: int) -> Jobs: ...
-    def any_left(self) -> bool: ...
-    def add(self, payload: str) -> None: ...
-    def insert(self, payloads: Sequence[str]) -> None: ...
-    def copy(self, payloads: Sequence[str]) -> None: ...
-    def commit(self) -> None: ...
-    def close(self) -> None: ...
+    def claim(self, limit: int) -> Jobs:
+        """Claim up to ``limit`` jobs and return them."""
+        ...
+
+    def complete(self, jobs: Any, /) -> None:
+        """Complete claimed jobs."""
+        ...
+
+    def consume(self, limit: int) -> Jobs:
+        """Claim and complete up to ``limit`` jobs at once, and return them."""
+        ...
+
+    def any_left(self) -> bool:
+        """Return whether any job is available."""
+        ...
+
+    def add(self, payload: str) -> None:
+        """Enqueue one job."""
+        ...
+
+    def insert(self, payloads: Sequence[str]) -> None:
+        """Enqueue jobs in bulk."""
+        ...
+
+    def copy(self, payloads: Sequence[str]) -> None:
+        """Enqueue jobs by COPY."""
+        ...
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
 
 
 Clients: TypeAlias = Callable[[Plan, Tally, int], AbstractContextManager[Sequence[Client]]]
-"""Makes so many that count what they send, and closes them."""
+"""A function that yields the given number of clients, which count their statements, and closes them."""
 
 
 S = TypeVar("S", bound=Session)
 
 
 class _InSession(Generic[S]):
-    """A session for each round of claim and completion, as in ``with Session() as session``."""
+    """A client with a new session for each round of claim and completion, as in ``with Session() as session``."""
 
     def __init__(self, make: sessionmaker[S], model: type[Any]) -> None:
         self.sessions = make
@@ -70,7 +96,7 @@ class _InSession(Generic[S]):
 
 
 class Library(_InSession[QueueSession]):
-    """sqlqueue, as its README shows it."""
+    """A client that uses sqlqueue as its README shows."""
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
         super().__init__(sessions(engine), plan.model)
@@ -95,7 +121,7 @@ class Library(_InSession[QueueSession]):
 
 
 class ByHand(_InSession[Session]):
-    """The same table without sqlqueue: a locking SELECT, attributes, and the application's clock."""
+    """A client of the same table without sqlqueue: a locking SELECT, attributes, and the application's clock."""
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
         super().__init__(sessionmaker(engine, expire_on_commit=False), plan.plain_model)
@@ -135,7 +161,7 @@ class ByHand(_InSession[Session]):
         self.anew().add_all([self.model(payload=payload) for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
-        raise NotImplementedError  # by hand it is the driver's
+        raise NotImplementedError  # COPY by hand is done by the driver's client
 
 
 def _locked(session: Session, model: type[Any], limit: int) -> Jobs:
@@ -150,7 +176,7 @@ def _end(job: Any, now: datetime) -> None:
 
 @contextmanager
 def by_driver(plan: Plan, tally: Tally, count: int) -> Iterator[Sequence[Client]]:
-    """The driver's yardstick."""
+    """Yield clients of the driver's yardstick."""
     with ExitStack() as stack:
         engine = plan.engine()
         stack.callback(engine.dispose)
@@ -162,10 +188,12 @@ def by_driver(plan: Plan, tally: Tally, count: int) -> Iterator[Sequence[Client]
 
 
 def by_library(plan: Plan, tally: Tally, count: int) -> AbstractContextManager[Sequence[Client]]:
+    """Return a context manager of clients that use sqlqueue."""
     return _in_sessions(Library, plan, tally, count)
 
 
 def by_orm(plan: Plan, tally: Tally, count: int) -> AbstractContextManager[Sequence[Client]]:
+    """Return a context manager of clients that use SQLAlchemy's ORM by hand."""
     return _in_sessions(ByHand, plan, tally, count)
 
 

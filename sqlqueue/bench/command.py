@@ -27,36 +27,34 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help="The database to be measured, with a sync driver: postgresql+psycopg://user:password@host/name.",
+        help="The database to measure, with a sync driver: postgresql+psycopg://user:password@host/name.",
     ),
 ]
 Only = Annotated[
     str,
-    typer.Option("--only", metavar="SECTIONS", help=f"What to measure: {', '.join(SECTIONS)}."),
+    typer.Option("--only", metavar="SECTIONS", help=f"Sections to measure: {', '.join(SECTIONS)}."),
 ]
 Jobs = Annotated[
-    int, typer.Option("--jobs", min=1, help="In enqueue and drain: how many; a fifth of them where each is committed.")
+    int, typer.Option("--jobs", min=1, help="enqueue, drain: number of jobs; a fifth of it where each is committed.")
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Of enqueue, drain and growth: how many.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="enqueue, drain, growth: number of rounds.")]
 Processes = Annotated[
-    str, typer.Option("--processes", metavar="1,2", help="In drain: how many processes work at a time.")
+    str, typer.Option("--processes", metavar="1,2", help="drain: numbers of processes that work at once.")
 ]
 Threads = Annotated[
-    int, typer.Option("--threads", min=1, help="In drain: those of a worker, and of what it is compared with.")
+    int, typer.Option("--threads", min=1, help="drain: threads of a worker, and of the code it is compared with.")
 ]
-Batch = Annotated[int, typer.Option("--batch", min=2, help="In drain: how many jobs a loop claims at a time.")]
-Payload = Annotated[
-    int, typer.Option("--payload", min=0, metavar="BYTES", help="The length of the text that each job has.")
-]
-KeyOption = Annotated[Key, typer.Option("--key", help="The primary key of the jobs.")]
-Tasks = Annotated[int, typer.Option("--tasks", min=20, help="In pickup: how many tasks are enqueued one by one.")]
-Idle = Annotated[float, typer.Option("--idle", min=1, help="In pickup: the seconds for which an idle worker is seen.")]
+Batch = Annotated[int, typer.Option("--batch", min=2, help="drain: number of jobs that a loop claims at once.")]
+Payload = Annotated[int, typer.Option("--payload", min=0, metavar="BYTES", help="Length of each job's text.")]
+KeyOption = Annotated[Key, typer.Option("--key", help="Primary key of the jobs.")]
+Tasks = Annotated[int, typer.Option("--tasks", min=20, help="pickup: number of tasks enqueued one by one.")]
+Idle = Annotated[float, typer.Option("--idle", min=1, help="pickup: seconds for which an idle worker is observed.")]
 Sizes = Annotated[
-    str, typer.Option("--sizes", metavar="0,1000", help="In growth: how many finished tasks, and as many scheduled.")
+    str, typer.Option("--sizes", metavar="0,1000", help="growth: numbers of finished tasks, and of scheduled ones.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the figures for programs: one object of JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 _WIDE = 140
-"""Characters, where no terminal says how many there is room for."""
+"""Width in characters if the output is not a terminal."""
 _STANDARD = ",".join(STANDARD)
 
 
@@ -76,19 +74,20 @@ def bench(
     sizes: Sizes = "0,200000,2000000",
     as_json: AsJson = False,
 ) -> None:
-    """Measure what a queue costs on a database of yours, beside what it costs by hand.
+    """Measure the costs of a queue on your database, compared with the same work written by hand.
 
         sqlqueue bench --url postgresql+psycopg://me@host/test
 
-    enqueue: one by one, in bulk, by COPY. drain: loops that claim and complete, and workers whose
-    handlers do nothing. Each is done in turns with the same work written by hand, in SQL for the driver alone and with
-    SQLAlchemy's ORM. Told are the median of all rounds, the least and the most, and the ratio within a round.
+    enqueue: one by one, in bulk, by COPY. drain: loops that claim and complete, and workers whose handlers do nothing.
+    Each alternates with the same work written by hand, in SQL for the driver and with SQLAlchemy's ORM. The output
+    shows the median of all rounds, the minimum and maximum, and the ratio within a round.
 
-    pickup: how soon a worker begins a task, how late it is for a moment, and what it sends while it is idle.
+    pickup: how soon a worker starts enqueued and scheduled tasks, and how many statements an idle worker sends.
 
-    growth: drains amid hundreds of thousands of other tasks. It takes long, and has to be asked for.
+    growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
 
-    Tables named sqlqueue_bench_... are made and dropped. Exit status: 0; 2 if it could not be measured.
+    Tables named sqlqueue_bench_... are created and dropped. Exit status: 0; 2 if it cannot measure; 130 if it was
+    stopped.
     """
     console = Console(stderr=True, highlight=False)
     wanted = Wanted(
@@ -116,7 +115,7 @@ def bench(
 def _sections(only: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in only.split(","))
     if unknown := [name for name in names if name not in SECTIONS]:
-        raise typer.BadParameter(f"--only names {unknown[0]!r}: one or more of {', '.join(SECTIONS)}, with commas")
+        raise typer.BadParameter(f"--only names {unknown[0]!r}: give some of {', '.join(SECTIONS)}, with commas")
     return names
 
 
@@ -132,13 +131,13 @@ def _numbers(option: str, given: str, *, least: int) -> tuple[int, ...]:
 
 @contextmanager
 def _refusals(console: Console) -> Iterator[None]:
-    """What cannot be measured ends the command, in words and with the exit status 2."""
+    """End the command with a message and exit status 2 on errors, and 130 on Ctrl-C."""
     try:
         yield
     except (BenchError, DemoError, SQLQueueError, DBAPIError) as error:
-        reason: Any = f"the database refuses: {error.orig}" if isinstance(error, DBAPIError) else error
+        reason: Any = f"the database raised an error: {error.orig}" if isinstance(error, DBAPIError) else error
         console.print(Text(readable(f"sqlqueue bench: {reason}", lines=True)), soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        console.print("Stopped. The tables are gone.")
+        console.print("Stopped. The tables are dropped.")
         raise typer.Exit(130) from None

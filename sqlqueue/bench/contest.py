@@ -1,4 +1,4 @@
-"""Contenders that do the same work in turns."""
+"""Measurements of contenders, which take turns at the same work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from .yardsticks import YARDSTICKS
 
 Say: TypeAlias = Callable[[str], None]
 _WARM = 300
-"""Jobs before those that count: connections are made, statements compiled and prepared."""
+"""Warm-up jobs, which open connections and compile and prepare statements."""
 
 _RESOLUTION = 0.001
-"""Seconds: no clock of an engine is coarser than that."""
+"""The resolution in seconds of the coarsest engine's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
+    """One way to do some work: its name, its kind, and its maker."""
+
     who: str
     kind: Kind
     make: MakeHand
@@ -34,7 +36,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Work that can be done in several ways."""
+    """A kind of work that several contenders do."""
 
     name: str
     jobs: int
@@ -42,11 +44,11 @@ class Form:
 
 
 Measure: TypeAlias = Callable[["Contest", Contender, int, int], Round]
-"""One contender, on so many jobs, in so many processes."""
+"""A function that measures one contender with numbers of jobs and processes."""
 
 
 class Contest:
-    """On one table, which is made anew for each contender."""
+    """Measurements on one table, which is recreated for each contender."""
 
     def __init__(self, plan: Plan, engine: Engine, crew: Crew, say: Say) -> None:
         self.plan = plan
@@ -58,7 +60,7 @@ class Contest:
         self._yardstick = YARDSTICKS.get(engine.driver)
 
     def hold(self, forms: Sequence[Form], processes: Sequence[int], measure: Measure) -> list[Figure]:
-        """Every round has all of them, those that are compared one after the other."""
+        """Measure all contenders in every round, those to compare one after the other, and return their figures."""
         entries = [
             (form, contender, Entry(form=form.name, who=contender.who, kind=contender.kind, processes=n, rounds=[]))
             for n in processes
@@ -77,13 +79,13 @@ class Contest:
     # -- the table ----------------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """No contender finds what others have left behind."""
+        """Recreate the table, so that contenders do not affect each other."""
         table = self._model.__table__
         table.drop(self._engine, checkfirst=True)
         table.create(self._engine)
 
     def fill(self, jobs: int) -> None:
-        """So many jobs and nothing else, which appear all at once."""
+        """Replace all rows by ``jobs`` new jobs in one transaction."""
         with self._sessions.begin() as session:
             session.execute(delete(self._model))
             rows = [{"payload": self.plan.text}] * jobs
@@ -93,13 +95,17 @@ class Contest:
                 session.connection().exec_driver_sql(self._yardstick.analyze.format(table=table))
 
     def is_drained(self) -> bool:
+        """Return whether all jobs are finished."""
         unfinished = (Status.AVAILABLE.value, Status.RUNNING.value)
         with self._sessions() as session:
             waiting = select(self._model.id).where(self._model.status.in_(unfinished)).limit(1)
             return session.scalar(waiting) is None
 
     def took(self, jobs: int) -> float:
-        """Seconds from the first claim to the last completion, by their own account; each job was done once."""
+        """Return the seconds from the first claim to the last completion, by the times stored in the rows.
+
+        Raises :class:`.BenchError` unless each of the ``jobs`` was done exactly once.
+        """
         model = self._model
         moments = select(func.min(model.claimed_at), func.max(model.finished_at))
         done = select(func.count()).where(model.status == Status.COMPLETED.value, model.attempt == 1)
@@ -112,11 +118,13 @@ class Contest:
         return max(seconds, _RESOLUTION)
 
     def count(self) -> int:
+        """Return the number of rows."""
         with self._sessions() as session:
             return session.scalar(select(func.count()).select_from(self._model)) or 0
 
 
 def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
+    """Measure how a contender claims and completes ``jobs``; :class:`.BenchError` if one was not done exactly once."""
     contest.renew()
     with contest.crew.employed(contender.make, processes) as work:
         for some in (min(_WARM, jobs), jobs):
@@ -127,6 +135,7 @@ def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> 
 
 
 def enqueue(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
+    """Measure how a contender enqueues ``jobs``; :class:`.BenchError` if some are missing."""
     contest.renew()
     with contest.crew.employed(contender.make, processes) as work:
         warm = min(_WARM, jobs)

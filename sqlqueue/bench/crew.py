@@ -1,4 +1,4 @@
-"""The processes that work while they are measured.  They are started once, and connect before each measurement."""
+"""The measured processes.  They are started once, and connect before each measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK = 0.02
 
 
 class Spent(NamedTuple):
-    """By one process, from its beginning to its end."""
+    """The time in seconds, CPU seconds, statements and commits of one process in a measurement."""
 
     seconds: float
     cpu: float
@@ -30,14 +30,17 @@ class _Failed(NamedTuple):
 
 
 class Crew:
-    """In :meth:`employed`, some of the processes are ready to begin."""
+    """The processes that do the work; :meth:`employed` prepares some of them."""
 
     def __init__(self, channels: Sequence[Connection]) -> None:
         self._channels = channels
 
     @contextmanager
     def employed(self, make: MakeHand, processes: int) -> Iterator[Callable[[int, Callable[[], bool]], list[Spent]]]:
-        """They have connected.  Yields what lets them work on so many jobs until it is said that all are done."""
+        """Connect some processes, and yield a function that makes them work on jobs until ``is_done`` returns true.
+
+        It raises :class:`.BenchError` if a process fails.
+        """
         channels = self._channels[:processes]
         _tell(channels, make)
         _answers(channels)
@@ -58,6 +61,7 @@ class Crew:
 
 @contextmanager
 def crew(plan: Plan) -> Iterator[Crew]:
+    """Start the processes of ``plan``, yield them, and kill them afterwards."""
     with ExitStack() as stack:
         yield Crew([stack.enter_context(_process(plan)) for _ in range(max(plan.processes))])
 
@@ -78,7 +82,7 @@ def _process(plan: Plan) -> Iterator[Connection]:
 
 def _tell(channels: Sequence[Connection], message: object) -> None:
     for channel in channels:
-        with suppress(BrokenPipeError):  # what has gone wrong there is its answer
+        with suppress(BrokenPipeError):  # the process has failed, and its answer says why
             channel.send(message)
 
 

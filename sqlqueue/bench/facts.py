@@ -1,4 +1,4 @@
-"""On what it was measured."""
+"""The environment of a measurement."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..dialects import adapter_for
 
 
 def machine_facts(engine: Engine) -> dict[str, Any]:
+    """Return the server, driver, machine and versions of a measurement."""
     with engine.connect() as connection:
         dialect = connection.dialect
         server = ".".join(map(str, dialect.server_version_info or ()))

@@ -1,4 +1,4 @@
-"""Of many rounds, what is told."""
+"""Figures: the results of all rounds of a measurement."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["sqlqueue", "driver", "orm"]
 YARDS: tuple[Kind, ...] = ("driver", "orm")
-"""What others are compared with."""
+"""The kinds of contenders that others are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
+    """The median, minimum and maximum of some values."""
+
     median: float
     least: float
     most: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of ``values``."""
         return cls(median=round(median(values), 3), least=round(min(values), 3), most=round(max(values), 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One contender, once."""
+    """The result of one contender in one round."""
 
     jobs: int
     seconds: float
     jobs_per_second: float
     cpu_ms_per_1000: float
-    """Of the processes that did the work, not the server's."""
+    """CPU time of the client processes, without the server's."""
     statements_per_job: float
     commits_per_job: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One contender, in all rounds."""
+    """The result of one contender in all rounds."""
 
     form: str
     who: str
@@ -49,7 +52,7 @@ class Figure:
     statements_per_job: float
     commits_per_job: float
     ratios: dict[Kind, Spread]
-    """Of its jobs a second to those of each yardstick in the same round."""
+    """Ratios of its jobs per second to those of each yardstick in the same round."""
     rounds: list[Round]
 
 
@@ -64,11 +67,12 @@ class Entry:
     rounds: list[Round]
 
     def rivals(self, entries: Iterable[Entry]) -> dict[Kind, Entry]:
-        """The yardsticks that do the same."""
+        """Return the yardsticks of the same work, by kind."""
         same = [each for each in entries if (each.form, each.processes) == (self.form, self.processes)]
         return {each.kind: each for each in same if each.kind in YARDS and each.kind != self.kind}
 
     def figure(self, entries: Iterable[Entry]) -> Figure:
+        """Return the figure of this contender, compared with the yardsticks among ``entries``."""
         return Figure(
             form=self.form,
             who=self.who,

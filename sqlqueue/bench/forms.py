@@ -1,4 +1,4 @@
-"""Which ways of doing the same work are compared."""
+"""The kinds of work to measure, and the contenders of each."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from .plan import Plan
 from .yardsticks import YARDSTICKS
 
 _SLOWER = 5
-"""How many fewer jobs there are for what commits each of them."""
+"""Divisor of the number of jobs for contenders that commit each job."""
 _Make = Callable[[Kind, str, Clients], Contender]
 
 
 def drains(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways to claim and complete jobs."""
     batch, threads, few = plan.batch, plan.threads, max(plan.jobs // _SLOWER, 1)
     many = partial(_loops, plan, driver, in_batches=True, threads=1)
     single = partial(_loops, plan, driver, in_batches=False)
@@ -51,6 +52,7 @@ def drains(plan: Plan, driver: str) -> list[Form]:
 
 
 def enqueues(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways to enqueue jobs."""
     way = partial(_ways, driver)
     few = max(plan.jobs // _SLOWER, 1)
 
@@ -85,7 +87,7 @@ def _loops(
 
 
 def _ways(driver: str, ours: str | None, make: Callable[[Clients], Any]) -> list[Contender]:
-    """The driver's yardstick if there is one, the ORM's if its lock clause means something, and the library's."""
+    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library's."""
     yardstick = YARDSTICKS.get(driver)
     found: list[Contender] = []
     if yardstick is not None:

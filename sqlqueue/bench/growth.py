@@ -1,4 +1,4 @@
-"""What a queue costs when it has grown: amid tasks that are finished or scheduled, and under an old snapshot."""
+"""Measurements of a large queue: among finished and scheduled tasks, and during an old snapshot."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ Progress: TypeAlias = Callable[[str], None]
 Model: TypeAlias = type[Any]
 _BATCH = 100
 _CHUNK = 20_000
-"""Rows that one statement copies, and one transaction holds."""
+"""Rows per copying statement and transaction."""
 _TENTHS = 10
 _SNAPSHOT = "REPEATABLE READ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A drain amid so many finished tasks, and as many that are scheduled for later."""
+    """The result of drains among ``rows`` finished tasks, and as many scheduled ones."""
 
     rows: int
     rate: Spread
-    """Tasks a second."""
+    """Tasks per second."""
     ratio: Spread
-    """To the rate of the first size in the same round."""
+    """Ratio to the rate of the first size in the same round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSnapshot:
-    """A drain while another transaction looks at what there was before, so that nothing can be cleared away."""
+    """The result of a drain while another transaction holds an older snapshot, which blocks cleanup."""
 
     rates: tuple[float, ...]
-    """Tasks a second, of each tenth."""
+    """Tasks per second, for each tenth."""
     ratio: float
-    """Of the last tenth to the first."""
+    """Ratio of the last tenth's rate to the first's."""
     server: ServerTime | None
-    """Of each tenth; None where the server does not tell."""
+    """The server's time for each tenth; ``None`` if the server does not report it."""
 
 
 def measure_growth(
@@ -60,17 +60,17 @@ def measure_growth(
     rounds: int,
     say: Progress,
 ) -> list[Growth]:
-    """Drain ``tasks`` tasks from a queue of each of the ``sizes``, one after the other, ``rounds`` times.
+    """Drain ``tasks`` tasks from queues of each of the ``sizes`` in turn, in ``rounds`` rounds, and return the rates.
 
-    Each size has a table of its own, and the order of the sizes is drawn anew for each round, so that whatever else
-    the machine does befalls all of them.  Tables are made, and dropped: names that are taken are an error.
+    Each size has a table of its own, and each round shuffles the sizes, so that other load on the machine affects all
+    of them alike.  The tables are created and dropped; existing tables of the same name raise a database error.
     """
     with _queues(engine, {f"growth_{size}": size for size in sizes}, say) as models:
         rates: dict[int, list[float]] = {size: [] for size in sizes}
         by_size = list(zip(sizes, models, strict=True))
-        for number in range(-1, rounds):  # connections are made and statements compiled in the first, which is not told
+        for number in range(-1, rounds):  # the first is a warm-up, and not counted
             for size, model in random.sample(by_size, len(by_size)):
-                say(f"draining amid {size:,} finished tasks, round {number + 1} of {rounds}")
+                say(f"draining among {size:,} finished tasks, round {number + 1} of {rounds}")
                 _enqueue(sessions, model, tasks)
                 rate = _drain(sessions, model, tasks)
                 rates[size] += [rate] if number >= 0 else []
@@ -88,11 +88,11 @@ def measure_growth(
 def measure_held_snapshot(
     engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, say: Progress
 ) -> HeldSnapshot:
-    """Drain ``tasks`` tasks, or ten at least, while a transaction that began before holds its snapshot.
+    """Drain ``tasks`` tasks, at least ten, while an older transaction holds its snapshot, and return the rates.
 
-    Tables are made, and dropped: names that are taken are an error.
+    The tables are created and dropped; existing tables of the same name raise a database error.
     """
-    engine.dispose()  # what others left in the pool would be used in turns: all work is to be one session's
+    engine.dispose()  # older connections in the pool would share the work, but one session must do it all
     tenth, rates = max(tasks // _TENTHS, 1), list[float]()
     with _queues(engine, {"snapshot": 0, "other": 2}, say) as (model, other), engine.connect() as reader:
         _enqueue(sessions, model, _BATCH * _TENTHS)
@@ -136,7 +136,7 @@ def _model(base: type[DeclarativeBase], table: str) -> Model:
 
 
 def _fill(engine: Engine, model: Model, status: Status, size: int, say: Progress) -> None:
-    """With rows that the server copies from the first of their kind."""
+    """Insert rows; the server copies most of them from the first ones."""
     first = min(size, _CHUNK)
     with engine.begin() as connection:
         start = connection.scalar(select(func.coalesce(func.max(model.id), 0))) or 0
@@ -175,7 +175,7 @@ def _enqueue(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> 
 
 
 def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> float:
-    """Tasks a second."""
+    """Claim and complete tasks, and return the rate per second."""
     done, begun = 0, time.perf_counter()
     while done < tasks:
         with sessions.begin() as session:
@@ -187,7 +187,7 @@ def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> fl
 
 @contextmanager
 def _snapshot(connection: Connection, other: Model) -> Iterator[None]:
-    """A transaction that has begun to read, and still does; not what is drained: nobody is to wait for its locks."""
+    """Keep a read transaction open, on another table than the drained one, so that its locks block no one."""
     levels = connection.dialect.get_isolation_level_values(connection.connection.dbapi_connection)  # type: ignore[arg-type]
     level = {"isolation_level": _SNAPSHOT} if _SNAPSHOT in levels else {}
     reading = connection.execution_options(stream_results=True, **level).execute(select(other.id))

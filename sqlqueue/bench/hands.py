@@ -1,4 +1,4 @@
-"""What a process does in a measurement."""
+"""The work of a process in a measurement."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ from .plan import BenchError, Plan
 from .tally import Tally
 
 Cycle: TypeAlias = Callable[[Client, int], int]
-"""Claims and completes up to so many; how many there were."""
+"""A function that claims and completes up to the given number of jobs, and returns how many it did."""
 Enqueue: TypeAlias = Callable[[Client, Sequence[str]], None]
 _AGAIN = 0.001
 _POLL = timedelta(milliseconds=50)
 
 
 class Hand(Protocol):
-    """Connected when it has been made, and then told to begin as often as there is something to do."""
+    """The work of one process.  It connects when it is created; each measurement begins and ends it."""
 
-    def begin(self, jobs: int) -> None: ...
+    def begin(self, jobs: int) -> None:
+        """Start to work on ``jobs`` jobs."""
+        ...
 
     def check(self) -> None:
-        """Raises what has gone wrong since."""
+        """Raise any error of the work so far."""
 
     def end(self) -> None:
-        """All is done, or nothing is left to begin."""
+        """Finish, after all jobs are done or claimed."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 MakeHand: TypeAlias = Callable[[Plan, Tally], Hand]
 
 
 class Draining:
-    """Loops on threads, each with a client of its own."""
+    """Loops in threads that claim and complete, each with its own client."""
 
     def __init__(
         self, plan: Plan, tally: Tally, *, clients: Clients, cycle: Cycle, in_batches: bool, threads: int
@@ -65,7 +69,7 @@ class Draining:
                 continue
             if not client.any_left():
                 return
-            time.sleep(_AGAIN)  # what is left is locked by others, who may roll back
+            time.sleep(_AGAIN)  # the remaining jobs are locked by others, which may roll back
 
     def check(self) -> None:
         for each in self._running:
@@ -81,7 +85,7 @@ class Draining:
 
 
 def apart(client: Client, limit: int) -> int:
-    """A commit for the claim, another for the completion."""
+    """Claim and complete jobs with a commit for each, and return their number."""
     jobs = client.claim(limit)
     client.commit()
     if jobs:
@@ -91,7 +95,7 @@ def apart(client: Client, limit: int) -> int:
 
 
 def together(client: Client, limit: int) -> int:
-    """One commit for both."""
+    """Claim and complete jobs with one commit, and return their number."""
     jobs = client.claim(limit)
     if jobs:
         client.complete(jobs)
@@ -100,13 +104,14 @@ def together(client: Client, limit: int) -> int:
 
 
 def at_most_once(client: Client, limit: int) -> int:
+    """Consume jobs with one commit, and return their number."""
     jobs = client.consume(limit)
     client.commit()
     return len(jobs)
 
 
 class Working:
-    """A worker, on a thread: the process's own thread obeys."""
+    """A worker in a thread; the main thread takes the commands."""
 
     def __init__(self, plan: Plan, tally: Tally, *, handler: Callable[..., None], mode: Mode) -> None:
         self._engine = plan.engine()
@@ -117,14 +122,14 @@ class Working:
         self._thread.start()
 
     def begin(self, jobs: int) -> None:
-        """It has found the jobs already."""
+        """Do nothing: the worker finds the jobs by itself."""
 
     def check(self) -> None:
         if not self._thread.is_alive():
             raise BenchError("the worker has ended")
 
     def end(self) -> None:
-        """It goes on looking for more."""
+        """Do nothing: the worker keeps looking for jobs."""
 
     def close(self) -> None:
         self._worker.stop()
@@ -133,14 +138,16 @@ class Working:
 
 
 def with_session(session: Any, job: Any) -> None:
-    """Nothing to do: what is measured is the rest."""
+    """Do nothing, so that only the queue is measured."""
 
 
 def without_session(job: Any) -> None:
-    """Likewise."""
+    """Do nothing, so that only the queue is measured."""
 
 
 class Enqueueing:
+    """Enqueueing of jobs by one client."""
+
     def __init__(self, plan: Plan, tally: Tally, *, clients: Clients, enqueue: Enqueue) -> None:
         self._stack = ExitStack()
         (self._client,) = self._stack.enter_context(clients(plan, tally, 1))
@@ -151,26 +158,29 @@ class Enqueueing:
         self._enqueue(self._client, [self._payload] * jobs)
 
     def check(self) -> None:
-        """It has raised it already."""
+        """Do nothing: :meth:`begin` has raised any error."""
 
     def end(self) -> None:
-        """It is done."""
+        """Do nothing: :meth:`begin` has enqueued all jobs."""
 
     def close(self) -> None:
         self._stack.close()
 
 
 def one_by_one(client: Client, payloads: Sequence[str]) -> None:
+    """Enqueue jobs with a commit for each."""
     for payload in payloads:
         client.add(payload)
         client.commit()
 
 
 def in_bulk(client: Client, payloads: Sequence[str]) -> None:
+    """Enqueue all jobs in one call, with one commit."""
     client.insert(payloads)
     client.commit()
 
 
 def by_copy(client: Client, payloads: Sequence[str]) -> None:
+    """Enqueue all jobs by COPY, with one commit."""
     client.copy(payloads)
     client.commit()

@@ -1,4 +1,4 @@
-"""The tables that are measured, made for the occasion."""
+"""The measured tables, which are created for the measurement."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from sqlqueue import QueueMixin
 
 
 class Key(StrEnum):
+    """The kind of primary key of the jobs."""
+
     INT = "int"
     UUID = "uuid"
 
 
 class Base(DeclarativeBase):
-    pass
+    """The declarative base of the measured models."""
 
 
 class Probe(QueueMixin, Base):
+    """A task whose latency is measured."""
+
     __tablename__ = "sqlqueue_bench_probe"
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class Job(QueueMixin, Base):
-    """Its key is made by the server."""
+    """A job whose key the server generates."""
 
     __tablename__ = "sqlqueue_bench_job"
 
@@ -37,7 +41,7 @@ class Job(QueueMixin, Base):
 
 
 class UuidJob(QueueMixin, Base):
-    """Its key is made by the client."""
+    """A job whose key the client generates."""
 
     __tablename__ = "sqlqueue_bench_uuid_job"
 
@@ -53,7 +57,7 @@ class _Plain(DeclarativeBase):
 
 
 def without_mixin(model: type[Any]) -> type[Any]:
-    """The same table, mapped as by an application that has never heard of sqlqueue."""
+    """Return a plain model of the same table, as an application without sqlqueue would map it."""
     return type(f"Plain{model.__name__}", (_Plain,), {"__table__": model.__table__})
 
 

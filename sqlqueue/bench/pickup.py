@@ -1,4 +1,4 @@
-"""How soon a task is begun, and what it costs to wait for one."""
+"""Measurements of how soon tasks are started, and of the costs of waiting for one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .yardsticks import YARDSTICKS
 Progress = Callable[[str], None]
 _AHEAD = timedelta(seconds=1)
 _WARM = 20
-"""Tasks before the first that counts: connections are made, statements compiled."""
+"""Warm-up tasks, which open connections and compile statements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """Of many tasks, in milliseconds."""
+    """The delays of some tasks, in milliseconds."""
 
     count: int
     p50: float
@@ -39,21 +39,24 @@ class Delays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickup:
+    """The result of a measurement with one worker."""
+
     notified: bool
     """Whether the worker listened for notifications, if the engine has them."""
     enqueued: Delays
-    """From the call of the commit that enqueued a task to the call of its handler, in another process."""
+    """Delays from the call of the commit that enqueued a task to the call of its handler, in another process."""
     scheduled: Delays
-    """From the moment for which a task was scheduled to the call of its handler, by the database's clock."""
+    """Delays from the scheduled time of a task to the call of its handler, by the database's clock."""
     by_hand: Delays | None
-    """Like ``enqueued``, by a process that listens and claims with the driver alone, where there is a yardstick."""
+    """Delays like ``enqueued`` of a process that listens and claims by the driver alone, if there is a yardstick."""
     idle_statements: float
-    """A second, while there is nothing to do."""
+    """Statements per second while there is nothing to do."""
 
 
 def measure_pickup(
     engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, idle: float, notify: bool, say: Progress
 ) -> Pickup:
+    """Measure a worker in another process; the tasks are rows of :class:`.Probe`, whose table must exist."""
     yardstick = YARDSTICKS.get(engine.driver)
     by_hand = _by_hand(engine, sessions, tasks, say) if notify and yardstick and yardstick.listens else None
     _empty(sessions)
@@ -62,7 +65,7 @@ def measure_pickup(
         enqueued = _enqueued(sessions, worker, tasks)
         say("scheduling")
         scheduled = _scheduled(sessions, worker, max(tasks // 10, 5))
-        say(f"doing nothing for {idle:.0f} s")
+        say(f"idling for {idle:.0f} s")
         return Pickup(
             notified=notify,
             enqueued=enqueued,
@@ -80,7 +83,7 @@ def _empty(sessions: sessionmaker[QueueSession]) -> None:
 def _by_hand(engine: Engine, sessions: sessionmaker[QueueSession], tasks: int, say: Progress) -> Delays:
     _empty(sessions)
     with listener_process(engine.url) as listener:
-        say("enqueueing one by one, for who listens by hand")
+        say("enqueueing one by one, for a listener written by hand")
         return _enqueued(sessions, listener, tasks)
 
 

@@ -1,4 +1,4 @@
-"""What is to be measured, as the command was told."""
+"""The settings of a measurement."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from .models import BY_HAND, JOBS, Key
 
 
 class BenchError(Exception):
-    """It cannot be measured; the message says why."""
+    """An error that prevents a measurement; its message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The table, as somebody sees it who writes SQL by hand."""
+    """The facts about the table that SQL written by hand needs."""
 
     table: str
     index: str
-    """Of the available rows, in the order of claims."""
+    """The name of the claim index."""
     makes_keys: bool
-    """Whether the server makes the keys."""
+    """Whether the server generates the keys."""
     columns: tuple[str, ...]
-    """What a claim returns: the key, the attempt and what else a handler needs."""
+    """The columns that a claim returns: the key, the attempt and what else a handler needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """The settings of an enqueue or drain measurement."""
+
     url: URL
     key: Key
     payload: int
-    """Characters."""
+    """The length of each job's text, in characters."""
     jobs: int
     rounds: int
     processes: tuple[int, ...]
@@ -43,14 +45,17 @@ class Plan:
 
     @property
     def model(self) -> type[Any]:
+        """The model of the jobs."""
         return JOBS[self.key]
 
     @property
     def plain_model(self) -> type[Any]:
+        """The model of the same table without sqlqueue."""
         return BY_HAND[self.key]
 
     @property
     def shape(self) -> Shape:
+        """The facts about the table for SQL written by hand."""
         return Shape(
             table=self.model.__tablename__,
             index=spec_of(self.model).index_name("claim"),
@@ -60,8 +65,9 @@ class Plan:
 
     @property
     def text(self) -> str:
+        """The text of each job."""
         return "x" * self.payload
 
     def engine(self) -> Engine:
-        """With as many connections as a worker is advised to have."""
+        """Return an engine with as many connections as recommended for a worker."""
         return connect(self.url, pool_size=self.threads + 5)

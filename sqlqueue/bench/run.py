@@ -1,4 +1,4 @@
-"""From what is wanted to what was measured."""
+"""Running the requested measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .yardsticks import YARDSTICKS
 STANDARD = ("enqueue", "drain", "pickup")
 SECTIONS = (*STANDARD, "growth")
 _AMID = 2_000
-"""Jobs that are drained from a queue that has grown."""
+"""Jobs drained from each queue of the growth measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +47,35 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
+    """The results of the growth measurement."""
+
     amid: list[Growth]
-    """For each of the sizes."""
+    """The results by size."""
     under_snapshot: HeldSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """All results; a section is ``None`` if it was not requested."""
+
     machine: dict[str, Any]
     wanted: Wanted
     yardstick: str | None
-    """The driver for which there is one, if it is this one."""
+    """The driver's name if it has a yardstick, else ``None``."""
     enqueue: list[Figure] | None
     drain: list[Figure] | None
     pickup: list[Pickup] | None
     growth: Grown | None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report as values for JSON, without sections that were not requested."""
         return {name: value for name, value in asdict(self).items() if value is not None or name == "yardstick"}
 
 
 def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
-    """Measure all that is wanted; no table is left, whatever happens.
+    """Measure the requested sections, drop all tables in any case, and return the report.
 
-    :class:`.BenchError`, :class:`.DemoError` if it cannot be measured; what the database refuses is raised as it is.
+    Raises :class:`.BenchError` and :class:`.DemoError` if it cannot measure; database errors are raised unchanged.
     """
     with ExitStack() as stack:
         engine = reached(url)
@@ -95,7 +99,7 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
 def _refuse_present(engine: Engine) -> None:
     present = [name for name in inspect(engine).get_table_names() if name.startswith("sqlqueue_bench_")]
     if present:
-        raise BenchError(f"there is a table {present[0]} already: drop it, if it is a bench's")
+        raise BenchError(f"the table {present[0]} already exists: drop it, if it is left from another run")
 
 
 def _plan(engine: Engine, wanted: Wanted, processes: tuple[int, ...]) -> Plan:

@@ -1,7 +1,7 @@
-"""How long the server itself has been at work, where it tells that without extensions and settings.
+"""The server's own working time, on servers that report it without extensions or settings.
 
-It is time that passed from the arrival of a statement to its answer: the server's waits, for its disk too, are in it,
-and neither the network nor the client is.
+It is the time from the arrival of each statement to its answer: it includes the server's waits, also for its disk, but
+neither the network nor the client.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from sqlalchemy.exc import DBAPIError
 from ..dialects import adapter_for
 
 _SOURCES: dict[str, tuple[str, ...]] = {
-    # PostgreSQL 15 or newer; all sessions of the database.  What a session has spent it reports as it ends a
-    # transaction, but not every time, unless it is told to
+    # PostgreSQL 15 or newer; all sessions of the database.  Sessions report their time at the end of a transaction, but
+    # not of every one unless forced to
     "postgresql": (
         "SELECT pg_stat_force_next_flush()",
         "SELECT active_time * 1000 FROM pg_stat_database WHERE datname = current_database()",
     ),
-    # who may read performance_schema, as an administrator may; this session alone
+    # for accounts that may read performance_schema, as administrators may; only this session
     "mysql": (
         "SELECT sum(sum_timer_wait) / 1000000 FROM performance_schema.events_statements_summary_by_thread_by_event_name"
         " WHERE thread_id = ps_current_thread_id()",
     ),
-    # this session alone
+    # only this session
     "mariadb": (
         "SELECT variable_value * 1000000 FROM information_schema.session_status WHERE variable_name = 'Query_time'",
     ),
 }
-"""By the name of the adapter: statements, each in a transaction of its own; the last tells the microseconds."""
+"""Statements by adapter name, each run in a transaction of its own; the last returns the microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTime:
-    """What the server spent on each task, in each of some parts of the work."""
+    """The server's time per task, in each part of the work."""
 
     microseconds: tuple[float, ...]
-    """For a task, in each part."""
+    """Microseconds per task, for each part."""
     ratio: float
-    """Of the last part to the first."""
+    """Ratio of the last part to the first."""
     ratio_to_least: float
-    """Of the last part to the one that took least: the first may have had a hiccup."""
+    """Ratio of the last part to the fastest one, since the first may have been disturbed."""
 
     @classmethod
     def of(cls, readings: Sequence[float | None], tasks: int) -> ServerTime | None:
-        """Of what was read before the first part and after each, of so many tasks; None if the server did not tell."""
+        """Return the times between ``readings``, each for ``tasks`` tasks; ``None`` if the server reports none."""
         known = [reading for reading in readings if reading is not None]
         if len(known) < len(readings):
             return None
         spent = [(after - before) / tasks for before, after in pairwise(known)]
-        if min(spent) <= 0:  # it counts nothing, as PostgreSQL does without track_activities
+        if min(spent) <= 0:  # the server does not count, as PostgreSQL without track_activities
             return None
         return cls(
             microseconds=tuple(round(each, 2) for each in spent),
@@ -64,15 +64,15 @@ class ServerTime:
 
 
 def read_server_time(engine: Engine) -> float | None:
-    """Microseconds since some moment; None if they are not told.
+    """Return the server's working time in microseconds since an arbitrary start; ``None`` if it does not report it.
 
-    It is the session's that the pool gives: no other may have done the work.
+    On some servers it covers only the session that the pool returns, which must have done all the work.
     """
     reading: Any = None
     try:
         for statement in _SOURCES.get(adapter_for(engine.dialect).name, ()):
             with engine.begin() as connection:
                 reading = connection.exec_driver_sql(statement).scalar()
-    except DBAPIError:  # a version that does not know it, or an account that may not read it
+    except DBAPIError:  # the version does not have it, or the account may not read it
         return None
     return None if reading is None else float(reading)

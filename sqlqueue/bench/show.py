@@ -1,4 +1,4 @@
-"""Figures for people."""
+"""The report as text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .run import Grown, Report
 
 
 def show(console: Console, report: Report) -> None:
+    """Print ``report`` as tables."""
     _show_facts(console, report.machine)
     if report.yardstick is None and (report.enqueue or report.drain):
-        console.print("There is no yardstick for this driver: nothing is compared with what is written by hand.")
+        console.print("There is no yardstick for this driver: nothing is compared with SQL written by hand.")
     if report.enqueue is not None:
         _show_contest(console, "Enqueue", report.enqueue)
     if report.drain is not None:
@@ -38,7 +39,7 @@ def _show_facts(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _show_contest(console: Console, title: str, figures: Sequence[Figure]) -> None:
-    """Jobs a second with the least and the most of all rounds, and what part of each yardstick's that is."""
+    """Print jobs per second with the minimum and maximum of all rounds, and the ratios to the yardsticks."""
     for processes, several in groupby(figures, key=lambda figure: figure.processes):
         named = title if processes == 1 else f"{title}, {processes} processes"
         table = Table(title=named, title_justify="left", box=SIMPLE_HEAD)
@@ -73,15 +74,15 @@ def _ratio(spread: Spread | None) -> str:
 def _show_pickup(console: Console, figures: Sequence[Pickup]) -> None:
     table = Table("milliseconds", "tasks", "p50", "p95", "p99", "most", title="Pick-up", title_justify="left")
     for figure in figures:
-        how = "notified" if figure.notified else "by looking"
+        how = "notified" if figure.notified else "by polling"
         table.add_row(f"from the commit to the handler, {how}", *_delay_cells(figure.enqueued))
         if figure.by_hand is not None:
             table.add_row("the same by hand, with the driver alone", *_delay_cells(figure.by_hand))
-        table.add_row(f"late for its moment, {how}", *_delay_cells(figure.scheduled))
+        table.add_row(f"from the scheduled time to the handler, {how}", *_delay_cells(figure.scheduled))
     console.print(table)
     for figure in figures:
-        how = "that listens" if figure.notified else "that looks"
-        console.print(f"An idle worker {how} sends {figure.idle_statements:.2f} statements a second.")
+        how = "that listens" if figure.notified else "that polls"
+        console.print(f"An idle worker {how} sends {figure.idle_statements:.2f} statements per second.")
 
 
 def _delay_cells(delays: Delays) -> list[str]:
@@ -103,14 +104,14 @@ def _show_growth(console: Console, grown: Grown) -> None:
 
 def _show_snapshot(console: Console, held: HeldSnapshot) -> None:
     console.print(
-        "While another transaction holds its snapshot, the last tenth of a drain goes at"
+        "While another transaction holds its snapshot, the last tenth of a drain runs at"
         f" {held.ratio:.2f} times the speed of the first."
     )
     if held.server is None:
-        console.print("How long the server itself took is not told here.")
+        console.print("This server does not report its own working time.")
         return
     first, *_, last = held.server.microseconds
     console.print(
-        f"The server itself took {first:,.1f} microseconds for a task of the first tenth, {last:,.1f} for one of the"
-        f" last: {held.server.ratio:.2f} times as long, and {held.server.ratio_to_least:.2f} times the least of all."
+        f"The server itself took {first:,.1f} microseconds per task in the first tenth, {last:,.1f} in the last:"
+        f" {held.server.ratio:.2f} times as long, and {held.server.ratio_to_least:.2f} times as long as in the fastest."
     )

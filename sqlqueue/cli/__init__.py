@@ -1,4 +1,4 @@
-"""The command line, which needs the extra ``cli``."""
+"""The command line ``sqlqueue``, which needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The program ``sqlqueue``."""
+    """Run the program ``sqlqueue``.  Exits with a message if the extra ``cli`` is not installed."""
     if any(find_spec(name) is None for name in ("rich", "typer")):
         extra = "pip install 'sqlalchemy-queue[cli]', the distribution of sqlqueue"
-        sys.exit(f"The command line of sqlqueue is an extra: {extra}")
+        sys.exit(f"The sqlqueue command line needs an extra: {extra}")
     application()()
 
 
 def application() -> typer.Typer:
-    """The commands.  What they are made with is imported here, and not by who imports this module."""
+    """Return the typer application with all commands.  Their dependencies are imported here, not with this module."""
     import typer  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
 
@@ -52,21 +52,20 @@ def application() -> typer.Typer:
     def sqlqueue(version: bool = option) -> None:
         """Durable queues made of SQLAlchemy models, in the database that the application already has.
 
-        The library is what an application imports; these commands are for its people and its deployments. See for
-        yourself:
+        Applications import the library; these commands are for operators and deployments. To try it out:
 
             sqlqueue demo .
         """
 
     def add(command: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
-        # what is written in brackets is meant: it is no markup
+        # brackets in docstrings are literal, not rich markup
         commands.command(name, help=escape(cleandoc(command.__doc__ or "")), rich_help_panel=panel)(command)
 
     others: Sequence[Callable[..., None]] = (demo, check, work, bench)
     for command in others:
         add(command)
     add(sql_tasks, "sql-tasks")
-    panel = "Commands for the people on call"
+    panel = "Commands for on-call operators"
     add(list_tasks, "list", panel)
     on_call: Sequence[Callable[..., None]] = (stats, errors, show, retry, cancel, discard, prune, pause, resume, limits)
     for command in on_call:

@@ -1,4 +1,4 @@
-"""Changes that take many transactions: their progress, and how they are stopped."""
+"""Changes that take many transactions: their progress, and stopping them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ..operations.batches import Batch
 from ._database import transact
 
 STOPPED = 130
-"""The exit status of a command that Ctrl-C ended."""
+"""The exit status of a command that was stopped by Ctrl-C."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What has been committed so far."""
+    """The changes committed so far."""
 
     changed: int = 0
     taken: int = 0
     """See :class:`.Batch`."""
     protected: int = 0
-    """Likewise."""
+    """See :class:`.Batch`."""
     stopped: bool = False
-    """Whether Ctrl-C came before the end."""
+    """Whether Ctrl-C stopped the command before the end."""
 
 
 def in_transactions(
     url: str, batches: Callable[[Session], Iterable[Batch]], outcome: Outcome, *, what: str, total: int | None
 ) -> None:
-    """Carry out ``batches``, each of which commits itself, and note in ``outcome`` what they did, until Ctrl-C.
+    """Run ``batches``, each of which commits, and add their results to ``outcome``, until the end or Ctrl-C.
 
-    Progress is shown at a terminal alone, where errors go.  The first Ctrl-C ends it after the present batch, a second
-    one at once: what the present batch did is rolled back.
+    Progress is shown on standard error, if that is a terminal.  The first Ctrl-C stops after the current batch, a
+    second one at once, which rolls back the current batch.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -64,7 +64,7 @@ def in_transactions(
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Whether there was a Ctrl-C; the second is a KeyboardInterrupt."""
+    """Yield a function that returns whether Ctrl-C was pressed; the second one raises KeyboardInterrupt."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set  # only the main thread may handle signals

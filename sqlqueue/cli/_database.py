@@ -1,4 +1,4 @@
-"""The database that a command is given: connections to it, transactions, and what is said if it cannot be had."""
+"""Connections to a command's database, transactions in it, and the messages when it cannot be reached."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ R = TypeVar("R")
 
 
 class CannotConnect(Exception):
-    """What the driver says, when it is to open a connection."""
+    """The driver's error on opening a connection."""
 
 
 def connect(url: str, work: Callable[[Connection], R]) -> R:
-    """What ``work`` returns for a connection; whatever it left uncommitted is rolled back."""
+    """Run ``work`` with a connection, roll back what it left uncommitted, and return its result."""
     where, is_async = _parsed(url)
     if is_async:
         return _connect_async(where, work)
@@ -35,7 +35,7 @@ def connect(url: str, work: Callable[[Connection], R]) -> R:
 
 
 def transact(url: str, work: Callable[[Session], R]) -> R:
-    """What ``work`` returns for a session; then it is committed."""
+    """Run ``work`` with a session, commit, and return its result."""
     where, is_async = _parsed(url)
     if is_async:
         return _transact_async(where, work)
@@ -83,7 +83,7 @@ def _prepared(engine: Engine) -> Engine:
 
 
 def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
-    """Drivers raise errors of all kinds, those for a parameter of the URL that they do not know included."""
+    """Open a connection; drivers raise all kinds of errors, also for unknown parameters of the URL."""
     try:
         return dialect.connect(*arguments, **options)
     except Exception as error:
@@ -91,7 +91,7 @@ def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
 
 
 def _parsed(url: str) -> tuple[URL, bool]:
-    """The URL of a database that may be there, and whether its driver is async."""
+    """Return the URL, and whether its driver is async; refuses bad URLs and database files that do not exist."""
     try:
         where = database_url(url)
     except ArgumentError as error:
@@ -104,7 +104,7 @@ def _parsed(url: str) -> tuple[URL, bool]:
 
 @contextmanager
 def refusals(command: str) -> Iterator[None]:
-    """What cannot be done ends the command, in words and with the exit status 2."""
+    """End the command with a message and exit status 2 if sqlqueue or the database raises an error."""
     try:
         yield
     except SQLQueueError as error:
@@ -113,8 +113,8 @@ def refusals(command: str) -> Iterator[None]:
         complain(f"sqlqueue {command}: cannot connect: {error}")
         raise typer.Exit(2) from error
     except DBAPIError as error:
-        complain(f"sqlqueue {command}: the database refuses: {error.orig}")
+        complain(f"sqlqueue {command}: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
-    except OSError as error:  # which some drivers let through
+    except OSError as error:  # some drivers do not wrap it
         complain(f"sqlqueue {command}: {error}")
         raise typer.Exit(2) from error

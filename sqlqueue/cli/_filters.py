@@ -1,4 +1,4 @@
-"""The options that choose tasks, the same for all commands."""
+"""The options that select tasks, shared by all commands."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from ._output import refusal
 from ._values import age, identity, value
 
 Statuses = Annotated[
-    list[Status] | None, typer.Option("--status", "-s", help="Only those in this state; may be given several times.")
+    list[Status] | None, typer.Option("--status", "-s", help="Only tasks in this state; may be repeated.")
 ]
-Topic = Annotated[str | None, typer.Option(help="Only those of this topic.")]
+Topic = Annotated[str | None, typer.Option(help="Only tasks of this topic.")]
 Ids = Annotated[
     list[str] | None,
     typer.Option(
-        "--id", metavar="KEY", help="Only this one; may be given several times. A key of several columns: 'line 1,7'."
+        "--id", metavar="KEY", help="Only this task; may be repeated. For a key of several columns: 'line 1,7'."
     ),
 ]
 ErrorLike = Annotated[
     str | None,
-    typer.Option("--error", metavar="LIKE", help="Only those with such an error; % stands for anything: 'Timeout%'."),
+    typer.Option("--error", metavar="LIKE", help="Only tasks whose error matches; % matches any text: 'Timeout%'."),
 ]
 Age = Annotated[
     timedelta | None,
-    typer.Option("--older-than", metavar="AGE", parser=age, help="Only those created longer ago: 90s, 15m, 2h, 7d."),
+    typer.Option("--older-than", metavar="AGE", parser=age, help="Only tasks created longer ago: 90s, 15m, 2h, 7d."),
 ]
 Equal = Annotated[
     list[str] | None,
-    typer.Option(
-        "--where", "-w", metavar="COLUMN=VALUE", help="Only those with this value; may be given several times."
-    ),
+    typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only tasks with this value; may be repeated."),
 ]
-Hung = Annotated[bool, typer.Option("--hung", help="Only those that run for longer than their lease.")]
+Hung = Annotated[bool, typer.Option("--hung", help="Only running tasks whose lease has expired.")]
 
 
 def criteria(
@@ -54,7 +52,7 @@ def criteria(
     equal: Sequence[str] | None = None,
     hung: bool = False,
 ) -> list[Criterion]:
-    """What tasks have to satisfy, all of it."""
+    """Return the criteria of the given options, all of which must hold."""
     return [
         *([spec["status"].in_([state(each) for each in status])] if status else []),
         *([_topic(spec, topic)] if topic is not None else []),
@@ -67,7 +65,7 @@ def criteria(
 
 
 def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
-    """``NAME``, or ``-NAME`` for the largest first; the last by primary key if none is given."""
+    """Return ORDER BY terms: ``NAME`` ascending, ``-NAME`` descending; by default the last primary key first."""
     terms: list[ColumnElement[Any]] = [
         column(spec, name.removeprefix("-")).desc() if name.startswith("-") else column(spec, name).asc()
         for name in names
@@ -76,10 +74,10 @@ def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
 
 
 def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
-    """The column of the model that has this name."""
+    """Return the model's column called ``name``; refuses unknown names."""
     columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
     if name not in columns:
-        raise refusal(f"{spec.entity.__name__} has no column {name}: it has {', '.join(columns)}")
+        raise refusal(f"{spec.entity.__name__} has no column {name}; its columns are {', '.join(columns)}")
     return columns[name]
 
 

@@ -1,4 +1,4 @@
-"""Tasks one below the other, each in a line."""
+"""The table of ``sqlqueue list``: one line for each task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Facts = Mapping[str, Any]
 """A task as ``sqlqueue list --json`` prints it."""
 _ROLES = ("status", "topic", "task", "stage", "attempt", "available_at")
 _LONGEST = 24
-"""Characters of a value of the application."""
+"""Maximum characters shown of an application's value."""
 _ERROR = 16
-"""Characters for which there is to be room, if there are errors."""
+"""Characters reserved for the error column, if there are errors."""
 
 
 class _Column(NamedTuple):
@@ -30,7 +30,7 @@ class _Column(NamedTuple):
         return self.name.replace("_", " ") if self.is_role else self.name
 
     def value(self, task: Facts) -> object:
-        """What a line has room for."""
+        """Return the value of ``task`` in this column, cut to fit in a line."""
         if not self.is_role:
             return _cut(task["columns"][self.name])
         if self.name == "attempt":
@@ -52,12 +52,12 @@ def _cut(value: object) -> object:
 
 
 def columns_of(spec: QueueSpec, names: str) -> list[_Column]:
-    """Those that ``--columns`` names, by the names that they have in the model."""
+    """Return the columns that ``--columns`` names, which are the model's attribute names."""
     return [_column(spec, name.strip()) for name in names.split(",")]
 
 
 def print_tasks(spec: QueueSpec, tasks: Sequence[Facts], columns: Sequence[_Column] | None) -> None:
-    """The queue's columns and as many of the model's own as there is room for, unless ``columns`` are given."""
+    """Print ``columns``; by default the queue's columns and as many of the model's own as fit."""
     if columns is None:
         queues = [_Column(role, is_role=True) for role in _ROLES if role in spec.columns]
         columns = [*queues, *_fitting(spec, tasks, queues), _Column("error", is_role=True)]
@@ -72,7 +72,7 @@ def _column(spec: QueueSpec, name: str) -> _Column:
 
 
 def _fitting(spec: QueueSpec, tasks: Sequence[Facts], others: Sequence[_Column]) -> Iterator[_Column]:
-    """The first of the model's own columns that say something in a few words, while there is room."""
+    """Yield the first of the model's own columns with short, non-empty values, as long as they fit."""
     room = Console().width - max(len(str(task["key"])) for task in tasks)
     room -= sum(GAP + each.width(tasks) for each in others)
     room -= GAP + (_ERROR if any(task["error"] for task in tasks) else len("error"))

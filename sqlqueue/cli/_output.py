@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs."""
+"""Output of the commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .._support.error_text import readable
 from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs: keys that stay, moments as ISO 8601.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def print_json(value: object) -> None:
-    """As JSON has it: in ASCII, and without the numbers that it does not know."""
+    """Print ``value`` as ASCII JSON; ``NaN`` and infinities become text."""
     typer.echo(json.dumps(_strict(value), indent=2, default=_json, allow_nan=False))
 
 
 def _strict(value: object) -> object:
-    """Floats that are not numbers become text, and so do keys of other types."""
+    """Return ``value`` with non-finite floats and keys that are not strings converted to text."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)
@@ -49,17 +49,18 @@ def _json(value: object) -> object:
 
 
 GAP = 2
-"""Between two columns."""
+"""Characters between two columns."""
 _TEXT = 24
-"""So much room, at the least, has a last column that is longer."""
+"""Minimum width of a last column whose text is longer than this."""
 
 
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0, one_line: bool = False
 ) -> None:
-    """As wide as the terminal: columns for which there is no room follow below, again with the first one.
+    """Print a table as wide as the terminal; columns that do not fit follow below, with the first one repeated.
 
-    ``numbers`` from the second column on are numbers.  The last one is broken into lines, or cut to ``one_line``.
+    ``numbers``: how many columns, from the second on, are right-aligned.  A last column that does not fit is wrapped,
+    or cut if ``one_line``.
     """
     console = Console(highlight=False)
     columns = list(zip(*[[plain(each) for each in line] for line in (headings, *rows)], strict=True))
@@ -84,7 +85,7 @@ def print_table(
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
-    """The columns after the first, as many at a time as there is room for, and how wide each is."""
+    """Yield the widths of the columns after the first, by position, as many at a time as fit."""
     part: dict[int, int] = {}
     left = room
     for place, wanted in enumerate(widths[1:], 1):
@@ -98,25 +99,27 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
 
 
 def width(text: Text) -> int:
+    """Return the terminal cells that the longest line of ``text`` takes."""
     return max((line.cell_len for line in text.split("\n")), default=0)
 
 
 def say(text: str) -> None:
+    """Print ``text`` to standard output."""
     Console(highlight=False).print(plain(text), soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """The same where errors go."""
+    """Print ``text`` to standard error."""
     Console(stderr=True, highlight=False).print(plain(text), soft_wrap=True)
 
 
 def refusal(text: str) -> typer.BadParameter:
-    """Bad usage, to be raised."""
+    """Return the error for bad usage, for the caller to raise; the exit status is 2."""
     return typer.BadParameter(readable(text, lines=True))
 
 
 def plain(value: object) -> Text:
-    """As it is, but for what a terminal would take for a command."""
+    """Return ``value`` as text, with control characters escaped."""
     text = _moment(value) if isinstance(value, datetime) else "" if value is None else value
     return Text(readable(text, lines=True))
 
@@ -126,10 +129,12 @@ def _moment(value: datetime) -> str:
 
 
 def tasks(number: int, spec: QueueSpec) -> str:
+    """Return a phrase such as ``3 tasks of Email``."""
     return f"{number} task{'s' * (number != 1)} of {spec.entity.__name__}"
 
 
 def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:
+    """Return pauses as ``--json`` prints them."""
     return [
         {"topic": each.topic, "paused_at": each.paused_at, "paused_by": each.paused_by, "reason": each.reason}
         for each in found
@@ -137,10 +142,10 @@ def pauses(found: Iterable[Pause]) -> list[dict[str, object]]:
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask, unless the answer is known; a no ends the command with the exit status 1."""
+    """Ask for confirmation unless ``yes``.  Exits with status 1 if refused, 2 if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        complain(f"sqlqueue: this would {what}, and there is no terminal to ask: say --yes")
+        complain(f"sqlqueue: this would {what}, and there is no terminal to confirm it: use --yes")
         raise typer.Exit(2)
     typer.confirm(readable(f"{what[:1].upper()}{what[1:]}?"), abort=True, err=True)

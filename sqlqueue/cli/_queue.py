@@ -1,4 +1,4 @@
-"""Which queues a command is about."""
+"""The option ``--queue``: the queues that a command applies to."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Queue = Annotated[
         "--queue",
         "-q",
         metavar="NAME",
-        help="Which queue, if there are several: the name of its model or of its table.",
+        help="The name of the queue's model or table, if there are several.",
     ),
 ]
 
 
 def queues_of(target: str, name: str | None) -> list[QueueSpec]:
-    """Those of ``target`` that hold tasks, or the one of this name."""
+    """Return the queues of ``target`` that hold tasks, or the one called ``name``; refuses if there is none."""
     every = specs_of(load(target))
     found = [spec for spec in every if holds_tasks(spec)]
     if not found:
-        raise refusal(f"{_names(every)} holds the slots of limits, and no tasks: name the model with the limits")
+        raise refusal(f"{_names(every)} holds the slots of limits, not tasks: name the model with the limits")
     chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]
     if not chosen:
-        raise refusal(f"there is no queue {name} in {target}: there are {_names(found)}")
+        raise refusal(f"there is no queue {name} in {target}; its queues are {_names(found)}")
     return chosen
 
 
 def queue_of(target: str, name: str | None) -> QueueSpec:
-    """The only one."""
+    """Return the queue called ``name``, or the only one of ``target``; refuses if there are several."""
     found = queues_of(target, name)
     if len(found) > 1:
-        raise refusal(f"{target} has {len(found)} queues: say --queue and one of {_names(found)}")
+        raise refusal(f"{target} has {len(found)} queues: use --queue with one of {_names(found)}")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""Numbers of queues, as tables for people and as JSON for programs."""
+"""Statistics of queues, as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _ALWAYS = (Status.AVAILABLE, Status.RUNNING)
 
 
 def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
+    """Print one line for each queue, or a JSON array."""
     if as_json:
         print_json([_standing(*each) for each in found])
         return
@@ -34,7 +35,7 @@ def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
     ]
     print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
     if any(each.capped for _, each, _ in found):
-        say(f"+ at least: of a group of states with more tasks, {CAP:,} are counted. --exact counts all.")
+        say(f"+ at least: at most {CAP:,} tasks are counted in a group of states. --exact counts all.")
 
 
 def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict
 
 
 def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> None:
+    """Print one line for each value of the column ``name``, or a JSON array."""
     if as_json:
         print_json([{"value": value, **_counts(each)} for value, each in found.items()])
         return
@@ -63,6 +65,7 @@ def print_by(name: str, found: Mapping[Any, QueueStats], *, as_json: bool) -> No
 
 
 def print_timeline(found: Iterable[Bucket], *, as_json: bool) -> None:
+    """Print one line for each bucket of time, or a JSON array."""
     if as_json:
         print_json([_bucket(each) for each in found])
         return
@@ -96,7 +99,7 @@ def _counts(found: QueueStats) -> dict[str, int]:
 
 
 def _present(found: Iterable[QueueStats]) -> list[Status]:
-    """The states that some tasks are in, or may be in where counting has ended, and those that are shown anyway."""
+    """Return the states to show: those with tasks, those whose counting stopped early, and those always shown."""
     all_of_them = list(found)
     return [
         status
@@ -110,7 +113,7 @@ def _numbers(found: QueueStats, present: Iterable[Status]) -> list[object]:
 
 
 def _at_least(figure: object, name: str, found: QueueStats) -> object:
-    """With a + where it is a lower bound."""
+    """Return ``figure`` with a + if it is a lower bound."""
     if name not in found.capped:
         return figure
     return f"{figure:,}+" if isinstance(figure, int) else f"{figure}+"
@@ -129,7 +132,7 @@ def _spread(found: Durations) -> list[str]:
 
 
 def _short(time: timedelta | None) -> str:
-    """``7ms``, ``1.5s``, and from a minute on whole seconds."""
+    """Return ``7ms`` or ``1.5s``, or whole seconds from a minute on."""
     if time is None or abs(time) >= timedelta(minutes=1):
         return _whole(time)
     seconds = time.total_seconds()

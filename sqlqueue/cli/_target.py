@@ -1,4 +1,4 @@
-"""What the commands are given: a `module:attribute` of the application, and the URL of its database."""
+"""Arguments of all commands: a ``module:attribute`` of the application and the URL of its database."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:ATTRIBUTE",
-        help="Where the queues are: a declarative base, a MetaData or a model, such as myapp.models:Base. The module"
-        " is looked for in the current directory, too, and is to import all models that count.",
+        help="The declarative base, MetaData or model of the queues, such as myapp.models:Base. The current directory"
+        " is on the import path. The module must import all models.",
     ),
 ]
 Url = Annotated[
@@ -26,13 +26,13 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help="The database, as SQLAlchemy writes it: postgresql+psycopg://user:password@host/name.",
+        help="The database as an SQLAlchemy URL: postgresql+psycopg://user:password@host/name.",
     ),
 ]
 
 
 def load(target: str) -> Any:
-    """The object that ``module:attribute`` names; bad usage if there is none."""
+    """Import and return the object at ``module:attribute``; refuses if there is none."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise refusal(f"{target!r} is not of the form module:attribute, as in myapp.models:Base")
@@ -54,4 +54,4 @@ def _import(name: str) -> Any:
         raise refusal(f"{name} cannot be imported: {error}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise refusal(f"{name} cannot be imported, it raises {reason}") from error
+        raise refusal(f"{name} cannot be imported: it raises {reason}") from error

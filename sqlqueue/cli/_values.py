@@ -1,4 +1,4 @@
-"""Values as people write them: ages, keys, and what a column holds."""
+"""Parsers of values on the command line: ages, keys and column values."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ._output import refusal
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LARGEST = 2**63
-"""What a database takes for an integer is smaller."""
+"""Integers of databases are smaller than this."""
 
 
 def age(text: str) -> timedelta:
-    """``90s``, ``15m``, ``2h``, ``7d``, ``1h30m``."""
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; refuses anything else."""
     if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
         raise refusal(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
     return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
 
 
 def identity(spec: QueueSpec, text: str) -> Identity:
-    """A primary key; its columns are separated by commas, as in a line of CSV."""
+    """Parse a primary key, whose columns are separated by commas, as in a line of CSV."""
     columns = spec.primary_key
     parts = _parts(text) if len(columns) > 1 else [text]
     if len(parts) != len(columns):
@@ -41,20 +41,20 @@ def identity(spec: QueueSpec, text: str) -> Identity:
 def _parts(text: str) -> list[str]:
     try:
         return next(csv.reader([text], skipinitialspace=True), [])
-    except csv.Error:  # such as a line break without quotation marks
+    except csv.Error:  # e.g. an unquoted line break
         return []
 
 
 def value(column: ColumnElement[Any], text: str) -> Any:
-    """What ``text`` says, as the type of ``column`` has it."""
+    """Parse ``text`` as a value of the type of ``column``; refuses text and types that cannot be converted."""
     kind = _kind(column)
     reader = _READERS.get(kind, kind.__getitem__ if issubclass(kind, Enum) else None)
     if reader is None:
-        raise refusal(f"{column} is of type {column.type}, which cannot be written here")
+        raise refusal(f"{column} has the type {column.type}, which cannot be given on the command line")
     try:
         return reader(text)
     except (ValueError, KeyError, ArithmeticError) as error:
-        raise refusal(f"{text!r} is not a value for {column}, which is of type {column.type}") from error
+        raise refusal(f"{text!r} is not a value for {column}, which has the type {column.type}") from error
 
 
 def _kind(column: ColumnElement[Any]) -> type[Any]:

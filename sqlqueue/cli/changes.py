@@ -29,32 +29,32 @@ from ._queue import Queue, queue_of
 from ._target import Target, Url
 from ._values import age
 
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Kept as the error of each, for those who find it later.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored as the error of each task.")]
 Final = Annotated[
     timedelta | None,
     typer.Option(
         "--older-than",
         metavar="AGE",
         parser=age,
-        help="Finished longer ago than 90s, 15m, 2h, 7d; else as long ago as the model says.",
+        help="Only tasks that finished longer ago than this: 90s, 15m, 2h, 7d. Default: the model's retention.",
     ),
 ]
 Adopted = Annotated[
     bool,
-    typer.Option("--adopted", help="Delete rows from before the table became a queue instead, by created_at."),
+    typer.Option("--adopted", help="Delete instead the rows from before the table became a queue, by created_at."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="How many at the most; else all.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks. Default: all.")]
 
 _DUE = (
-    "is run by a worker once it is due."
+    "runs once it is due."
     " To run it now: UPDATE {table} SET status = 'available', available_at = '2000-01-01 00:00:00' WHERE ..."
 )
-_FINAL = "is final: enqueue it again to have it run again."
+_FINAL = "is final: to run it again, enqueue it again."
 _HINTS = {
     Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
     Status.SCHEDULED: f"A scheduled task {_DUE}",
-    Status.RETRYABLE: "A retryable task is tried again once it is due; sqlqueue retry makes that now.",
-    Status.RUNNING: "A running task belongs to its worker until its lease ends; then any worker takes it over.",
+    Status.RETRYABLE: "A retryable task runs again once it is due; sqlqueue retry makes it due now.",
+    Status.RUNNING: "A running task belongs to its worker until its lease expires; then any worker may take it over.",
     Status.COMPLETED: f"A completed task {_FINAL}",
     Status.CANCELLED: f"A cancelled task {_FINAL}",
     Status.DISCARDED: "A discarded task is a dead letter; sqlqueue retry brings it back.",
@@ -62,12 +62,12 @@ _HINTS = {
 _FAILED = (Status.RETRYABLE, Status.DISCARDED)
 _UNFINISHED = [status for status in Status if status not in FINAL]
 BATCH = 1_000
-"""Rows that one transaction changes, or deletes."""
+"""Maximum rows that one transaction changes or deletes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """What is to become of which tasks."""
+    """A change of the tasks that match some criteria."""
 
     verb: str
     done: str
@@ -75,16 +75,16 @@ class _Change:
     where: Sequence[Criterion]
     affected: Collection[Status]
     batches: Callable[[Session], Iterable[Batch]]
-    """Each commits itself."""
+    """A function that carries out the change, in batches that each commit."""
     named: bool = False
-    """Whether tasks were chosen by their keys: whoever does that wants to know why nothing became of them."""
+    """Whether tasks were selected by key; the command then explains why none was changed."""
     hung: bool = False
-    """Whether those of the running ones are affected, too, whose lease has ended."""
+    """Whether running tasks whose lease has expired are affected too."""
     deletes: bool = False
-    """Whether rows are deleted: those that foreign keys refer to stay."""
+    """Whether rows are deleted; rows that foreign keys reference stay."""
 
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
-        """Count them, ask if they are many, change them, and say how many were changed."""
+        """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
         stats = transact(url, self._counted)
         found = {**{str(status): stats[status] for status in self.affected}, "hung": stats.hung if self.hung else 0}
         counts = {what: number for what, number in found.items() if number}
@@ -100,7 +100,7 @@ class _Change:
             if number:
                 in_transactions(url, self.batches, outcome, what=self.verb, total=None if is_capped else number)
         except DBAPIError:
-            complain(f"{self._told(outcome)} That is committed; then there was an error.")
+            complain(f"{self._told(outcome)} This is committed; then an error occurred.")
             raise
         if as_json:
             done = {"tasks": outcome.changed, **self._kept(outcome), "stopped": outcome.stopped}
@@ -110,11 +110,11 @@ class _Change:
             if not outcome.changed and self.named:
                 say(self._why_none(stats))
         if outcome.stopped:
-            complain("Stopped. What is done is committed; the same command goes on with the rest.")
+            complain("Stopped. Finished batches are committed; run the same command again for the rest.")
             raise typer.Exit(STOPPED)
 
     def _counted(self, session: Session) -> QueueStats:
-        """All that were named, or those that are affected: among others, counting might end before it reaches these."""
+        """Count the named tasks, or else the affected ones alone: the cap on counting could hide them among others."""
         where = self.where if self.named else [*self.where, _in_state(self.spec, self.affected, hung=self.hung)]
         return operations.stats(session, self.spec.entity, *where, cap=CAP)
 
@@ -122,9 +122,9 @@ class _Change:
         number = outcome.changed
         told = f"{tasks(number, self.spec)} {'is' if number == 1 else 'are'} {self.done}."
         if outcome.taken:
-            told += f"\n{outcome.taken} cannot be: another task has taken the unique_key."
+            told += f"\n{outcome.taken} cannot be: another task has the same unique_key."
         if outcome.protected:
-            stay = "stays: foreign keys refer to it" if outcome.protected == 1 else "stay: foreign keys refer to them"
+            stay = "stays: foreign keys reference it" if outcome.protected == 1 else "stay: foreign keys reference them"
             told += f"\n{tasks(outcome.protected, self.spec)} {stay}."
         return told
 
@@ -132,14 +132,14 @@ class _Change:
         return {"protected": outcome.protected} if self.deletes else {"taken": outcome.taken}
 
     def _why_none(self, stats: QueueStats) -> str:
-        """What the tasks are that were named, and what would help."""
+        """Return the states of the named tasks, and hints for each."""
         found = [status for status in Status if stats[status]]
         if not found:
             return "There is no such task."
         states = ", ".join(f"{stats[status]} {status}" for status in found)
         hints = [_HINTS[status].format(table=self.spec.table.fullname) for status in found]
         affected = ", ".join([*self.affected, *(["hung"] if self.hung else [])])
-        return f"Found: {states}. sqlqueue {self.verb} is for {affected}.\n" + "\n".join(dict.fromkeys(hints))
+        return f"Found: {states}. sqlqueue {self.verb} changes {affected}.\n" + "\n".join(dict.fromkeys(hints))
 
 
 def retry(
@@ -157,22 +157,21 @@ def retry(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try again what has failed or hangs: retryable and discarded tasks, and running ones whose lease has ended.
+    """Retry failed or hung tasks: retryable and discarded ones, and running ones whose lease has expired.
 
     They become available, with all their attempts again.
 
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error 'ConnectionError%'
 
-    Without a filter these are all of them. More than one is asked about first, with their number.
+    Without a filter, all such tasks are retried. For more than one, the command shows their number and asks first.
 
-    A thousand at a time, each in a transaction of its own: Ctrl-C ends it after the present one, and what is done stays
-    done.
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
-    another task has taken the unique_key) and stopped (by Ctrl-C).
+    another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, tasks or not; 1 if the question is answered by no; 2 for bad usage, a database that does not answer,
-    or no terminal to ask and no --yes; 130 if it was stopped.
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    missing --yes without a terminal; 130 if it was stopped.
     """
     with refusals("retry"):
         spec = queue_of(target, queue)
@@ -206,21 +205,20 @@ def cancel(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say that tasks are no longer wanted: all that are not final become cancelled, running ones included.
+    """Cancel tasks: all that are not final become cancelled, running ones included.
 
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
 
-    What runs is told at its next heartbeat; it can no longer complete its task, nor commit with it.
-    More than one is asked about first, with their number.
+    Workers learn of it at their next heartbeat; a running handler can no longer complete its task, nor commit with it.
+    For more than one task, the command shows their number and asks first.
 
-    A thousand at a time, each in a transaction of its own: Ctrl-C ends it after the present one, and what is done stays
-    done.
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
-    another task has taken the unique_key) and stopped (by Ctrl-C).
+    another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, tasks or not; 1 if the question is answered by no; 2 for bad usage, a database that does not answer,
-    or no terminal to ask and no --yes; 130 if it was stopped.
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    missing --yes without a terminal; 130 if it was stopped.
     """
     with refusals("cancel"):
         spec = queue_of(target, queue)
@@ -254,21 +252,20 @@ def discard(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give tasks up: all that are not final become dead letters, running ones included.
+    """Discard tasks: all that are not final become dead letters, running ones included.
 
         sqlqueue discard --url postgresql+psycopg://me@host/shop shop.models:Email --id 4711 --reason 'no such address'
 
-    What runs is told at its next heartbeat; it can no longer complete its task, nor commit with it. sqlqueue retry
-    brings dead letters back. More than one is asked about first, with their number.
+    Workers learn of it at their next heartbeat; a running handler can no longer complete its task, nor commit with it.
+    sqlqueue retry brings dead letters back. For more than one task, the command shows their number and asks first.
 
-    A thousand at a time, each in a transaction of its own: Ctrl-C ends it after the present one, and what is done stays
-    done.
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
-    another task has taken the unique_key) and stopped (by Ctrl-C).
+    another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, tasks or not; 1 if the question is answered by no; 2 for bad usage, a database that does not answer,
-    or no terminal to ask and no --yes; 130 if it was stopped.
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    missing --yes without a terminal; 130 if it was stopped.
     """
     with refusals("discard"):
         spec = queue_of(target, queue)
@@ -298,27 +295,26 @@ def prune(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what the queue finished long ago: completed, cancelled and discarded tasks, dead letters included.
+    """Delete tasks that finished long ago: completed, cancelled and discarded ones (dead letters).
 
         sqlqueue prune --url postgresql+psycopg://me@host/shop shop.models:Email --older-than 30d
 
-    Rows that were in the table before it became a queue stay, unless --adopted asks for exactly these. So do rows that
-    foreign keys refer to. More than one is asked about first, with their number.
+    Rows from before the table became a queue stay, unless --adopted selects exactly these. Rows that foreign keys
+    reference stay too. For more than one task, the command shows their number and asks first.
 
-    A thousand at a time, each in a transaction of its own: Ctrl-C ends it after the present one, and what is done stays
-    done.
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were deleted), protected (how many stay, because foreign
-    keys refer to them) and stopped (by Ctrl-C).
+    keys reference them) and stopped (by Ctrl-C).
 
-    Exit status: 0, tasks or not; 1 if the question is answered by no; 2 for bad usage, a database that does not answer,
-    or no terminal to ask and no --yes; 130 if it was stopped.
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    missing --yes without a terminal; 130 if it was stopped.
     """
     with refusals("prune"):
         spec = queue_of(target, queue)
         if older_than is None and (adopted or not spec.options.prunes):
-            reason = "--adopted has no age of its own" if adopted else f"{spec.entity.__name__} has no retention"
-            raise refusal(f"{reason}: say --older-than")
+            reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
+            raise refusal(f"{reason}: use --older-than")
         _Change(
             verb="prune",
             done="deleted",
@@ -339,7 +335,7 @@ def _in_batches(
     *,
     hung: bool = False,
 ) -> Iterator[Batch]:
-    """``change`` what is in one of the states ``affected``, or ``hung``, in the order in which it is found."""
+    """Apply ``change`` to the tasks in the states ``affected``, and to hung ones if asked, in batches."""
     chosen = only(spec, _in_state(spec, affected, hung=hung), *where)
     return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
 

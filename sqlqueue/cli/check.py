@@ -20,31 +20,31 @@ from ._database import connect, refusals
 from ._output import plain, print_json, say
 from ._target import Target, Url, load
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the findings for programs: one object of JSON.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Let warnings count as errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
 def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = False) -> None:
-    """Say whether a database can carry the queues of an application.
+    """Check whether a database can run an application's queues.
 
         sqlqueue check --url postgresql+psycopg://me@host/shop shop.models:Base
 
-    Looks at the server: its version, whether it can be written, the isolation
-    level. Then at each queue: its table, columns and indexes, and this account's
-    rights to them. Then it asks the planner whether claims would go by their
-    indexes. Each finding says what to do.
+    Checks the server (its version, whether it is writable, the isolation level),
+    then each queue (its table, columns and indexes, and this account's privileges
+    on them), then whether the planner would use the indexes for claims. Each
+    finding says what to do.
 
-    Nothing is written and no row is locked: it can be run at any time.
+    Writes nothing and locks no rows: safe to run at any time.
 
-    Exit status: 0 if queues can work, warnings and notes or not; 1 if there is
-    an error, or with --strict a warning; 2 if it could not be asked, for bad
-    usage or a database that does not answer.
+    Exit status: 0 if the queues work, even with warnings and notes; 1 if there
+    is an error, or with --strict a warning; 2 for bad usage or a database that
+    does not answer.
 
     With --json: an object of engine, version, queues, ok and findings; each
     finding with severity (error, warning, note), code, model, table, message
-    and fix. A code never changes its meaning.
+    and fix. The meaning of a code never changes.
     """
     with refusals("check"):
         base = load(target)
@@ -101,4 +101,4 @@ def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> No
         Console(highlight=False).print(table)
     said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
     queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
-    say(f"{server}, {queues}: {', '.join(said) or 'all is well'}.")
+    say(f"{server}, {queues}: {', '.join(said) or 'no problems found'}.")

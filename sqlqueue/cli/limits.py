@@ -17,19 +17,20 @@ from ._queue import Queue, queues_of
 from ._target import Target, Url
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The limit_key of the tasks.")]
-Number = Annotated[int, typer.Argument(metavar="N", min=0, help="How many of them may run at once; 0: none.")]
+Number = Annotated[int, typer.Argument(metavar="N", min=0, help="How many of them may run at once; 0 stops the key.")]
 
 
 def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
-    """How many tasks with the same key may run at once, and how many do, for each key that has been in use.
+    """Show the limit of each key in use: how many of its tasks may run at once, and how many do.
 
         sqlqueue limits --url postgresql+psycopg://me@host/shop shop.models:Base
 
-    More can run than may, after the limit was lowered: until those have ended, none of that key is claimed.
+    After a limit was lowered, more may be running than it allows: no more of that key are claimed until enough of them
+    have ended.
 
     With --json: an array of objects with queue (its table), key, limit and running.
 
-    Exit status: 0, keys or not; 2 for bad usage, a queue without limits, or a database that does not answer.
+    Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not answer.
     """
     with refusals("limits"):
         specs = _limited(target, queue)
@@ -41,7 +42,7 @@ def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = F
         shown = [[spec.entity.__name__, each.limit, each.running, each.key] for spec, each in rows]
         print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
     else:
-        say(f"No key of {', '.join(spec.entity.__name__ for spec in specs)} has been in use.")
+        say(f"No key of {', '.join(spec.entity.__name__ for spec in specs)} has been used.")
 
 
 def set_limit(
@@ -54,23 +55,23 @@ def set_limit(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set how many tasks with this key may run at once, over all workers.
+    """Set how many tasks with this key may run at once, across all workers.
 
         sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
 
-    Tasks that run go on. If they are more, none of the key is claimed until as many as are too many have ended. A limit
-    of 0, which stops the key, and a key that no task has used are asked about first.
+    Running tasks continue. If they exceed the limit, no more of the key are claimed until the excess has ended. The
+    command asks first for a limit of 0, which stops the key, and for a key that no task has used.
 
-    With --json: an object of queue (its table), key, limit, before (null for a key that was not known) and running.
+    With --json: an object of queue (its table), key, limit, before (null for an unknown key) and running.
 
-    Exit status: 0, changed or not; 1 if the question is answered by no; 2 for bad usage, a queue without limits, a
-    database that does not answer, or no terminal to ask and no --yes.
+    Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
+    not answer, or a missing --yes without a terminal.
     """
     with refusals("set-limit"):
         specs = _limited(target, queue)
         if len(specs) > 1:
             names = ", ".join(spec.entity.__name__ for spec in specs)
-            raise refusal(f"{target} has {len(specs)} queues with limits: say --queue and one of {names}")
+            raise refusal(f"{target} has {len(specs)} queues with limits: use --queue with one of {names}")
         (spec,) = specs
         before = transact(url, lambda session: _limit(session, spec, key))
         if number == 0 and (before is None or before.limit):
@@ -90,7 +91,7 @@ def _limited(target: str, name: str | None) -> list[QueueSpec]:
     limited = [spec for spec in found if holding_slots(spec) is not None]
     if not limited:
         names = ", ".join(spec.entity.__name__ for spec in found)
-        raise refusal(f"there are no limits: derive {names} from LimitMixin")
+        raise refusal(f"the queues have no limits: derive {names} from LimitMixin")
     return limited
 
 

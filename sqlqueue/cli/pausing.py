@@ -19,9 +19,9 @@ from ._output import AsJson, pauses, plain, print_json, say
 from ._queue import Queue, queue_of
 from ._target import Target, Url
 
-Topic = Annotated[str | None, typer.Option(help="Only this topic; else the whole queue.")]
-Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for others who find the queue paused.")]
-By = Annotated[str | None, typer.Option(metavar="NAME", help="Who; else this account.")]
+Topic = Annotated[str | None, typer.Option(help="Only this topic. Default: the whole queue.")]
+Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="The reason, for others who find the queue paused.")]
+By = Annotated[str | None, typer.Option(metavar="NAME", help="Who pauses it. Default: this account.")]
 
 
 def pause(
@@ -34,14 +34,14 @@ def pause(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let all workers leave a queue alone, wherever they run, until sqlqueue resume.
+    """Pause a queue for all workers, until sqlqueue resume.
 
         sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Email --reason 'the mail server is down'
 
-    Within seconds they claim nothing more of it; what runs goes on to its end. It takes a model that derives from
-    PauseMixin, to which it is written.
+    Within seconds, workers claim no more of its tasks; running ones continue to their end. Pauses are stored in the
+    table of a model that derives from PauseMixin, which the application must have.
 
-    With --json: an object of queue, topic, changed (false if it was paused already) and paused, an array of topic (null
+    With --json: an object of queue, topic, changed (false if it was already paused) and paused, an array of topic (null
     for the whole queue), paused_at, paused_by and reason.
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not answer.
@@ -57,17 +57,17 @@ def pause(
             as_json=as_json,
         )
     if not as_json and not changed:
-        say("It was paused already.")
+        say("It was already paused.")
 
 
 def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None, as_json: AsJson = False) -> None:
-    """Let workers go on with a queue that was paused.
+    """Resume a paused queue.
 
         sqlqueue resume --url postgresql+psycopg://me@host/shop shop.models:Email
 
-    A topic that was paused by itself is resumed by itself, with --topic.
+    A topic that was paused separately is resumed separately, with --topic.
 
-    With --json: as of sqlqueue pause; changed is false if it was not paused.
+    With --json: the same object as sqlqueue pause; changed is false if it was not paused.
 
     Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not answer.
     """
@@ -95,12 +95,12 @@ def _change(url: str, spec: QueueSpec, topic: str | None, change: Callable[[Sess
 def _described(spec: QueueSpec, found: Pause) -> str:
     what = spec.entity.__name__ if found.topic is None else f"{spec.entity.__name__}, topic {found.topic},"
     why = f": {found.reason}" if found.reason else ""
-    return f"{what} is paused since {plain(found.paused_at)}, by {found.paused_by}{why}."
+    return f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}."
 
 
 def _account() -> str:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # such as in a container, whose user has no name
-        user = "somebody"
+    except (OSError, KeyError):  # e.g. in a container whose user has no name
+        user = "unknown"
     return f"{user}@{socket.gethostname()}"[:LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""The commands ``sqlqueue stats`` and ``sqlqueue errors``: how it stands."""
+"""The commands ``sqlqueue stats`` and ``sqlqueue errors``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from ._statistics import Standing, print_by, print_standings, print_timeline
 from ._target import Target, Url
 from ._values import age
 
-Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at the most.")]
-By = Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="One queue, by the values of this column.")]
-Exact = Annotated[bool, typer.Option("--exact", help="Count all, however many there are and however long it takes.")]
-Timeline = Annotated[bool, typer.Option("--timeline", help="One queue, over time: what was finished, and how fast.")]
+Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of lines.")]
+By = Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="Count one queue by the values of this column.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Count everything, however long it takes.")]
+Timeline = Annotated[bool, typer.Option("--timeline", help="Show one queue over time: finished tasks and their times.")]
 Bucket = Annotated[
     timedelta | None,
-    typer.Option("--bucket", metavar="TIME", parser=age, help="With --timeline: the time that one line is about."),
+    typer.Option(
+        "--bucket", metavar="TIME", parser=age, help="With --timeline: the length of time of one line. Default: 1h."
+    ),
 ]
 Since = Annotated[
     timedelta | None,
-    typer.Option("--since", metavar="AGE", parser=age, help="With --timeline: how far back it goes."),
+    typer.Option("--since", metavar="AGE", parser=age, help="With --timeline: how far back it goes. Default: 1d."),
 ]
 
 
@@ -53,19 +55,19 @@ def stats(
     exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
-    """How many tasks each queue has, by state, and what is paused.
+    """Show how many tasks each queue has, by state, and what is paused.
 
         sqlqueue stats --url postgresql+psycopg://me@host/shop shop.models:Base
         sqlqueue stats --url postgresql+psycopg://me@host/shop shop.models:Email --by topic
         sqlqueue stats --url postgresql+psycopg://me@host/shop shop.models:Email --timeline --bucket 15m --since 6h
 
-    "hung" are those of the running ones whose lease has ended: their workers have crashed or stall, and any worker
-    takes them over. "oldest" says how long the first of those that can be claimed has been waiting, "last hour" how
-    many were finished in it. States that no queue has any tasks in are left out. A figure with a + is a lower bound: of
-    very many tasks that are available, otherwise unfinished, or final, 50,000 each are counted; --exact counts all.
+    "hung" counts running tasks whose lease has expired: their workers have crashed or stalled, and any worker may take
+    them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks finished
+    within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks each are
+    counted that are available, otherwise unfinished, or final; --exact counts all.
 
-    With --timeline: what was finished in each hour (--bucket) of the last day (--since), in UTC; for what was
-    completed, half (p50) and 95 of 100 (p95) ran, and had waited since they were created, no longer than that.
+    With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. For completed tasks,
+    p50 and p95 are the median and 95th percentile of their run time, and of their waiting time since creation.
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
     claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, capped (an array of
@@ -77,7 +79,7 @@ def stats(
     """
     with refusals("stats"):
         if (by and timeline) or ((bucket or since) and not timeline):
-            raise refusal("--bucket and --since go with --timeline, and --timeline does not go with --by")
+            raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
         specs = queues_of(target, queue) if not (by or timeline) else [queue_of(target, queue)]
         chosen = [(spec, criteria(spec, topic=topic, equal=where)) for spec in specs]
         if by:
@@ -120,17 +122,17 @@ def errors(
     exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
-    """The failures of a queue, those with the same text together, the most frequent first.
+    """Show a queue's failures grouped by error text, the most frequent first.
 
         sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded
 
-    Tasks that have been completed since are not counted. "example" is one of them: look at it with sqlqueue show. Of
-    more than 20,000 failures the last ones by primary key are counted, each figure with a +; --exact counts all.
+    Tasks completed since are not counted. "example" is the key of one of the tasks, for sqlqueue show. Of more than
+    20,000 failures only the last by primary key are counted, and each figure has a +; --exact counts all.
 
     With --json: an array of objects with message, count, first_seen, last_seen (when they were claimed), example and
     capped (whether count is a lower bound).
 
-    Exit status: 0, errors or not; 2 for bad usage or a database that does not answer.
+    Exit status: 0, even without errors; 2 for bad usage or a database that does not answer.
     """
     with refusals("errors"):
         spec = queue_of(target, queue)
@@ -145,7 +147,7 @@ def errors(
         if found[0].capped:
             say(f"+ at least: only the last {LAST:,} failures by primary key are counted. --exact counts all.")
     else:
-        say(f"No errors of {spec.entity.__name__}.")
+        say(f"{spec.entity.__name__} has no such errors.")
 
 
 def _count(group: ErrorGroup) -> object:

@@ -26,14 +26,12 @@ from .stats import Most
 
 OrderBy = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN", help="By this column, -COLUMN for the largest first; else the last key first."),
+    typer.Option(metavar="COLUMN", help="Order by this column, -COLUMN for descending. Default: descending key."),
 ]
-Key = Annotated[
-    str, typer.Argument(metavar="KEY", help="Its primary key; one of several columns with commas: 'line 1,7'.")
-]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's primary key; for several columns: 'line 1,7'.")]
 Columns = Annotated[
     str | None,
-    typer.Option("--columns", metavar="NAMES", help="Show these, by name, with commas; else what there is room for."),
+    typer.Option("--columns", metavar="NAMES", help="Columns to show, separated by commas. Default: as many as fit."),
 ]
 
 
@@ -54,17 +52,17 @@ def list_tasks(
     columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tasks of a queue, the last ones first.
+    """List tasks of a queue, the last ones first.
 
         sqlqueue list --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded --error '%timeout%'
 
-    All filters must hold. Ages are by the database's clock. Each task is a line: how it stands, as many of the model's
-    own columns as there is room for, and the first line of its error. sqlqueue show has all of a task.
+    All filters must match. Ages use the database's clock. Each line shows a task's state, as many of the model's own
+    columns as fit, and the first line of its error. sqlqueue show prints a whole task.
 
-    With --json: an array of objects with queue (its table), key, the columns of the queue by the names that they have
-    in the documentation, and columns, an object of the model's own.
+    With --json: an array of objects with queue (its table), key, the queue's columns by their documented names, and
+    columns, an object of the model's own.
 
-    Exit status: 0, tasks or not; 2 for bad usage or a database that does not answer.
+    Exit status: 0, even without tasks; 2 for bad usage or a database that does not answer.
     """
     with refusals("list"):
         spec = queue_of(target, queue)
@@ -85,17 +83,17 @@ def list_tasks(
     elif found:
         print_tasks(spec, found, wanted)
     else:
-        say(f"No such task of {spec.entity.__name__}.")
+        say(f"{spec.entity.__name__} has no such tasks.")
 
 
 def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
-    """One task, whole: its state, its lease, its last error and all columns of the model.
+    """Show a whole task: its state, its lease, its last error and all columns of the model.
 
         sqlqueue show --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 
     With --json: an object as in sqlqueue list; null if there is no such task.
 
-    Exit status: 0, there or not; 2 for bad usage or a database that does not answer.
+    Exit status: 0, found or not; 2 for bad usage or a database that does not answer.
     """
     with refusals("show"):
         spec = queue_of(target, queue)
@@ -116,7 +114,7 @@ def _one(session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> tuple
 
 
 def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
-    """All that the database has of a task."""
+    """Return all columns of ``task`` as ``--json`` prints them."""
     roles = set(spec.attributes.values())
     own = [prop.key for prop in inspect(type(task)).column_attrs if prop.key not in roles]
     return {
@@ -131,4 +129,4 @@ def _lease(facts: dict[str, Any], now: datetime) -> str:
     if facts["status"] != Status.RUNNING:
         return "none"
     left = timedelta(seconds=round((facts["available_at"] - now).total_seconds()))
-    return f"ends in {left}" if left > timedelta(0) else f"ended {-left} ago: the next claim takes it over"
+    return f"expires in {left}" if left > timedelta(0) else f"expired {-left} ago: the next claim takes it over"

@@ -28,45 +28,46 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:WORKER",
-        help="The application's sqlqueue.Worker, such as myapp.jobs:worker. The module is looked for in the current"
-        " directory, too, and is to import all handlers.",
+        help="The application's sqlqueue.Worker, such as myapp.jobs:worker. The current directory is on the import"
+        " path. The module must import all handlers.",
     ),
 ]
-Processes = Annotated[int, typer.Option("--processes", "-p", min=1, max=256, help="How many processes work.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, and not only what goes wrong.")]
+Processes = Annotated[int, typer.Option("--processes", "-p", min=1, max=256, help="Number of worker processes.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log each task, not only problems.")]
 Health = Annotated[
     Address | None,
     typer.Option(
         "--health",
         metavar="ADDRESS",
         parser=_address,
-        help="Answer /health and /ready over HTTP on this port; with several processes each on the next one. On the"
+        help="Serve /health and /ready over HTTP on this port; further processes use the following ports. Binds to the"
         " loopback address unless a host is given: 0.0.0.0:8080 in a container, [::1]:8080.",
     ),
 ]
 
 
 def work(target: Target, processes: Processes = 1, verbose: Verbose = False, health: Health = None) -> None:
-    """Run a worker: claim tasks and call their handlers, until it is told to stop.
+    """Run a worker: claim tasks and call their handlers, until stopped.
 
         sqlqueue work myapp.jobs:worker --processes 4
 
-    SIGTERM or Ctrl-C: nothing more is claimed, running handlers are given the worker's grace period, the rest is
-    released and picked up by others at once. A second one does not wait. A database that is away is waited for.
+    SIGTERM or Ctrl-C: claims nothing more and gives running handlers the worker's grace period; the remaining tasks are
+    released, and other workers may claim them at once. A second one does not wait. While the database cannot be
+    reached, the worker keeps trying.
 
-    With --health 8080, http://127.0.0.1:8080/health answers 200 while the worker's event loop turns, and 503 when only
-    a new process would help; /ready answers 200 while it reaches its database, too. Both tell in JSON what it is at,
-    to whoever asks: in a container, where probes come from outside, say --health 0.0.0.0:8080.
+    With --health 8080, http://127.0.0.1:8080/health answers 200 while the worker's event loop runs, and 503 when only a
+    new process would help; /ready answers 200 while the worker also reaches its database. Both report the worker's
+    activity as JSON, without authentication. In a container, where probes come from outside, use --health 0.0.0.0:8080.
 
-    With more than one process, one that dies is replaced, after a pause that grows from one time to the next.
+    With several processes, one that dies is replaced, after a pause that grows each time.
 
-    Exit status: 0 once it was stopped; 2 for bad usage; 3 if it cannot start, such as for a schema that does not match
-    the models.
+    Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
+    match the models.
     """
     log(verbose)
-    _worker(target)  # what is wrong with it is said once
+    _worker(target)  # reports its problems once, not once per process
     if health is not None and health.port + processes - 1 > LARGEST_PORT:
-        raise refusal(f"--health: there are no {processes} ports from {health.port} on")
+        raise refusal(f"--health: there are not {processes} ports from {health.port} on")
     start = partial(_process, target, verbose, health)
     if processes > 1:
         raise typer.Exit(supervise(start, processes))
@@ -74,7 +75,7 @@ def work(target: Target, processes: Processes = 1, verbose: Verbose = False, hea
         worker = start(0)
     try:
         run_to_end(worker)
-    except SQLQueueError as error:  # which the worker has logged
+    except SQLQueueError as error:  # already logged by the worker
         raise typer.Exit(CANNOT_START) from error
 
 
@@ -88,7 +89,7 @@ def _worker(target: str) -> Worker:
 
 
 def _process(target: str, verbose: bool, health: Address | None, number: int) -> Worker:
-    """The worker of one process, with what is set up around it."""
+    """Return the worker of process ``number``, with logging and health checks set up."""
     log(verbose)
     worker = _worker(target)
     if health is not None:
@@ -97,7 +98,7 @@ def _process(target: str, verbose: bool, health: Address | None, number: int) ->
 
 
 def log(verbose: bool) -> None:
-    """Show the library's own messages, unless the application has set up logging itself."""
+    """Log the library's messages to standard error, unless the application has configured logging."""
     if not logging.getLogger().handlers and not logging.getLogger("sqlqueue").handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(message)s"))

@@ -1,4 +1,4 @@
-"""``sqlqueue demo``: a folder's files are a queue, worker processes index them, and one worker is killed.
+"""``sqlqueue demo``: worker processes index a queue of a folder's files, and one worker is killed.
 
-Read :mod:`.models` and :mod:`.worker` first: they are how an application uses the library.
+Read :mod:`.models` and :mod:`.worker` first: they show how an application uses the library.
 """

@@ -18,32 +18,32 @@ from .folder import scan
 from .run import run
 
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Index the files below this folder.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="How many processes work.")]
+Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="Number of worker processes.")]
 URL = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
-        help="Use this database, such as postgresql+psycopg://user:password@host/name, and not a SQLite file.",
+        help="Use this database instead of a SQLite file: postgresql+psycopg://user:password@host/name.",
     ),
 ]
-Keep = Annotated[bool, typer.Option("--keep", help="Leave the tables behind, to be looked at.")]
-Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that another demo has left behind.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the tables for inspection.")]
+Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that another demo has left.")]
 
 
 def demo(
     folder: Folder = Path(), workers: Workers = 4, url: URL = None, keep: Keep = False, drop: Drop = False
 ) -> None:
-    """Index a folder's files with several processes, kill one of them, and count what became of the files.
+    """Index a folder's files with several processes, kill one of them, and count the results.
 
-    Every file below FOLDER becomes a row of an ordinary model, which is the queue as well. Worker processes claim
-    rows, read the files, and commit what they found together with the completion. One worker is killed (SIGKILL)
-    while it holds files: their leases end after two seconds, and the other workers take over.
+    Every file below FOLDER becomes a row of an ordinary model, which is also the queue. Worker processes claim rows,
+    read the files, and commit the results together with the completion. One worker is killed (SIGKILL) while it holds
+    files: their leases expire after two seconds, and the other workers take over.
 
     At the end the rows are counted: none may be lost, and none done twice. The exit status is 1 if any was.
 
-    The tables, sqlqueue_demo_file and sqlqueue_demo_receipt, are made in a temporary SQLite file or in the database
-    that --url names, and are dropped afterwards.
+    The tables, sqlqueue_demo_file and sqlqueue_demo_receipt, are created in a temporary SQLite file or in the database
+    of --url, and are dropped afterwards.
     """
     display = Display(Console(highlight=False), Console(stderr=True, highlight=False))
     try:
@@ -58,9 +58,9 @@ def demo(
         display.complain(f"sqlqueue demo: {error}")
         raise typer.Exit(2) from error
     except DBAPIError as error:
-        display.complain(f"sqlqueue demo: the database refuses: {error.orig}")
+        display.complain(f"sqlqueue demo: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        display.complain("Stopped. The workers are gone" + ("." if keep else ", and so are the tables."))
+        display.complain("Stopped. The workers have ended" + ("." if keep else ", and the tables are dropped."))
         raise typer.Exit(130) from None
     raise typer.Exit(0 if tally.is_clean else 1)

@@ -21,7 +21,7 @@ _PATIENCE = 60
 
 
 class Crew:
-    """Worker processes.  None outlives the ``with`` block."""
+    """The worker processes.  Leaving the ``with`` block kills those that still run."""
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
         CONTEXT.set_forkserver_preload([__name__])
@@ -36,7 +36,10 @@ class Crew:
             member.kill()
 
     def start(self) -> str | None:
-        """Let them work.  The first one stops once it holds files, to be killed; its name, if there are others."""
+        """Start working.  If there are several processes, the first pauses when it holds files; returns its name.
+
+        Raises :class:`.DemoError` if a process ends or does not answer.
+        """
         for member in self._members:
             member.receive()
         victim = self._members[0] if len(self._members) > 1 else None
@@ -49,22 +52,23 @@ class Crew:
         return None if victim is None else victim.name
 
     def kill(self, name: str) -> int | None:
-        """As ``kill -9``: nothing in that process gets to clean up.  What its number was."""
+        """Kill a process as ``kill -9`` does, without any cleanup, and return its process ID."""
         (victim,) = (member for member in self._members if member.name == name)
         return victim.kill()
 
     def stop(self) -> None:
-        """Let all of them end."""
+        """Stop all processes, and wait for them."""
         for member in self._members:
             member.stop()
 
     @property
     def works(self) -> bool:
+        """Whether any process is running."""
         return any(member.lives for member in self._members)
 
     @property
     def crashed(self) -> Sequence[str]:
-        """Those who ended by an error of their own, which they have printed."""
+        """The names of the processes that ended with an error, which they have printed."""
         return [member.name for member in self._members if member.has_crashed]
 
 
@@ -90,16 +94,16 @@ class _Member:
         self._channel.send(message)
 
     def receive(self) -> None:
-        """Wait until the process has come to its next stop."""
+        """Wait for the next message of the process; :class:`.DemoError` if it ends or does not answer."""
         if not self._channel.poll(_PATIENCE):
             raise DemoError(f"{self.name} does not answer")
         try:
             self._channel.recv()
         except EOFError as error:
-            raise DemoError(f"{self.name} has ended by an error of its own") from error
+            raise DemoError(f"{self.name} has ended with an error") from error
 
     def stop(self) -> None:
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # it has already ended
             self.send("stop")
         self._process.join(_PATIENCE)
 
@@ -112,7 +116,7 @@ class _Member:
 
 
 def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:
-    """A worker process from its beginning to its end."""
+    """Run a worker process."""
 
     first = threading.Lock()
 
@@ -131,7 +135,7 @@ def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:
 
 
 def _obey(channel: Connection, worker: Worker) -> None:
-    """Stop when told to, or when nobody is left to tell."""
+    """Stop the worker on a message, or when the parent process ends."""
     with suppress(EOFError):
         channel.recv()
     worker.stop(at_once=True)

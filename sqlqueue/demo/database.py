@@ -1,4 +1,4 @@
-"""Where the demo keeps its tables: a SQLite file of its own, or the database of a URL."""
+"""The demo's database: a temporary SQLite file, or the database of a URL."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ from .models import Base
 
 
 def connect(url: str | URL, **options: Any) -> Engine:
-    """An engine set up as a queue wants it."""
+    """Return an engine with settings suited to a queue."""
     if make_url(url).get_backend_name() == "sqlite":
-        # a claim waits so long for another writer
+        # how long a claim waits for another writer
         engine = create_engine(url, connect_args={"timeout": 30}, **options)
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
-    # the level in which no claim is in another's way; on MySQL and MariaDB it is not the default
+    # the level at which claims do not block each other; on MySQL and MariaDB it is not the default
     return create_engine(url, isolation_level="READ COMMITTED", **options)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")  # who reads neither waits for the writer nor keeps it waiting
-    connection.execute("PRAGMA synchronous = NORMAL")  # enough in WAL mode against all but a loss of power
+    connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode, only a power failure can lose commits
 
 
 def sessions(engine: Engine) -> sessionmaker[QueueSession]:
-    # what a worker has claimed it goes on reading after the commit
+    """Return the sessions of the demo and its workers."""
+    # workers read claimed rows after the commit
     return sessionmaker(engine, class_=QueueSession, expire_on_commit=False)
 
 
 @contextmanager
 def tables(url: str | None, *, keep: bool, drop: bool) -> Iterator[Engine]:
-    """An engine with the demo's tables in it, which are gone afterwards unless they are to be kept."""
+    """Yield an engine with the demo's tables, and drop them afterwards unless ``keep``.
+
+    Raises :class:`.DemoError` if the database cannot be used, or the tables exist and ``drop`` is not given.
+    """
     with ExitStack() as stack:
         engine = reached(url or _temporary(stack, keep=keep))
         stack.callback(engine.dispose)
@@ -60,13 +64,13 @@ def _temporary(stack: ExitStack, *, keep: bool) -> str:
 
 
 def reached(url: str) -> Engine:
-    """An engine that processes can share, and whose database has answered; :class:`.DemoError` says what is wrong."""
+    """Connect to ``url`` and return its engine; :class:`.DemoError` if it cannot be reached or shared by processes."""
     try:
         engine = connect(database_url(url))
         if engine.dialect.is_async:
-            raise DemoError(f"{engine.driver} is a driver for asyncio; an ordinary one is wanted")
+            raise DemoError(f"{engine.driver} is an asyncio driver: use a sync one")
         if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
-            raise DemoError("processes cannot share a database in memory: give a file, as in sqlite:///demo.db")
+            raise DemoError("processes cannot share an in-memory database: give a file, as in sqlite:///demo.db")
         engine.connect().close()
     except ArgumentError as error:
         raise DemoError(str(error)) from error
@@ -78,6 +82,6 @@ def reached(url: str) -> Engine:
 def _create(engine: Engine, *, drop: bool) -> None:
     present = [name for name in Base.metadata.tables if inspect(engine).has_table(name)]
     if present and not drop:
-        raise DemoError(f"{' and '.join(present)} exist already: another demo runs, or was kept. --drop replaces it.")
+        raise DemoError(f"{' and '.join(present)} already exist: another demo runs, or was kept. --drop replaces it.")
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)

@@ -1,4 +1,4 @@
-"""What the demo shows."""
+"""The output of the demo."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _SHOWN_ERRORS = 5
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """``output`` for results, ``complaints`` for what goes wrong."""
+    """The consoles of the demo: ``output`` for results, ``complaints`` for errors."""
 
     output: Console
     complaints: Console
 
     def say(self, text: str) -> None:
+        """Print ``text`` as a result."""
         self.output.print(_plain(text), soft_wrap=True)
 
     def complain(self, text: str) -> None:
+        """Print ``text`` as an error."""
         self.complaints.print(_plain(text), soft_wrap=True)
 
     @contextmanager
     def progress(self, files: int) -> Iterator[Callable[[QueueStats], None]]:
-        """A bar, where there is a terminal to draw it on."""
+        """Yield a function that updates a progress bar, which is shown only on a terminal."""
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files {task.fields[waiting]}"))
         hidden = not self.output.is_terminal
         with Progress(*columns, console=self.output, transient=True, disable=hidden) as progress:
@@ -48,6 +50,7 @@ class Display:
             yield show
 
     def report(self, tally: Tally, seconds: float) -> None:
+        """Print the results of a run that took ``seconds``."""
         table = Table(show_header=False)
         table.add_column()
         table.add_column(justify="right")
@@ -60,7 +63,7 @@ class Display:
 
 
 def _plain(text: str) -> Text:
-    """Names of files and errors of the database come from elsewhere."""
+    """Return ``text`` made safe for a terminal, since file names and database errors come from outside."""
     return Text(readable(text, lines=True))
 
 

@@ -1,5 +1,5 @@
-"""What ends the demo before its time."""
+"""The error that ends the demo early."""
 
 
 class DemoError(Exception):
-    """The message says why, to whoever typed the command."""
+    """An error that ends the command; its message is for the user."""

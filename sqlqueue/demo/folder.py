@@ -1,4 +1,4 @@
-"""What is below a folder, and what is in a file."""
+"""Finding and reading the files of a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A regular file."""
+    """A regular file: its path below the folder, and its size in bytes."""
 
     path: str
     size: int
@@ -23,13 +23,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
+    """The results of reading a file."""
+
     sha256: str
     lines: int
     words: int
 
 
 def scan(folder: Path) -> Iterator[Found]:
-    """The regular files below ``folder``.  Links are not followed, so that there are no loops."""
+    """Yield the regular files below ``folder``.  Links are not followed, to avoid loops."""
     for directory, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if name not in _SKIPPED)
         for name in sorted(files):
@@ -40,7 +42,7 @@ def scan(folder: Path) -> Iterator[Found]:
 
 
 def _size(path: str) -> int | None:
-    """``None`` for what is no regular file, is gone already, or has a name that is no text."""
+    """Return the size of a regular file; ``None`` if it is none, has gone, or has a name that is not valid text."""
     try:
         path.encode()
         status = os.lstat(path)
@@ -50,7 +52,7 @@ def _size(path: str) -> int | None:
 
 
 def read(path: Path) -> Contents:
-    """Read a file of any size."""
+    """Read a file of any size, in chunks, and return its hash and counts; raises ``OSError``."""
     digest, lines, words, within_word = hashlib.sha256(), 0, 0, False
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

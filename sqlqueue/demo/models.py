@@ -1,4 +1,4 @@
-"""The tables: the files, which are the queue, and a receipt for each time that one was done."""
+"""The demo's tables: the files, which are the queue, and a receipt for each completed attempt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sqlqueue import ExponentialBackoff, QueueMixin, QueueOptions
 
 
 class Base(DeclarativeBase):
-    pass
+    """The declarative base of the demo's models."""
 
 
 class File(QueueMixin, Base):
-    """A file below the folder: an ordinary model, whose rows are the tasks."""
+    """A file below the folder: an ordinary model whose rows are the tasks."""
 
     __tablename__ = "sqlqueue_demo_file"
     __queue__ = QueueOptions(
@@ -26,7 +26,7 @@ class File(QueueMixin, Base):
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     path: Mapped[str] = mapped_column(UnicodeText)
-    """Below the folder."""
+    """The path relative to the folder."""
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str | None] = mapped_column(String(64))
     lines: Mapped[int | None] = mapped_column(BigInteger)
@@ -34,9 +34,9 @@ class File(QueueMixin, Base):
 
 
 class Receipt(Base):
-    """Written in the transaction that completes a file, and in no other.
+    """A receipt of a file, written only in the transaction that completes it.
 
-    Its key leaves room for a file's second receipt: doing a file twice is to be seen here, not to be prevented.
+    The key allows several receipts of a file: they reveal that a file was done twice, and do not prevent it.
     """
 
     __tablename__ = "sqlqueue_demo_receipt"

@@ -1,4 +1,4 @@
-"""One run: enqueue the files, let the workers at them, kill one, count."""
+"""A run of the demo: enqueue the files, start the workers, kill one, count the results."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _LEASE = File.__queue__.lease.total_seconds()
 
 
 def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, display: Display) -> Tally:
+    """Index the files ``found`` with several worker processes, print the results, and return them."""
     Session = sessions(engine)
     with Session.begin() as session:
         session.enqueue(File, [{"path": file.path, "size": file.size} for file in found])
@@ -37,7 +38,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
         seconds = time.monotonic() - started
         crew.stop()
         for name in crew.crashed:
-            display.complain(f"{name} has ended by an error of its own")
+            display.complain(f"{name} has ended with an error")
     with Session() as session:
         tally = count(session, len(found))
     display.report(tally, seconds)
@@ -45,7 +46,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
 
 
 def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
-    """How far they are, until all is done, or all of them have left."""
+    """Yield the statistics repeatedly, until all files are finished or all workers have ended."""
     last, moved = None, time.monotonic()
     while crew.works:
         time.sleep(_TICK)
@@ -54,14 +55,14 @@ def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueS
             if stats != last:
                 last, moved = stats, time.monotonic()
             elif time.monotonic() > moved + _LEASE:
-                session.rescue(File)  # what outlived none of its attempts is not claimed again, and not final yet
+                session.rescue(File)  # makes hung files final whose attempts are used up
         yield stats
         if not stats.unfinished:
             return
 
 
 def _is_time(stats: QueueStats, seconds: float) -> bool:
-    """On the way, that is: others have done something or can do no more; and while the victim's lease lasts."""
+    """Return whether to kill the victim: other workers have progressed, but its lease has not expired."""
     return stats[Status.COMPLETED] > 0 or stats[Status.AVAILABLE] == 0 or seconds > _LEASE / 2
 
 

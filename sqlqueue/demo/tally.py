@@ -1,4 +1,4 @@
-"""What the database says of a run: counted, row by row."""
+"""The results of a run, counted in the database."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ from .models import File, Receipt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
+    """The numbers of files by outcome."""
+
     files: int
     done: int
-    """Completed, with a receipt and a result."""
+    """Files completed, with a receipt and a result."""
     taken_over: int
-    """Completed by another attempt than the first, which had not failed but ended with its lease."""
+    """Files completed by a later attempt, after the lease of the first had expired without a failure."""
     failed: int
-    """Given up after the last attempt."""
+    """Files given up after the last attempt."""
     twice: int
-    """Receipts beyond a file's first."""
+    """The number of receipts beyond a file's first."""
     errors: Sequence[ErrorGroup]
 
     @property
     def lost(self) -> int:
+        """The number of files that are neither done nor failed."""
         return self.files - self.done - self.failed
 
     @property
     def is_clean(self) -> bool:
+        """Whether no file was lost or done twice."""
         return self.lost == 0 and self.twice == 0
 
 
 def count(session: QueueSession, files: int) -> Tally:
-    """``files`` is how many there were before the database came into it."""
+    """Return the results of a run; ``files`` is the number of files found in the folder."""
     has_receipt = File.id.in_(select(Receipt.file_id))
     done = (File.status == Status.COMPLETED, File.sha256.is_not(None), has_receipt)
     receipts, receipted = session.execute(select(func.count(), func.count(Receipt.file_id.distinct()))).one()

@@ -1,4 +1,4 @@
-"""What a worker does: read a file, and commit what it found together with the file's completion."""
+"""The demo's worker: reads a file, and commits the results together with the file's completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .models import File, Receipt
 def indexer(
     sessions: sessionmaker[QueueSession], folder: Path, name: str, begun: Callable[[], None] = lambda: None
 ) -> Worker:
-    """A worker that indexes files; ``begun`` is called before each, while the worker holds it and others."""
+    """Return a worker that indexes files; ``begun`` is called before each one, while the worker holds it."""
     worker = Worker(sessions, name=name, poll=timedelta(seconds=0.5))
 
     @worker.handler(File, concurrency=4)

@@ -1,4 +1,4 @@
-"""Whether a live database can carry the queues: its schema, its settings, its query plans and its rows.
+"""Checks whether a live database can run the queues: its schema, settings, query plans and rows.
 
-Everything here reads and nothing writes.
+Everything here only reads.
 """

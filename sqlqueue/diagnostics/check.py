@@ -1,4 +1,4 @@
-"""Whether a live database can carry the queues: asked by a deployment, by a worker at its start, and by people."""
+"""Checks whether a live database can run the queues, for deployments, starting workers and operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .schema_drift import (
 from .unadopted import of_contents
 
 Target: TypeAlias = Any
-"""A ``MetaData``, whatever has one (a declarative base), or a single queue model."""
+"""A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""
 
 _CODES = {
     MissingTable: "missing-table",
@@ -44,16 +44,16 @@ _MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
 
 
 def check(connection: Connection, target: Target) -> Sequence[Finding]:
-    """What keeps the queues of ``target`` from working in this database, on this account; empty if all is well.
+    """Return the problems of the queues of ``target`` in this database, with this account; empty if there are none.
 
-    ``target`` is a declarative base or its ``MetaData``, for all queues in it, or a single queue model.  The server
-    comes first, then table by table: what is missing or different, rights, whether claims find their indexes, and
-    whether there are rows that prune() keeps.
+    ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model.  Findings about
+    the server come first, then those of each table: missing or different parts of the schema, privileges, whether
+    claims use their indexes, and whether there are rows that prune() keeps.
 
-    Nothing is written and no row is locked.  A transaction that is open is used and left open; otherwise none is left.
-    For a connection of SQLAlchemy's asyncio: ``await connection.run_sync(sqlqueue.check, target)``.
-    :class:`.ArgumentError` if there is no queue in ``target``; :class:`.UnsupportedDialectError` for an engine without
-    an adapter (one that is too old is a finding).
+    Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
+    With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
+    Raises :class:`.ArgumentError` if there is no queue in ``target``, and :class:`.UnsupportedDialectError` for an
+    engine without an adapter (a server that is too old is a finding).
     """
     specs = specs_of(target)
     with _left_as_found(connection):
@@ -61,11 +61,11 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
 
 def verify_schema(connection: Connection, target: Target) -> None:
-    """:class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
+    """Raise :class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
 
-    Its ``differences`` are all of them.  Reads the catalog and nothing else, so that it is quick enough for the start
-    of a program; :func:`check` looks further.  Transactions and other errors are as there, but that a server which is
-    too old is an :class:`.UnsupportedDialectError`.
+    Its ``differences`` list all of them.  Reads only the catalog, so it is fast enough for the start of a program;
+    :func:`check` checks more.  Transactions and other errors are as for :func:`check`, except that a server which is
+    too old raises :class:`.UnsupportedDialectError`.
     """
     specs = specs_of(target)
     with _left_as_found(connection):
@@ -74,13 +74,13 @@ def verify_schema(connection: Connection, target: Target) -> None:
     differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
     if differences:
         raise SchemaMismatchError(
-            f"the schema does not match the models: {'; '.join(differences)}. To mend it, {_MIGRATE}",
+            f"the schema does not match the models: {'; '.join(differences)}. To fix it, {_MIGRATE}",
             differences=differences,
         )
 
 
 def specs_of(target: Target) -> list[QueueSpec]:
-    """The queues of ``target``, one for each table; :class:`.ArgumentError` if there is none."""
+    """Return the queues of ``target``, one for each table; :class:`.ArgumentError` if there is none."""
     if isinstance(target, type) and "__mapper__" in target.__dict__:
         return [spec_of(target)]
     metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
@@ -88,12 +88,12 @@ def specs_of(target: Target) -> list[QueueSpec]:
         kind = type(target).__name__
         raise ArgumentError(f"this object ({kind}) is not a queue model, a declarative base or a MetaData")
     by_table: dict[Any, QueueSpec] = {}
-    for spec in queues(metadata):  # inheriting classes come after the one that they share a table with
+    for spec in queues(metadata):  # subclasses come after the class whose table they share
         by_table.setdefault(spec.table, spec)
     if not by_table:
         raise ArgumentError(
             f"there is no queue in {getattr(target, '__name__', target)}: derive a model from sqlqueue.QueueMixin, and"
-            " import its module where this is asked"
+            " import its module before this call"
         )
     return list(by_table.values())
 
@@ -132,13 +132,13 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
         return
     severity, outcome = Severity.WARNING, "can fail, be refused or block others"
     if adapter.chosen_level(connection) is None:
-        severity = Severity.NOTE  # the server's default: the application's own engine may well say otherwise
+        severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
         severity, outcome = Severity.ERROR, "is refused, and other calls commit one by one"
     yield Finding(
         severity=severity,
         code="isolation-level",
-        message=f"sessions are at {level}: a claim that does not come first in its transaction {outcome}",
+        message=f"sessions use {level}: a claim that is not the first statement of its transaction {outcome}",
         fix=f"create_engine(..., isolation_level={READ_COMMITTED!r})",
     )
 
@@ -155,11 +155,11 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
     except DBAPIError as error:
         if not adapter.is_denied(error):
             raise
-        yield from _of_privileges(spec, ["any right"])
+        yield from _of_privileges(spec, ["all privileges"])
 
 
 def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
-    """The columns of the live table; none if it is not there."""
+    """Return the columns of the live table; none if the table does not exist."""
     table, inspector, schema = spec.table, inspect(connection), connection.schema_for_object(spec.table)
     if not inspector.has_table(table.name, schema=schema):
         return []
@@ -175,7 +175,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
-            message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"
+            message = f"there is no table {table.fullname}, which stores part of {spec.entity.__name__}"
             yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
 
 
@@ -186,7 +186,7 @@ def _fix(connection: Connection, difference: Difference) -> str:
 
 
 def _severity(difference: Difference) -> Severity:
-    """How bad it is: claims do without some indexes, and tasks that this library enqueues without a default."""
+    """Return how serious ``difference`` is: claims do not need some indexes, nor does enqueueing need defaults."""
     spec = difference.spec
     match difference:
         case MissingIndex() | WrongIndex() if difference.index in helpful_indexes(spec):
@@ -199,7 +199,7 @@ def _severity(difference: Difference) -> Severity:
 def _of_privileges(spec: QueueSpec, missing: Sequence[str]) -> Iterator[Finding]:
     table, deletes = spec.table.fullname, spec.options.on_complete == "delete"
     needed = [privilege for privilege in missing if deletes or privilege != "DELETE"]
-    fix = f"have the owner of {table} grant it"
+    fix = f"ask the owner of {table} to grant it"
     if needed:
         message = f"this account lacks {', '.join(needed)} on {table}"
         yield Finding.of(spec, Severity.ERROR, "missing-privilege", message, fix)

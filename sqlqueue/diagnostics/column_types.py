@@ -1,4 +1,4 @@
-"""Whether the columns of a live table are such that the queue's statements can work with them."""
+"""Checks whether the queue's statements can work with the columns of a live table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer,
 
 
 def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
-    """What is wrong with the columns that are there, and which of the model's own are not.
+    """Yield findings about existing columns, and about missing columns of the model's own.
 
-    That columns of the queue are missing is for :func:`.drift` to say.
+    :func:`.drift` reports missing columns of the queue.
     """
     present = {column["name"]: column for column in live}
     yield from _of_key(dialect, spec, present)
@@ -35,33 +35,33 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
             yield from _of_column(dialect, spec, column, found)
     for unknown in present.values():
         if not unknown["nullable"] and not _fills_itself(unknown):
-            what = f"has a column {unknown['name']} that the model does not know, and that every insert has to fill"
+            what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
             yield _finding(spec, "unknown-column", what)
 
 
 def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
-    """Where the server is to make the keys, and would not."""
+    """Yield a finding if the server should generate the keys, but would not."""
     adapter, key = adapter_for(dialect), spec.table.autoincrement_column
     if adapter.numbers_keys or key is None or key.default is not None or key.name not in live:
         return
     if key in spec.unnumbered:
         message = (
-            f"{spec.table.fullname} has an integer key, {key.name}, of which {adapter.product} makes none by itself"
+            f"{spec.table.fullname} has an integer key, {key.name}, which {adapter.product} does not generate by itself"
         )
         fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
         yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
     elif not _fills_itself(live[key.name]):
         yield _finding(
-            spec, "unnumbered-key", f"does not make the keys that inserts leave out: {key.name} is no identity"
+            spec, "unnumbered-key", f"does not generate keys that inserts leave out: {key.name} is not an identity"
         )
 
 
 def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Iterator[Finding]:
-    """The keys that the live table does not compare to the letter."""
+    """Yield findings about keys that the live table does not compare exactly."""
     for column in spec.columns.values():
         collation = collations.get(column.name)
         if isinstance(column.type, KeyText) and collation is not None and not collation.lower().endswith(_EXACT):
-            what = f"compares {column.name} by {collation}, which takes different keys for the same"
+            what = f"compares {column.name} by {collation}, which treats some different keys as equal"
             yield _finding(spec, "inexact-key", what, Severity.WARNING)
 
 
@@ -71,13 +71,13 @@ _EXACT = ("_bin", "_bin2")
 def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: ReflectedColumn) -> Iterator[Finding]:
     name = column.name
     if column.nullable and not live["nullable"]:
-        yield _finding(spec, "not-nullable", f"does not let {name} be NULL, as it is in tasks that nobody has claimed")
+        yield _finding(spec, "not-nullable", f"does not allow NULL in {name}, which unclaimed tasks have")
     if not column.nullable and live["nullable"]:
-        yield _finding(spec, "nullable", f"lets {name} be NULL, and no claim finds such a row")
+        yield _finding(spec, "nullable", f"allows NULL in {name}, and no claim finds such a row")
     if column.server_default is not None and not _fills_itself(live):
         yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
     elif _is_moment(column) and not adapter_for(dialect).same_default(dialect, str(live["default"])):
-        reason = "what other programs leave out is filled in by the time zone of their session, or less exactly"
+        reason = "for other programs' rows it depends on their session's time zone, or is less precise"
         what = f"has {live['default']} as the default of {name}: {reason}"
         yield _finding(spec, "wrong-default", what, Severity.WARNING)
     declared: Any = column.type.dialect_impl(dialect)
@@ -95,17 +95,17 @@ def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: 
     elif isinstance(declared, DateTime) and not adapter_for(dialect).same_moments(dialect, declared, live):
         loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
         severity = Severity.ERROR if loses_zone else Severity.WARNING
-        reason = "moments shift with the session's time zone" if loses_zone else "moments are kept less exactly"
+        reason = "times shift with the session's time zone" if loses_zone else "times are stored less precisely"
         yield _finding(spec, "wrong-type", f"{is_not}: {reason}", severity)
 
 
 def _is_moment(column: Column[Any]) -> bool:
-    """Whether its default is the clock."""
+    """Return whether the default of ``column`` is the current time."""
     return isinstance(getattr(column.server_default, "arg", None), utcdefault)
 
 
 _ANY = 2**62
-"""The length of a text without one."""
+"""The length of text columns without a limit."""
 
 
 def _family(kind: object) -> int | None:
@@ -118,5 +118,5 @@ def _fills_itself(live: ReflectedColumn) -> bool:
 
 
 def _finding(spec: QueueSpec, code: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
-    fix = "alter the column as the model declares it, in a migration"
+    fix = "in a migration, alter the column to what the model declares"
     return Finding.of(spec, severity, code, f"{spec.table.fullname} {message}", fix)

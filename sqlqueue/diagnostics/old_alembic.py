@@ -1,4 +1,4 @@
-"""Alembic before 1.18 loads no plugin: with it, the rows of a table that becomes a queue would all be tasks."""
+"""A guard for Alembic before 1.18, which loads no plugins: old rows of a table that becomes a queue would be tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def watch() -> None:
-    """Have autogenerate refuse such a revision, if an old Alembic has been imported before the models were."""
+    """Make autogenerate refuse such revisions, if an old Alembic was imported before the models."""
     if "alembic" in sys.modules and find_spec("alembic.runtime.plugins") is None:
         from alembic.autogenerate import comparators  # noqa: PLC0415
 
@@ -22,7 +22,7 @@ def watch() -> None:
 
 
 def refuse_adoption(context: AutogenContext, found: UpgradeOps, _: Any) -> None:
-    """``CommandError`` if a table that is there gets the columns of a queue."""
+    """Raise ``CommandError`` if an existing table gets the columns of a queue."""
     from alembic.operations.ops import AddColumnOp, ModifyTableOps  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
@@ -33,6 +33,6 @@ def refuse_adoption(context: AutogenContext, found: UpgradeOps, _: Any) -> None:
         for added in op.ops if isinstance(op, ModifyTableOps) else ():
             if isinstance(added, AddColumnOp) and (added.schema, added.table_name, added.column.name) in states:
                 raise CommandError(
-                    f"{added.table_name} becomes a queue, and workers would take all of its rows for tasks: upgrade to"
-                    " Alembic 1.18 or newer, which loads sqlqueue's plugin, so that they become completed"
+                    f"{added.table_name} becomes a queue, and workers would run all of its rows as tasks: upgrade to"
+                    " Alembic 1.18 or newer, which loads sqlqueue's plugin, so that the rows become completed"
                 )

@@ -1,4 +1,4 @@
-"""Whether claims find their indexes: the library's own statements, explained at the tables' present size."""
+"""Checks whether claims use their indexes, by explaining the library's own statements at the tables' current size."""
 
 from __future__ import annotations
 
@@ -15,44 +15,42 @@ from ..sql.selection import Pick, picks
 from .schema_drift import needed_indexes
 
 LARGE = 10_000
-"""So many rows no planner reads to find one, unless it lacks an index or is misinformed."""
+"""A number of rows that no planner reads to find one, unless an index or good statistics are missing."""
 
 FEW = 100
-"""Rows that are sorted in no time: engines that lock after the sort may well choose to."""
+"""A number of rows that is cheap to sort: engines that lock after the sort may choose to."""
 
 
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
-    """The claims of a sound schema that do not go by an index, or could not."""
+    """Yield findings about claims that do not use an index, or could not, of a queue whose schema is correct."""
     for pick in _claims(spec):
         statement = adapter.picking(pick, *spec.primary_key)
         plan = adapter.plan(connection, statement)
         if plan is None:
-            message = f"whether claims from {spec.table.fullname} find their indexes is not asked on this engine"
-            yield Finding.of(
-                spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes are as they should be"
-            )
+            message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
+            yield Finding.of(spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes exist as declared")
             return
         best = adapter.plan(connection, statement, forced=True)
-        unused = f"a claim from {spec.table.fullname} does not go by the index {pick.index}"
+        unused = f"a claim from {spec.table.fullname} does not use the index {pick.index}"
         if not _serves(best or plan, spec, 0):
             certain = best is not None or not adapter.orders_freely or _is_large(connection, spec)
             yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
         elif not _serves(plan, spec, FEW) and _is_large(connection, spec):
-            fix = f"bring the planner's statistics up to date: ANALYZE {spec.table.fullname}"
+            fix = f"update the planner's statistics: ANALYZE {spec.table.fullname}"
             yield Finding.of(spec, Severity.ERROR, "index-not-used", f"{unused}, though it could", fix)
 
 
 def _useless(spec: QueueSpec, unused: str, severity: Severity) -> Finding:
     if severity is Severity.NOTE:
-        message = f"{unused}; with so few rows that can be right"
+        message = f"{unused}; with so few rows this may be correct"
         return Finding.of(spec, severity, "index-not-used", message, "check again when the table has grown")
-    message = f"{unused}: it reads all that is ready, and where the engine locks what it reads, keeps others out"
+    message = f"{unused}: it reads all ready tasks, and blocks other claims on engines that lock what they read"
     fix = "compare that index and its columns with what the model declares: collations, prefixes, types"
     return Finding.of(spec, severity, "index-not-used", message, fix)
 
 
 def _claims(spec: QueueSpec) -> Iterator[Pick]:
-    """Both steps of a claim of one row, from the whole queue and from one part of it."""
+    """Yield both steps of a claim of one row, from the whole queue and from each kind of partition."""
     for partition in ((), *((column,) for column in spec.partitions)):
         for step in picks(spec, [column == bindparam(None, _example(column), column.type) for column in partition], ()):
             yield step(1)
@@ -61,7 +59,7 @@ def _claims(spec: QueueSpec) -> Iterator[Pick]:
 def _example(column: Column[Any]) -> Any:
     try:
         return column.type.python_type()
-    except (NotImplementedError, TypeError):  # such as of a moment: any will do
+    except (NotImplementedError, TypeError):  # e.g. datetime: any value will do
         return None
 
 

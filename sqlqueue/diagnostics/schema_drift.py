@@ -1,4 +1,4 @@
-"""Where a live schema falls behind what its queues need."""
+"""Differences between a live schema and what its queues need."""
 
 from __future__ import annotations
 
@@ -18,42 +18,45 @@ from ..queue.spec import QueueSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingTable:
-    """The table of ``spec`` is not there."""
+    """The difference that the table of ``spec`` does not exist."""
 
     spec: QueueSpec
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"there is no table {self.spec.table.fullname}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingColumn:
-    """``column``, which the queue needs, is not in its table."""
+    """The difference that ``column``, which the queue needs, is not in its table."""
 
     spec: QueueSpec
     column: Column[Any]
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"{self.spec.table.fullname} has no column {self.column.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingIndex:
-    """``index``, by which the queue is claimed, is not there."""
+    """The difference that ``index``, which the queue's statements use, does not exist."""
 
     spec: QueueSpec
     index: Index
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"{self.spec.table.fullname} has no index {self.index.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongIndex:
-    """There is an index by the name of ``index``, and it is not that one; ``reason`` says in what."""
+    """The difference that the live index with the name of ``index`` is another; ``reason`` says how."""
 
     spec: QueueSpec
     index: Index
@@ -62,35 +65,39 @@ class WrongIndex:
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongDefault:
-    """Rows that other programs insert get another value for ``column`` than the model says."""
+    """The difference that ``column`` has another default than the model declares, for rows of other programs."""
 
     spec: QueueSpec
     column: Column[Any]
     live: str
-    """The default as the server words it."""
+    """The default as the server reports it."""
 
     @property
     def message(self) -> str:
+        """The difference, in words."""
         is_now, is_meant = constant(self.live), constant(_declared(self.column))
-        return f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model says {is_meant}"
+        return (
+            f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"
+        )
 
 
 Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex | WrongDefault
-"""Each with its ``spec`` and a ``message`` for people."""
+"""Any difference; each has a ``spec`` and a ``message`` for people."""
 
 
 def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:
-    """What ``specs`` need that the live schema does not have, table by table: columns first, then indexes.
+    """Return what ``specs`` need and the live schema lacks, table by table: columns first, then indexes.
 
-    Reads the catalog, in the transaction of ``connection``, and nothing else.  What a table has beyond that is its
-    own affair.  :class:`.UnsupportedDialectError` where there is no adapter.
+    Reads only the catalog, in the transaction of ``connection``.  Anything else that a table has is ignored.
+    Raises :class:`.UnsupportedDialectError` for an engine without an adapter.
     """
-    tables = {spec.table: spec for spec in reversed(list(specs))}  # inheriting classes share their base's
+    tables = {spec.table: spec for spec in reversed(list(specs))}  # subclasses share their base's
     return [difference for spec in reversed(tables.values()) for difference in _of_table(connection, spec)]
 
 
@@ -111,7 +118,7 @@ def _of_table(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
 
 
 def is_other_default(column: Column[Any], live: str | None) -> bool:
-    """Whether both have a default, both are constants, and they are not the same."""
+    """Return whether both defaults are constants and different."""
     declared, found = constant(_declared(column)), constant(live)
     return None not in (declared, found) and declared != found
 
@@ -122,7 +129,7 @@ def _declared(column: Column[Any]) -> str | None:
 
 
 def constant(default: str | None) -> str | None:
-    """The value of a default that is a number or a text, without what servers put around it; ``None`` for others.
+    """Return the value of a default that is a number or a string, without the server's decoration; else ``None``.
 
     ``'available'::character varying`` and ``(('available'))`` are both ``available``.
     """
@@ -142,7 +149,7 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
             yield MissingIndex(spec=spec, index=index)
         elif not found.usable:
             yield WrongIndex(
-                spec=spec, index=index, live=found, reason="is not usable: it was never finished, or is switched off"
+                spec=spec, index=index, live=found, reason="is not usable: it was never finished, or is disabled"
             )
         elif found.terms != _terms(index):
             reason = f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
@@ -152,12 +159,12 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
         elif not adapter.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
             yield WrongIndex(
-                spec=spec, index=index, live=found, reason=f"{having}, which is not the one it was declared with"
+                spec=spec, index=index, live=found, reason=f"{having}, which is not what the model declares"
             )
 
 
 def needed_indexes(spec: QueueSpec) -> list[Index]:
-    """The indexes that the queue cannot be without, as its table has them in the metadata."""
+    """Return the indexes of the table's metadata that the queue cannot work without."""
     by_name = {str(index.name): index for index in spec.table.indexes}
     partitions = ((), *((column,) for column in spec.partitions))
     names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
@@ -166,12 +173,12 @@ def needed_indexes(spec: QueueSpec) -> list[Index]:
 
 
 def queue_indexes(spec: QueueSpec) -> list[Index]:
-    """All that this library gives the table."""
+    """Return all indexes that this library adds to the table."""
     return [*needed_indexes(spec), *helpful_indexes(spec)]
 
 
 def helpful_indexes(spec: QueueSpec) -> list[Index]:
-    """Those without which the queue works, and something beside claims is slow."""
+    """Return the indexes that only operations other than claims need, which are slow without them."""
     return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
 
 

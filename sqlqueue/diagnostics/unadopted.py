@@ -1,4 +1,4 @@
-"""What the rows of a queue say about how its table became one."""
+"""Checks of the rows that were in a table before it became a queue."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..queue.spec import QueueSpec
 from ..queue.status import FINAL, Status
 
 SAMPLE = 100
-"""The first rows by primary key: those from before the table became a queue are among them, if keys ascend."""
+"""How many rows are read, the first by primary key: with ascending keys, those from before the table became a queue."""
 
 
 def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    """What is worth knowing of the rows that were in the table before it became a queue.  Reads at most 100 rows."""
+    """Yield findings about rows that were in the table before it became a queue.  Reads at most 100 rows."""
     rows = _sample(connection, spec)
     yield from _of_tasks(connection, spec, rows)
     if spec.options.prunes and any(row.status in FINAL and row.finished_at is None for row in rows):
@@ -29,7 +29,7 @@ def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
 
 
 def unintended_tasks(connection: Connection, spec: QueueSpec) -> list[Finding]:
-    """Whether workers are about to run rows from before the table became a queue.  Reads at most 100 rows."""
+    """Return a finding if workers would run rows from before the table became a queue.  Reads at most 100 rows."""
     return list(_of_tasks(connection, spec, _sample(connection, spec)))
 
 
@@ -40,16 +40,16 @@ def _sample(connection: Connection, spec: QueueSpec) -> Sequence[Any]:
 
 
 def _of_tasks(connection: Connection, spec: QueueSpec, rows: Sequence[Any]) -> Iterator[Finding]:
-    """A row that is to do, and whose moments were filled in by an ALTER TABLE: by no INSERT."""
+    """Yield a finding if there are available rows whose timestamps come from an ALTER TABLE instead of an INSERT."""
     waiting = [row for row in rows if row.status == Status.AVAILABLE and row.attempt == 0]
     added_at = adapter_for(connection.dialect).added_at(connection, spec["created_at"]) if waiting else None
-    # elsewhere each column is filled by a statement of its own, and available_at comes first
+    # on other engines a separate statement fills each column, available_at first
     filled = Counter((row.available_at, row.created_at) for row in waiting if row.available_at < row.created_at)
     if any(row.created_at == added_at for row in waiting) or any(count > 1 for count in filled.values()):
         table = spec.table.fullname
         message = f"{table} has rows from before it became a queue that are available: workers run them as tasks"
         fix = (
-            f"if they are no tasks: UPDATE {table} SET {spec['status'].name} = 'completed' for those that were created"
-            " by then, before a worker starts"
+            f"if they are not tasks: UPDATE {table} SET {spec['status'].name} = 'completed' for the rows from before it"
+            " became a queue, before a worker starts"
         )
         yield Finding.of(spec, Severity.WARNING, "unadopted-rows", message, fix)

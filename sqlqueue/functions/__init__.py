@@ -1,4 +1,4 @@
-"""Function jobs: calls of functions as the rows of a model, see :meth:`.Worker.task`."""
+"""Function jobs: function calls stored as rows of a model, see :meth:`.Worker.task`."""
 
 from .registry import Functions
 from .task import RegisterTask, TaskFunction

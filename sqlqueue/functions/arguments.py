@@ -1,4 +1,4 @@
-"""The arguments of a function: from a call to JSON, and back to a call."""
+"""Conversion of a call's arguments to JSON and back."""
 
 from __future__ import annotations
 
@@ -20,24 +20,32 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 class Codec(Protocol):
-    """Raises :class:`ValueError` for what does not fit."""
+    """A converter of arguments, by parameter name, to JSON and back.  Raises :class:`ValueError` for bad values."""
 
-    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]: ...
-    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]: ...
+    def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as JSON values; ``ValueError`` for those that do not fit."""
+        ...
+
+    def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as arguments; ``ValueError`` for those that do not fit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a function takes beside the session.  Raises :class:`.ArgumentError` for all that does not fit."""
+    """A function's parameters other than the session."""
 
     function: str
-    """Its name, for people."""
+    """The function's name, for messages."""
     takes_session: bool
     signature: Signature
     codec: Codec
 
     def store(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by the names of the parameters, as JSON."""
+        """Return the arguments of a call as JSON, by parameter name.
+
+        Raises :class:`.ArgumentError` for arguments that the function does not take or that JSON cannot represent.
+        """
         try:
             values: dict[str, Any] = dict(self.signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
@@ -51,27 +59,27 @@ class Arguments:
             raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
         for name, value in stored.items():
             if (problem := not_json(value, name)) is not None:
-                raise ArgumentError(f"{self.function}{self.signature}: {problem}, which cannot be kept as JSON")
+                raise ArgumentError(f"{self.function}{self.signature}: {problem}, which cannot be stored as JSON")
         return stored
 
     def restore(self, stored: object) -> BoundArguments:
-        """The call that these are the arguments of, with the function as it is now."""
+        """Return stored arguments bound to the function's present parameters; :class:`.ArgumentError` on mismatch."""
         try:
             return self._bound(self.codec.load(self._fitting({} if stored is None else stored)))
         except ValueError as error:
             raise ArgumentError(
-                f"{self.function}{self.signature} cannot be called with the arguments that are stored: {error}"
+                f"{self.function}{self.signature} cannot be called with the stored arguments: {error}"
             ) from None
 
     def _fitting(self, stored: object) -> Mapping[str, Any]:
         if not isinstance(stored, Mapping):
-            raise ValueError("they are no JSON object")
+            raise ValueError("they are not a JSON object")
         parameters = self.signature.parameters
         unknown = sorted(stored.keys() - parameters.keys())
         missing = [name for name, each in parameters.items() if _is_required(each) and name not in stored]
         if unknown or missing:
             raise ValueError(
-                " and ".join([*(f"no {n} is taken" for n in unknown), *(f"{n} is missing" for n in missing)])
+                " and ".join([*(f"{n} is not a parameter" for n in unknown), *(f"{n} is missing" for n in missing)])
             )
         return stored
 
@@ -82,13 +90,13 @@ class Arguments:
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
-    """:class:`.ArgumentError` if some of them could not be stored."""
+    """Return the parameters of ``function``; :class:`.ArgumentError` if some arguments could not be stored."""
     parameters = list(inspect.signature(function).parameters.values())
     kinds = _annotations(function, name)
     takes_session = bool(parameters) and is_session(parameters[0], kinds.get(parameters[0].name))
     misplaced = [each.name for each in parameters[1:] if _is_session_type(kinds.get(each.name))]
     if misplaced:
-        raise ArgumentError(f"{name}: {', '.join(misplaced)}: a session is the first parameter, before the arguments")
+        raise ArgumentError(f"{name}: {', '.join(misplaced)}: make the session the first parameter")
     if takes_session:
         del parameters[0]
     return Arguments(
@@ -100,7 +108,7 @@ def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
 
 
 def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    # sessions are often imported for type checkers alone
+    # sessions are often imported only for type checkers
     known: dict[str, Any] = {
         **dict.fromkeys(_SESSIONS, Session),
         **getattr(inspect.unwrap(function), "__globals__", {}),
@@ -109,20 +117,19 @@ def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return get_type_hints(function, globalns=known, include_extras=True)
     except NameError as error:
         raise ArgumentError(
-            f"{name}: an annotation cannot be looked up: {error}. Import it at the top level, and not for type checkers"
-            " alone"
+            f"{name}: an annotation cannot be resolved: {error}. Import it at the top level, not only for type checkers"
         ) from error
 
 
 def is_session(parameter: Parameter, kind: Any = None) -> bool:
-    """Tell whether a parameter is for a session, by its name or its annotation; ``kind`` is that looked up."""
+    """Return whether a parameter takes a session, by its name or annotation; ``kind`` is the resolved annotation."""
     if parameter.kind in (*_VARIADIC, Parameter.KEYWORD_ONLY):
         return False
     return parameter.name == "session" or _is_session_type(parameter.annotation if kind is None else kind)
 
 
 def _is_session_type(kind: Any) -> bool:
-    if isinstance(kind, str):  # not looked up
+    if isinstance(kind, str):  # unresolved
         return kind.rpartition(".")[2] in _SESSIONS
     return isinstance(kind, type) and (issubclass(kind, Session) or hasattr(kind, "sync_session_class"))
 
@@ -141,13 +148,13 @@ def _codec(name: str, kinds: Kinds) -> Codec:
         from .validated import ValidatedCodec  # noqa: PLC0415
     except ImportError as error:
         raise ArgumentError(
-            f"{name}: {', '.join(unlike)}: such arguments need pydantic: pip install 'sqlalchemy-queue[pydantic]', the"
-            " distribution of sqlqueue"
+            f"{name}: {', '.join(unlike)}: arguments of these types need pydantic: pip install"
+            " 'sqlalchemy-queue[pydantic]', the distribution of sqlqueue"
         ) from error
     try:
         return ValidatedCodec(kinds)
     except ValueError as error:
-        raise ArgumentError(f"{name}: its arguments cannot be kept as JSON: {error}") from error
+        raise ArgumentError(f"{name}: its arguments cannot be stored as JSON: {error}") from error
 
 
 def _is_required(parameter: Parameter) -> bool:

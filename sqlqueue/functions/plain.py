@@ -1,4 +1,4 @@
-"""Arguments that are JSON as they are, and dataclasses of such."""
+"""Arguments that are JSON values, and dataclasses of such values."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 Kinds: TypeAlias = Mapping[str, Any]
-"""parameter -> annotation, with ``Any`` for those that have none."""
+"""Annotations by parameter, ``Any`` for parameters without one."""
 _UNIONS = (typing.Union, types.UnionType)
 _SCALARS = (Any, str, int, float, bool, None, types.NoneType, list, dict)
 
 
 class PlainCodec:
-    """Raises :class:`ValueError` for values that are not of the annotated kind."""
+    """A codec for JSON values and dataclasses.  Raises :class:`ValueError` for values that do not match annotations."""
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as JSON values, with dataclasses as objects."""
         return {name: _convert(name, self._kinds[name], value, _from_dataclass) for name, value in values.items()}
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as arguments, with dataclasses restored."""
         return {name: _convert(name, self._kinds[name], value, _to_dataclass) for name, value in stored.items()}
 
 
 def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
-    """Whether values of this kind need no other library.  ``within`` are the dataclasses around it."""
+    """Return whether values of type ``kind`` need no other library.  ``within``: the enclosing dataclasses."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Literal:
         return all(isinstance(each, (str, int, types.NoneType)) for each in inner)
@@ -44,7 +46,7 @@ def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
 
 
 def _is_dataclass(kind: Any) -> bool:
-    # pydantic's own have validators, which only pydantic runs
+    # pydantic's dataclasses have validators, which only pydantic runs
     return isinstance(kind, type) and is_dataclass(kind) and not hasattr(kind, "__pydantic_validator__")
 
 
@@ -56,7 +58,7 @@ _OfDataclass: TypeAlias = Callable[[str, Any, Any], Any]
 
 
 def _convert(name: str, kind: Any, value: Any, of_dataclass: _OfDataclass) -> Any:
-    """``value`` as it is, with its dataclasses converted; ``name`` is for errors."""
+    """Return ``value`` with its dataclasses converted; ``name`` is for errors."""
     inner = get_args(kind)
     match get_origin(kind):
         case typing.Union | types.UnionType:
@@ -73,7 +75,7 @@ def _convert(name: str, kind: Any, value: Any, of_dataclass: _OfDataclass) -> An
             return of_dataclass(name, kind, value)
         case origin if _is_one(kind if origin is None else origin, inner, value):
             return value
-    # without the value, which is nobody's business in a log
+    # without the value, which may be confidential
     wanted = kind.__name__ if isinstance(kind, type) and not inner else kind
     raise ValueError(f"{name}: expected {wanted}, got {type(value).__name__}")
 

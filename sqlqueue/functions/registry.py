@@ -1,4 +1,4 @@
-"""The functions of one model, and how its rows come to them."""
+"""The registered functions of one model, which its rows call."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ AnyTask = TaskFunction[..., ..., Any, J]
 
 
 class Functions(Generic[J]):
-    """Tasks by name.  All of them are functions, or all are coroutine functions: one handler calls them."""
+    """The task functions of a model by name, either all plain or all coroutine functions: one handler calls them."""
 
     def __init__(self, entity: type[J]) -> None:
         self.entity = entity
         self.takes_session = False
-        """Whether one of them does."""
+        """Whether any of the functions takes a session."""
         self._tasks: dict[str, AnyTask[J]] = {}
         self._column = spec_of(entity).attributes["task"]
 
     def add(self, task: AnyTask[J]) -> None:
-        """:class:`.ArgumentError` for a name that is taken, and for a function of the other kind."""
+        """Register ``task``; :class:`.ArgumentError` if its name is taken or it is a function of the other kind."""
         if task.name in self._tasks:
-            raise ArgumentError(f"there is a task {task.name!r} already: give one of them another name, by name='...'")
+            raise ArgumentError(f"a task {task.name!r} already exists: give one of them another name, by name='...'")
         if any(each.is_coroutine != task.is_coroutine for each in self._tasks.values()):
             kinds = (
                 ("a coroutine function", "functions") if task.is_coroutine else ("a function", "coroutine functions")
@@ -42,15 +42,15 @@ class Functions(Generic[J]):
         return any(task.is_coroutine for task in self._tasks.values())
 
     def perform(self, job: J) -> Any:
-        """Call the function of ``job``; what is returned is awaitable if it is a coroutine function.
+        """Call the function of ``job`` and return its result, an awaitable for a coroutine function.
 
-        :class:`.HandlerNotFoundError` if there is none by its name, :class:`.ArgumentError` if its arguments do not
-        fit: failures like others, for another worker may know the function as it was enqueued.
+        Raises :class:`.HandlerNotFoundError` for an unknown function, :class:`.ArgumentError` if its arguments do not
+        fit.  These are ordinary failures, since another worker may have the function as it was enqueued.
         """
         return self._call(job)
 
     def perform_in_session(self, session: Any, job: J) -> Any:
-        """:meth:`perform`, with ``session`` for the functions that take one."""
+        """Call the function of ``job`` like :meth:`perform`, with ``session`` if it takes one."""
         return self._call(job, session)
 
     def _call(self, job: J, *session: Any) -> Any:
@@ -63,6 +63,6 @@ class Functions(Generic[J]):
         if task is None:
             known = ", ".join(sorted(self._tasks))
             raise HandlerNotFoundError(
-                f"this worker has no task {name!r}; those of {self.entity.__name__} are {known}", name=name
+                f"this worker has no task {name!r}; the tasks of {self.entity.__name__} are {known}", name=name
             )
         return task

@@ -31,21 +31,24 @@ A = TypeVar("A", bound="Session | AsyncSession")
 
 
 class TaskFunction(Generic[Call, P, R, J]):
-    """A function, called as ever, whose calls can be enqueued as rows of a model.  Made by :meth:`.Worker.task`."""
+    """A function whose calls can be enqueued as rows of a model, and which can still be called directly.
+
+    Created by :meth:`.Worker.task`.
+    """
 
     def __init__(self, function: Callable[Call, R], entity: type[J], name: str | None) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.entity = entity
         self.name = _name_of(function) if name is None else _checked_name(name)
-        """By which rows and workers know it: changing it leaves rows behind that nobody can do."""
+        """The name stored in rows.  After a change, no worker can run rows with the old name."""
         self.is_coroutine = any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function))))
         self._spec = _job_spec(entity)
         self._arguments = arguments_of(function, self.name)
         self._values: Mapping[str, Any] = {}
 
     def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> R:
-        """Call the function itself, here and now."""
+        """Call the function directly, and return its result."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -63,13 +66,13 @@ class TaskFunction(Generic[Call, P, R, J]):
         self, session: AsyncSession | async_scoped_session[Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, J]: ...
     def enqueue(self, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> J | Coroutine[Any, Any, J]:
-        """Insert a row for a call with these arguments, in the session's transaction; the row, persistent.
+        """Insert a row for a call with these arguments in the session's transaction, and return it, persistent.
 
-        To be awaited if the session is an asyncio one.  A session that the function itself takes is not among the
-        arguments: it gets the worker's.
+        With an asyncio session, await the result.  If the function takes a session, leave it out: the worker passes
+        its own.
 
-        Raises :class:`.ArgumentError`, before anything is sent, for arguments that the function does not take or that
-        cannot be kept as JSON.
+        Raises :class:`.ArgumentError`, before any statement is sent, for arguments that the function does not take or
+        that cannot be stored as JSON.
         """
         job = self.job(*args, **kwargs)
         if hasattr(session, "run_sync"):
@@ -82,7 +85,10 @@ class TaskFunction(Generic[Call, P, R, J]):
         return job
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> J:
-        """The row for a call with these arguments, to be added to a session or enqueued with others."""
+        """Return a new row for a call with these arguments, to be added to a session or enqueued with others.
+
+        Raises :class:`.ArgumentError` as :meth:`enqueue` does.
+        """
         names = self._spec.attributes
         given = {names["task"]: self.name, names["arguments"]: self._arguments.store(args, kwargs)}
         return self.entity(**given, **self._values)
@@ -95,19 +101,21 @@ class TaskFunction(Generic[Call, P, R, J]):
         delay: timedelta | None = None,
         **values: Any,
     ) -> Self:
-        """The same task, whose calls are enqueued with these values: ``send.options(priority=-1).enqueue(...)``.
+        """Return a copy of this task that enqueues with these values: ``send.options(priority=-1).enqueue(...)``.
 
-        ``available_at``: not before then.  ``delay``: not before so long from its insertion, by the database's clock.
-        ``values``: of any other columns of the model, by the names of their attributes (``topic="billing"``).
+        ``available_at``: the earliest start.  ``delay``: the shortest time from the insertion to the start, by the
+        database's clock.  ``values``: values of other columns, by attribute name (``topic="billing"``).
+
+        Raises :class:`.ArgumentError` for both ``available_at`` and ``delay``, a negative delay, and unknown columns.
         """
         if available_at is not None and delay is not None:
-            raise ArgumentError("available_at and delay both say when: give one of them")
+            raise ArgumentError("available_at and delay are both given: give one of them")
         when = available_at if delay is None else utcnow(duration("delay", delay, zero=True))
         names = self._spec.attributes
         given = {names["priority"]: priority, names["available_at"]: when}
         refused = sorted(name for name in values if not self._is_free(name))
         if refused:
-            raise ArgumentError(f"{', '.join(refused)}: no column of {self.entity.__name__} that a call may be given")
+            raise ArgumentError(f"{', '.join(refused)}: not a column of {self.entity.__name__} that a call may set")
         task = copy.copy(self)
         task._values = {**self._values, **values, **{name: value for name, value in given.items() if value is not None}}
         return task
@@ -117,12 +125,12 @@ class TaskFunction(Generic[Call, P, R, J]):
         return name in self._spec.mapper.attrs and name not in taken
 
     def bind(self, job: J) -> BoundArguments:
-        """The arguments of a row, as the function takes them now; :class:`.ArgumentError` if they do not fit."""
+        """Return a row's arguments bound to the function's present parameters; :class:`.ArgumentError` on mismatch."""
         return self._arguments.restore(getattr(job, self._spec.attributes["arguments"]))
 
 
 class RegisterTask(Protocol[J]):
-    """Makes a function a task."""
+    """A decorator that turns a function into a task, see :meth:`.Worker.task`."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[A, P], R], /) -> TaskFunction[Concatenate[A, P], P, R, J]: ...
@@ -134,7 +142,7 @@ def _job_spec(entity: type[Any]) -> QueueSpec:
     spec = spec_of(entity)
     if "arguments" in spec.attributes:
         return spec
-    raise ArgumentError(f"{entity.__name__} has no columns for calls of functions: derive it from sqlqueue.JobMixin")
+    raise ArgumentError(f"{entity.__name__} has no columns for function calls: derive it from sqlqueue.JobMixin")
 
 
 def _name_of(function: Any) -> str:
@@ -142,7 +150,7 @@ def _name_of(function: Any) -> str:
         raise ArgumentError(f"{function!r} is not a function")
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if module is None or name is None or "<lambda>" in name:
-        raise ArgumentError(f"{function!r} has no name of its own: give one, as in worker.task(Job, name='send')")
+        raise ArgumentError(f"{function!r} has no name: give one, as in worker.task(Job, name='send')")
     return _checked_name(f"{module}.{name}")
 
 

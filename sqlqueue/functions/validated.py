@@ -1,4 +1,4 @@
-"""Arguments of all other kinds: pydantic brings them to JSON and back, and says what does not fit."""
+"""Arguments of all other types, which pydantic validates and converts to JSON and back."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from typing_extensions import TypedDict
 
 from .plain import Kinds
 
-# strict: as type checkers have it, a string is no number
+# strict: as for type checkers, a string is not a number
 _CONFIG = ConfigDict(strict=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 
 
 class ValidatedCodec:
-    """Raises :class:`ValueError` for values that are not of the annotated kind, and for kinds without a JSON form."""
+    """A codec that uses pydantic.  Raises :class:`ValueError` for values that do not match their annotations.
+
+    The constructor raises it for types that cannot be represented in JSON.
+    """
 
     def __init__(self, kinds: Kinds) -> None:
         make: Any = TypedDict
-        # what is annotated with nothing in particular would come back as a string, if it were not JSON by itself
+        # without an annotation, a value that is not JSON would come back as a string
         fields = {name: JsonValue if kind is Any else kind for name, kind in kinds.items()}
         shape: Any = make("Arguments", fields, total=False)
-        # of a list: a TypedDict does not hand its configuration on to what it writes
+        # of a list: a TypedDict does not pass its configuration on when it serializes
         shapes: Any = list[shape]
         try:
             self._adapter: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(shapes, config=_CONFIG)
@@ -33,6 +36,7 @@ class ValidatedCodec:
             raise ValueError(str(error).partition("\n")[0]) from error
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return validated arguments as JSON values."""
         try:
             valid = self._adapter.validate_python([values])
             stored: list[dict[str, Any]] = self._adapter.dump_python(valid, mode="json", warnings="error")
@@ -43,6 +47,7 @@ class ValidatedCodec:
         return stored[0]
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored JSON values as validated arguments."""
         try:
             return self._adapter.validate_json(json.dumps([stored]))[0]
         except ValidationError as error:
@@ -50,6 +55,6 @@ class ValidatedCodec:
 
 
 def _in_words(error: ValidationError) -> ValueError:
-    """Without the values, which are nobody's business in a log."""
+    """Return the errors as text, without the values, which may be confidential."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     return ValueError("; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in found))

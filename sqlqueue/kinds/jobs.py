@@ -27,7 +27,7 @@ JOBS = Kind(
 
 
 class JobMixin(QueueMixin):
-    """A queue of function calls: each row names a function and has its arguments, see :meth:`.Worker.task`."""
+    """A queue of function calls: each row stores a function's name and arguments, see :meth:`.Worker.task`."""
 
     __queue_kind__: ClassVar[Kind | None] = JOBS
 
@@ -35,4 +35,4 @@ class JobMixin(QueueMixin):
         task: Mapped[str]
         """The name of the function."""
         arguments: Mapped[dict[str, Any] | None]
-        """Its arguments by name, as JSON; those that are left out have their defaults when it is called."""
+        """The function's arguments by name, as JSON; missing arguments get their defaults at the call."""

@@ -92,27 +92,27 @@ SLOTS = SlotRows(
 
 
 class LimitMixin(QueueMixin):
-    """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
+    """A queue that limits how many tasks with the same ``limit_key`` run at once, across all workers.
 
-    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.  A task of another key
-    is never held up by a full one.  A claim may hold a slot that it could not use until its transaction ends: commit
-    claims soon.
+    The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names.  A key at its limit
+    does not hold up tasks of other keys.  A claim may hold a slot that it could not use until its transaction ends:
+    commit claims soon.
 
-    Tasks are claimed in the order of the queue, but for what others are claiming at that moment: in the place of a task
-    that they have locked, the next one of the same key is taken, even if a task of another key comes before that.
+    Tasks are claimed in the queue's order, except while other claims run: instead of a task that another claim has
+    locked, the next task of the same key is taken, even if a task of another key comes before it.
     """
 
     __queue_kind__: ClassVar[Kind | None] = LIMITS
 
     if TYPE_CHECKING:
         limit_key: Mapped[str | None]
-        """``None``: not limited."""
+        """The key; ``None``: not limited."""
 
 
 class SlotMixin(QueueMixin):
-    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the lease that the task has.
+    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the same lease.
 
-    The primary key is that of the mixin; the rows are made when they are needed, see :func:`.set_limit`.
+    The mixin declares the primary key.  Rows are created when they are needed, see :func:`.set_limit`.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions(max_attempts=2**31 - 1, notify=False)
@@ -120,6 +120,6 @@ class SlotMixin(QueueMixin):
 
     if TYPE_CHECKING:
         slot_key: Mapped[str]
-        """The ``limit_key`` of the tasks that may take it."""
+        """The ``limit_key`` of the tasks that may take the slot."""
         slot_number: Mapped[int]
-        """Number 0 stands for the key alone, and is never held."""
+        """The number of the slot; number 0 represents the key itself, and is never held."""

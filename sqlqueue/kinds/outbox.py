@@ -50,11 +50,12 @@ OUTBOX = Outbox(
 class OutboxMixin(QueueMixin):
     """A transactional outbox: each row is a message, stored in the transaction of the data that it is about.
 
-    A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys, which is that
-    of their transactions where those that write about the same thing wait for each other, as by updating its row.
+    A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys.  This is the
+    order of their transactions if transactions about the same thing wait for each other, for example by updating its
+    row.
 
-    A message is tried again until it is published, and is deleted then; ``QueueOptions`` of the model's own should
-    start from these: ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
+    A message is retried until it is published, and then deleted.  Base the model's own ``QueueOptions`` on these:
+    ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions(
@@ -67,10 +68,10 @@ class OutboxMixin(QueueMixin):
 
     if TYPE_CHECKING:
         message_key: Mapped[str | None]
-        """What has to keep its order, such as the key of the row that the message is about; ``None``: no order."""
+        """The key whose messages stay in order, such as that of the row they are about; ``None``: no order."""
         destination: Mapped[str | None]
-        """Where it is to go: a topic, an exchange, a routing key.  For the publisher to read."""
+        """The topic, exchange or routing key to publish to, for the publisher to read."""
         payload: Mapped[Any]
-        """JSON."""
+        """The payload, as JSON."""
         headers: Mapped[dict[str, Any] | None]
-        """What goes along with the payload, as JSON."""
+        """Headers sent with the payload, as JSON."""

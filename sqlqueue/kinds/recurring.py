@@ -100,17 +100,17 @@ RECURRING = Recurring(
 if TYPE_CHECKING:
 
     class _MappedSchedule(Mapped[str | None]):
-        """Reads as text, and takes a schedule as well."""
+        """An attribute that is read as text, and can be set to a schedule as well."""
 
         def __set__(self, instance: Any, value: Schedule | str | SQLCoreOperations[str | None] | None) -> None: ...
 
 
 class RecurringMixin(QueueMixin):
-    """A queue whose tasks run again and again, each by its own ``schedule``.
+    """A queue whose tasks run repeatedly, each by its own ``schedule``.
 
-    When a run is completed, or has failed in its last attempt, the next is scheduled in the same statement.  A task
-    ends by ``cancel``, ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.  An application
-    declares the tasks that are to exist by :func:`.declare_schedules`.
+    When a run is completed, or its last attempt has failed, the next run is scheduled in the same statement.
+    ``cancel``, ``discard`` and :func:`.unschedule` end a task.  A task without a schedule is an ordinary one.
+    Applications declare their recurring tasks by :func:`.declare_schedules`.
     """
 
     __queue_kind__: ClassVar[Kind | None] = RECURRING
@@ -119,11 +119,11 @@ class RecurringMixin(QueueMixin):
         schedule: _MappedSchedule
         """The text of an :class:`.Every` or a :class:`.Cron`, given as either; see :func:`.reschedule` for changes."""
         drift: Mapped[bool | None]
-        """An interval counts from the end of a run if true, from its planned time if not."""
+        """Whether intervals count from the end of a run instead of its planned time."""
         scheduled_for: Mapped[datetime | None]
-        """For when the run that has been claimed was planned, however often it had to be tried."""
+        """The planned time of the claimed run; retries do not change it."""
         attempts_before: Mapped[int]
-        """How many attempts the runs before took."""
+        """How many attempts the previous runs took."""
 
 
 def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:

@@ -39,10 +39,10 @@ RESULTS = Results(
 
 
 class ResultMixin(QueueMixin):
-    """A queue that keeps what its tasks come to: ``complete(task, result=...)``, or what a worker's handler returns."""
+    """A queue that stores the results of its tasks: of ``complete(task, result=...)``, or a handler's return value."""
 
     __queue_kind__: ClassVar[Kind | None] = RESULTS
 
     if TYPE_CHECKING:
         result: Mapped[Any]
-        """JSON; ``None`` until completed."""
+        """The result as JSON; ``None`` until the task is completed."""

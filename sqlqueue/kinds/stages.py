@@ -95,15 +95,16 @@ STAGES = Stages(
 
 
 class StageMixin(QueueMixin):
-    """A queue whose tasks go through the ``stages`` that :class:`.QueueOptions` names, from the first on.
+    """A queue whose tasks go through the ``stages`` of its :class:`.QueueOptions` in order.
 
-    ``complete`` moves a task to the next stage, where it is available at once with all its attempts; the last stage
-    completes it.  A claim with ``Task.stage == "..."`` has an index of its own.
+    ``complete`` moves a task to the next stage, where it is available at once with all its attempts; in the last stage
+    it completes the task.  Claims with ``Task.stage == "..."`` have an index of their own.
     """
 
     __queue_kind__: ClassVar[Kind | None] = STAGES
 
     if TYPE_CHECKING:
         stage: Mapped[str]
+        """The current stage."""
         attempts_before: Mapped[int]
-        """How many attempts the stages before took."""
+        """How many attempts the previous stages took."""

@@ -25,12 +25,13 @@ TOPICS = Kind(
 
 
 class TopicMixin(QueueMixin):
-    """A queue divided by ``topic``; a claim with ``Task.topic == "..."`` has an index of its own.
+    """A queue divided by ``topic``; claims with ``Task.topic == "..."`` have an index of their own.
 
-    A row with nothing given is of the topic ``"default"``.
+    The default topic is ``"default"``.
     """
 
     __queue_kind__: ClassVar[Kind | None] = TOPICS
 
     if TYPE_CHECKING:
         topic: Mapped[str]
+        """The topic of the task."""

@@ -21,7 +21,7 @@ TRACES = Kind(
 
 
 class TraceMixin(QueueMixin):
-    """A queue whose tasks carry the trace in which they were enqueued to where they are handled (OpenTelemetry)."""
+    """A queue whose tasks carry the trace of their enqueueing to their handlers (OpenTelemetry)."""
 
     __queue_kind__: ClassVar[Kind | None] = TRACES
 

@@ -50,15 +50,15 @@ UNIQUE = Unique(
 class UniqueMixin(QueueMixin):
     """A queue in which no two unfinished tasks have the same ``unique_key``.
 
-    A unique index sees to that, whoever inserts: :class:`.DuplicateTaskError`, unless ``enqueue(on_conflict=...)`` says
-    what is to become of the task that is there.  A task that becomes final gives its key up, and keeps it as
-    ``former_key``; ``retry`` gives it back.
+    A unique index enforces this for all programs that insert.  ``enqueue`` raises :class:`.DuplicateTaskError`, unless
+    ``on_conflict`` says what to do with the existing task.  A task that becomes final gives up its key, which moves to
+    ``former_key``; ``retry`` restores it.
     """
 
     __queue_kind__: ClassVar[Kind | None] = UNIQUE
 
     if TYPE_CHECKING:
         unique_key: Mapped[str | None]
-        """``None``: nothing to be told apart."""
+        """The key; ``None``: not restricted."""
         former_key: Mapped[str | None]
-        """The ``unique_key`` of a final task."""
+        """The ``unique_key`` that a final task had."""

@@ -1,4 +1,4 @@
-"""The mixin that makes a model a queue, which those of all kinds derive from."""
+"""The mixin that turns a model into a queue; the mixins of all kinds derive from it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from . import declaration
 
 
 class QueueMixin:
-    """Makes a model a queue.  Its rows are the tasks.
+    """A mixin that turns a model into a queue, whose rows are the tasks.
 
-    Each class that maps a table gets the columns below and two indexes; :class:`.QueueOptions` in ``__queue__`` says
-    the rest.  What cannot work is a :class:`.ConfigurationError` when the class is made.
+    Each class that maps a table gets the columns below and two indexes; ``__queue__`` takes :class:`.QueueOptions`.
+    The class definition raises :class:`.ConfigurationError` for a model that cannot be a queue.
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions()
@@ -29,24 +29,27 @@ class QueueMixin:
 
     if TYPE_CHECKING:
         status: Mapped[str]
-        """A :class:`.Status`."""
+        """The task's :class:`.Status`."""
         priority: Mapped[int]
-        """Smaller first."""
+        """The priority; smaller numbers come first."""
         available_at: Mapped[datetime]
-        """From when the row may be claimed (again); when final, since when."""
+        """The time from which the row may be claimed (again); for final rows, the time when they became final."""
         attempt: Mapped[int]
-        """How often the row has been claimed.  Only ever grows."""
+        """How many times the row has been claimed.  Never decreases."""
         max_attempts: Mapped[int]
-        """No claim once ``attempt`` has come to this."""
+        """The value of ``attempt`` at which the row is no longer claimed."""
         claimed_by: Mapped[str | None]
+        """The name of the last claimer."""
         claimed_at: Mapped[datetime | None]
+        """The time of the last claim."""
         claim_token: Mapped[int]
-        """Of the last claim with a lease: a random number, by which settling knows whether a claim holds the row."""
+        """The random number of the last claim with a lease, by which settling recognizes the claim."""
         finished_at: Mapped[datetime | None]
-        """When it became final; ``None`` in a final row if it was in the table before that became a queue."""
+        """The time when the row became final; ``None`` in final rows from before the table became a queue."""
         error: Mapped[str | None]
         """The text of the last failure."""
         created_at: Mapped[datetime]
+        """The time of the insert."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if declaration.declares_columns(cls):
@@ -58,14 +61,14 @@ class QueueMixin:
 
 
 def queues(metadata: MetaData) -> list[QueueSpec]:
-    """The queues whose tables are in ``metadata``, sorted by table; those of inheriting classes after their base's."""
+    """Return the queues whose tables are in ``metadata``, sorted by table; those of subclasses follow their base's."""
     found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
     specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
     return sorted(specs, key=lambda spec: spec.table.key)
 
 
 def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    """All of them, each once, bases first."""
+    """Return all direct and indirect subclasses, each once, bases first."""
     level = cls.__subclasses__()
     seen: dict[type[Any], None] = {}
     while level:

@@ -1,4 +1,4 @@
-"""The transactional outbox: messages stored with the data that they are about, and published in their order.
+"""The transactional outbox: messages stored in the same transaction as the data, and published in order by key.
 
 >>> relay = Relay(Session, Outbox, publish)
 """

@@ -1,4 +1,4 @@
-"""Hands messages to the application's publisher."""
+"""Delivery of messages to the application's publisher."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..worker.handling.outcomes import COMPLETED, Outcome, outcome_of
 from ..worker.reporting.reports import Reports, logger
 
 Publish: TypeAlias = Callable[[list[Any]], object]
-"""A function of messages, or a coroutine function."""
+"""A function or coroutine function that takes a list of messages."""
 
 
 class Delivery:
-    """All together; and if that fails, one after the other: the fault of one is not to hold back other keys."""
+    """Publishes messages together; if that fails, one by one, so that a bad message does not hold back other keys."""
 
     def __init__(self, publish: Publish, *, is_coroutine: bool, reports: Reports) -> None:
         self._publish = publish
@@ -28,15 +28,16 @@ class Delivery:
         self._reports = reports
         self._threads = DaemonThreads(1, "relay")
         self.stopping = False
-        """Whether no further call of the publisher is to be made."""
+        """Whether the publisher must not be called again."""
 
     def close(self) -> None:
+        """Release the publisher's thread."""
         self._threads.shutdown()
 
     async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
-        """Publish ``jobs``, and note in ``outcomes`` how it went; those that were not tried are not in there.
+        """Publish ``jobs`` and store their outcomes in ``outcomes``, which leaves out those not tried.
 
-        The messages of a key are in its order, one after the other.  After one that fails comes none of its key.
+        The messages of a key are published in order; after one that fails, no more of its key.
         """
         error = await self._try(jobs)
         if error is None or len(jobs) == 1:
@@ -44,7 +45,7 @@ class Delivery:
                 self._note(job, error, outcomes)
             return
         said = str(error).partition("\n")[0]
-        logger.warning("%d messages cannot be published together, so each by itself: %s", len(jobs), said)
+        logger.warning("publishing %d messages together failed, publishing them one by one: %s", len(jobs), said)
         for line in _lines(jobs):
             await self._deliver_line(line, outcomes)
 
@@ -80,7 +81,7 @@ class Delivery:
             return None
         if inspect.iscoroutine(result):
             result.close()
-        return ArgumentError(f"{self._publish!r} returns something to await, which nobody does: make it async def")
+        return ArgumentError(f"{self._publish!r} returns an awaitable, which is not awaited: make it async def")
 
     def _note(self, job: Job, error: BaseException | None, outcomes: dict[Job, Outcome]) -> None:
         job.end()
@@ -89,7 +90,7 @@ class Delivery:
 
 
 def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:
-    """Those of each key, to the letter, which some engines are not about; those without a key each by itself."""
+    """Return the jobs of each key, compared exactly, as some engines do not; each job without a key by itself."""
     lines: dict[object, list[Job]] = {}
     for job in jobs:
         message_key = getattr(job.task, job.handler.spec.attributes["message_key"])

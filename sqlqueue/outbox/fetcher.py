@@ -1,4 +1,4 @@
-"""Claims messages for a relay and has them published, as many at a time as it may."""
+"""The fetcher of a relay: claims messages and publishes them in batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .message_claims import claim_messages
 
 
 class RelayLane:
-    """One batch after the other: the next is claimed when it is written what became of the one before."""
+    """Publishes batches one after the other; the next is claimed after the outcomes of the last are written."""
 
     def __init__(self, handler: Handler, context: WorkerContext, delivery: Delivery) -> None:
         self._handler = handler
@@ -33,26 +33,28 @@ class RelayLane:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no batch is being claimed or published."""
         return not self._busy
 
     def drain(self) -> None:
-        """Claim nothing more; the publisher is not called again."""
+        """Stop claiming, and stop calling the publisher."""
         self._draining = self._delivery.stopping = True
         self._poller.close()
 
     def abandon(self, reason: str) -> None:
-        """A coroutine is cancelled, a thread is left to itself; what it may not have published is released."""
+        """Cancel a publishing coroutine, or leave a thread to itself, and release messages without an outcome."""
         for job in self._jobs:
             job.reason = reason
         if self._publishing is not None:
             self._publishing.cancel(reason)
 
     def close(self) -> None:
+        """Release the publisher's thread and stop polling."""
         self._poller.close()
         self._delivery.close()
 
     async def run(self) -> None:
-        """Until :meth:`drain`, whatever is wrong with the database."""
+        """Claim and publish until :meth:`drain`, through outages of the database."""
         what, adapter = f"claim {self._handler.entity.__name__}", self._context.adapter(self._handler.spec)
         await keep_on(self._turn, what, lambda: self._draining, self._context.reports, adapter)
 
@@ -96,6 +98,6 @@ class RelayLane:
             self._publishing.result()
 
     async def _settle(self, outcomes: dict[Job, Outcome]) -> None:
-        """In one transaction, so that the first of a key and those after it change together."""
+        """Write all outcomes in one transaction, so that the messages of a key change together."""
         completer = self._context.completers[self._handler.spec]
         await completer.settle([(job, outcomes.get(job, RELEASED)) for job in self._jobs])

@@ -1,8 +1,8 @@
 """Claims of messages: the first of each key, and those that follow it.
 
-A message is the first of its key if no earlier one of it is unfinished.  That lasts until it is finished, so it is
-looked for without a lock, by statements that each see one state of the table; the locks by primary key then say who
-has it, and whether it may still be claimed.
+A message is the first of its key if no earlier message of the key is unfinished.  It remains so until it is finished,
+so first messages are searched for without locks, by statements that each see one state of the table.  The locks by
+primary key then decide which session has a message, and whether it may still be claimed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .order import Head, first_of, followers_of
 
 M = TypeVar("M", bound=OutboxMixin)
 LINES = 10
-"""Of so many keys at the most, more than the first message is claimed."""
+"""Maximum number of keys of which more than the first message is claimed."""
 NEAR = 1_000
-"""So many messages are looked at, before all that are held back by those before them are."""
+"""Number of messages searched first, before all messages are, including those held back by earlier ones."""
 
 
 def claim_messages(
@@ -45,16 +45,16 @@ def claim_messages(
     lease: timedelta | None = None,
     claimed_by: str | None = None,
 ) -> Sequence[M]:
-    """Claim up to ``limit`` messages that nobody else has and that may be published now, in this session's transaction.
+    """Claim up to ``limit`` messages that may be published now and that no other claim holds, in the transaction.
 
-    Of each key that is the first unfinished message, if it may be claimed, and as there is room those right after it,
-    up to one that may not.  While it is unfinished nobody else gets a message of that key.  Messages without a key
-    may all be claimed.  Returned are persistent instances, those of a key one after the other in its order; first the
-    keys whose first message comes first in the claim order of the model.
+    Of each key, the first unfinished message is claimed if it is claimable, then those right after it, while there is
+    room, up to one that is not claimable.  Until it is finished, no other claim gets a message of that key.  Messages
+    without a key may all be claimed.  Returns persistent instances: the messages of each key together and in order,
+    and first the keys whose first message comes first in the model's claim order.
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
-    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it waits for nobody.  Locked besides may
-    be messages that come after one that another claim has, and that nobody could claim meanwhile.
+    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.  It may
+    also lock messages that come after one that another claim holds, and that could not be claimed meanwhile.
     """
     spec = outbox_of(entity)
     count("limit", limit)
@@ -72,6 +72,7 @@ def claim_messages(
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
+    """Return the spec of an outbox; :class:`.ArgumentError` for other models."""
     spec = spec_of(entity)
     if not issubclass(entity, OutboxMixin):
         raise ArgumentError(f"{entity.__name__} is not an outbox: derive it from sqlqueue.outbox.OutboxMixin")
@@ -85,7 +86,7 @@ class _Wanted(NamedTuple):
 
     @property
     def claimable(self) -> Criterion:
-        """May be claimed now, whatever its place."""
+        """The criterion for messages that may be claimed now, regardless of their place in the order."""
         steps = [step(1) for step in picks(self.spec, self.where, ())]
         return and_(or_(*(and_(*step.state) for step in steps)), *steps[0].where)
 
@@ -120,7 +121,7 @@ def _heads(session: Session, adapter: Adapter, wanted: _Wanted, passed: Sequence
 
 
 def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequence[Head]) -> list[list[Identity]]:
-    """Each with those after it, as there is room."""
+    """Return each head with its followers, up to the limit."""
     lines = [[head.identity] for head in heads]
     keyed = [number for number, head in enumerate(heads) if head.message_key is not None][:LINES]
     room = wanted.limit - len(heads)
@@ -135,7 +136,7 @@ def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequen
 
 
 def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Sequence[Identity]) -> set[Identity]:
-    """Those that are free and may be claimed: as they are now, for the looks before may be out of date."""
+    """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
     for some in adapter.batches(spec, identities):
@@ -152,7 +153,7 @@ def _take(
     identities: Sequence[Identity],
     assignments: Sequence[Assignment],
 ) -> set[Identity]:
-    """Those that were written; the condition again, since not every engine looks once more after it has locked."""
+    """Write the claims and return the keys written; the criterion again, since not all engines recheck it."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
     for some in adapter.batches(spec, identities):
@@ -166,7 +167,7 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
 
 
 def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: int) -> list[Any]:
-    """The instances know that they are claimed."""
+    """Register the claims of ``messages`` with the session, and return ``messages``."""
     attempt = spec.attributes["attempt"]
     claims = [Claim(type(each), spec.identity_of(each), getattr(each, attempt), token) for each in messages]
     ledger_of(session).remember(

@@ -1,4 +1,4 @@
-"""What comes before what: statements about the place of a message among those of its key."""
+"""Statements about the order of the messages of a key."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Head(NamedTuple):
 
 
 def is_first(spec: QueueSpec) -> Criterion:
-    """No earlier message of the same key is unfinished.  Of those without a key each is the first."""
+    """Return the criterion that no earlier message of the same key is unfinished; true for messages without a key."""
     return _nothing_before(spec, spec["message_key"], spec.primary_key)
 
 
 def first_of(pick: Pick, near: int | None) -> Select[Any]:
-    """The key and the primary key of those that ``pick`` takes and that are the first of their key.
+    """Return a SELECT of message key and primary key of the messages in ``pick`` that are the first of their key.
 
-    Only the first ``near`` of them are looked at, if it is given: with many of one key, each but one would be in vain.
+    If ``near`` is given, only the first ``near`` messages are searched: of many with one key, only one can be found.
     """
     spec = pick.spec
     if near is None:
@@ -42,7 +42,7 @@ def first_of(pick: Pick, near: int | None) -> Select[Any]:
 
 
 def _nothing_before(spec: QueueSpec, message_key: ColumnElement[Any], key: Sequence[ColumnElement[Any]]) -> Criterion:
-    # by a value and not by NOT EXISTS, of which engines make a join: with many messages of one key, of all with all
+    # a scalar subquery, since engines turn NOT EXISTS into a join, which pairs all messages of a key with each other
     earlier = spec.table.alias("earlier")
     finished_at, columns = earlier.c[spec["finished_at"].name], [earlier.c[each.name] for each in spec.primary_key]
     conditions = (earlier.c[spec["message_key"].name] == message_key, finished_at.is_(None), _precedes(columns, key))
@@ -51,7 +51,7 @@ def _nothing_before(spec: QueueSpec, message_key: ColumnElement[Any], key: Seque
 
 
 def followers_of(spec: QueueSpec, heads: Mapping[int, Head], share: int) -> Select[Any] | CompoundSelect[Any]:
-    """By the number of each head: up to ``share`` unfinished messages of its key after it, in order."""
+    """Return a SELECT of up to ``share`` unfinished messages after each head in its key, in order, by its number."""
     key = [f"key_{n}" for n, _ in enumerate(spec.primary_key)]
     branches = [_after(spec, number, head, key, share) for number, head in heads.items()]
     return union_all(*(select(*branch.c) for branch in branches)).order_by("head", *key)
@@ -73,7 +73,7 @@ def _after(spec: QueueSpec, number: int, head: Head, key: Sequence[str], share: 
 
 
 def _precedes(earlier: Sequence[Any], later: Sequence[ColumnElement[Any]]) -> Criterion:
-    """Column by column: not every engine compares rows."""
+    """Return the comparison column by column, since not every engine compares rows."""
     (first, *rest_of_first), (second, *rest_of_second) = earlier, later
     after: Criterion = second > first
     if not rest_of_second:

@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 
 class Relay(Worker):
-    """Publishes the messages of an outbox, until it is stopped.  Survives outages of the database and of the broker.
+    """Publishes the messages of an outbox until it is stopped.  Survives outages of the database and of the broker.
 
-    ``publish`` is a function, called in a thread, or a coroutine function.  It is given up to ``batch`` messages, those
-    of a key one after the other in its order, and returns when all of them are taken over.  Then they are completed, in
-    one transaction.  They are detached, their columns are loaded; ``message.id`` is for consumers to know by which
-    messages they have had.
+    ``publish`` is a function, called in a thread, or a coroutine function.  It takes a list of up to ``batch``
+    messages, those of a key together and in order, and returns when the broker has accepted all of them.  They are
+    then completed, in one transaction.  The messages are detached, with their columns loaded; consumers can use
+    ``message.id`` to recognize messages that they have already received.
 
-    *At least once*: a message that was published and not completed, for a crash or a lease that ended, is published
-    again, with the same primary key.
+    *At least once*: a message that was published but not completed, because of a crash or an expired lease, is
+    published again, with the same primary key.
 
-    *In order*: each call is given, of a key, a run without gaps from the first message that was not completed.  So with
-    any number of relays, and whatever befalls them, nobody publishes a message before all earlier ones of its key were
-    published at least once.  Consumers that drop what they have had see them in order.  What that asks of ``publish``:
-    it keeps the order it is given, and publishes no more of a key after a message that was not taken over.
+    *In order*: each call gets, for each of its keys, a run without gaps from the first message that is not completed.
+    So with any number of relays, and through any failures, no message is published before all earlier ones of its key
+    were published at least once.  Consumers that drop repeated messages see them in order.  For this, ``publish`` must
+    keep the given order, and publish no more messages of a key after one that the broker has not accepted.
 
-    An exception means that not all were published.  The messages are then published one by one, in calls of their own.
-    One that fails is retried after the model's backoff, and holds back those after it in its key, but no others;
-    :class:`.Retry`, :class:`.Snooze`, :class:`.Discard` and :class:`.Cancel` are known.  What is discarded or cancelled
-    holds back nothing any more.
+    An exception means that not all messages were published.  They are then published one by one, in separate calls.
+    A message that fails is retried after the model's backoff, and holds back the later ones of its key, but no others;
+    ``publish`` may raise :class:`.Retry`, :class:`.Snooze`, :class:`.Discard` and :class:`.Cancel`.  Discarded and
+    cancelled messages hold back nothing.
 
-    ``lease``: the model's if not given; it is extended while the relay lives.  After that time, others go on with the
-    keys of one that was killed.  ``name``, ``poll``, ``grace``, ``notify``: see :class:`.Worker`, which it is: it is
-    run by :meth:`run`, :meth:`serve` and ``sqlqueue work``, and may have handlers too.
+    ``lease``: by default the model's; it is extended while the relay lives.  When the lease of a killed relay expires,
+    others continue with its keys.  ``name``, ``poll``, ``grace``, ``notify``: see :class:`.Worker`.  A relay is a
+    worker: it is run by :meth:`run`, :meth:`serve` and ``sqlqueue work``, and may have handlers too.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Relay(Worker):
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self.reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
         self._entity = entity
-        self.handlers.append(self._outbox)  # for whoever takes it for a plain handler, such as sqlqueue.testing
+        self.handlers.append(self._outbox)  # for code that treats it as a plain handler, such as sqlqueue.testing
 
     def relay_once(self) -> int:
-        """Publish one batch, in the calling thread; how many messages were published.
+        """Publish one batch in the calling thread, and return how many messages were published.
 
-        For tests and cron jobs: ``while relay.relay_once(): pass``.  What fails is recorded and logged, as by
-        :meth:`run`; an error of the database is raised.  The lease is not extended meanwhile.
+        For tests and cron jobs: ``while relay.relay_once(): pass``.  Failures of ``publish`` are recorded and logged,
+        as by :meth:`run`; database errors are raised.  The lease is not extended meanwhile.
         """
         return asyncio.run(self._relay_once())
 
     async def serve_once(self) -> int:
-        """:meth:`relay_once` in an application's own event loop."""
+        """Publish one batch like :meth:`relay_once`, in the running event loop of the application."""
         handler, outcomes = self._outbox, dict[Job, Outcome]()
         claim = partial(
             claim_messages,
@@ -129,11 +129,11 @@ class Relay(Worker):
 
 
 def _one(publish: Callable[[list[M]], Any]) -> Callable[[M], object]:
-    """As a handler of single messages."""
+    """Return ``publish`` as a handler of single messages."""
     try:
         inspect.signature(publish).bind(())
     except TypeError as error:
-        raise ArgumentError(f"publish={publish!r}: a function of one argument, the messages, is needed") from error
+        raise ArgumentError(f"publish={publish!r}: give a function of one argument, the list of messages") from error
 
     async def publish_one_async(message: M) -> None:
         await publish([message])

@@ -1,5 +1,5 @@
-"""What a queue is, as values: its options, states, schedules, retries and findings, and the spec that a model's class
-definition becomes.
+"""The values that describe a queue: its options, states, schedules, retries and findings, and the spec made from a
+model's class definition.
 
 Nothing here builds or sends SQL.
 """

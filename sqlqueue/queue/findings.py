@@ -1,4 +1,4 @@
-"""What a check of a live database has found."""
+"""The findings of a check of a live database."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from .spec import QueueSpec
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
     """The queue cannot work, or would be wrong."""
     WARNING = "warning"
-    """It works, and something that was asked for could fail or be slow."""
+    """The queue works, but something may fail or be slow."""
     NOTE = "note"
-    """Nothing is wrong; worth knowing."""
+    """Nothing is wrong; for information."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or worth knowing, and what to do about it."""
+    """A problem or a piece of information, and what to do about it."""
 
     severity: Severity
     """How bad it is."""
     code: str
-    """What kind of finding it is, for programs: ``"missing-index"``.  Does not change between versions."""
+    """The kind of finding, for programs: ``"missing-index"``.  Does not change between versions."""
     message: str
-    """What is wrong, for people."""
+    """The problem, for people."""
     fix: str
-    """What to do."""
+    """The action that fixes it."""
     model: type[Any] | None = None
-    """The queue; ``None`` where it is about the server or the connection."""
+    """The queue's model; ``None`` if the finding is about the server or the connection."""
     table: str | None = None
     """The table's name, with its schema if it has one."""
 
     @classmethod
     def of(cls, spec: QueueSpec, severity: Severity, code: str, message: str, fix: str) -> Self:
-        """A finding about one queue."""
+        """Return a finding about one queue."""
         table = spec.table.fullname
         return cls(severity=severity, code=code, message=message, fix=fix, model=spec.entity, table=table)

@@ -1,4 +1,4 @@
-"""What a model says of its queue, in one value."""
+"""The options of a queue, which its model declares."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ from .schedules import Missed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Read once, when the class is made: ``__queue__ = QueueOptions(...)``.
+    """The options of a queue, read once when its class is defined: ``__queue__ = QueueOptions(...)``.
 
     ``lease``
-        How long a claim holds its row unless the call says otherwise.
+        How long a claim holds its row, unless the call gives another lease.
     ``max_attempts``
-        After so many claims a failing or crashing task is discarded.  Each row has its own, which is this for all that
-        is enqueued here.  Rows that other programs insert get the default of the column, which a migration sets.
+        The number of claims after which a failing or crashing task is discarded.  It is stored in each row; rows that
+        other programs insert get the default of the column, which a migration sets.
     ``retry``
         The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
         :class:`.LinearBackoff`; or :class:`.RetryByError`.
     ``on_complete``
         ``"keep"`` the completed row, or ``"delete"`` it.
     ``retention``
-        What ``prune``, and so each worker, deletes by itself: rows that the queue finished longer ago than this, but
-        none that were in the table before it became a queue.  An index finds them, also for :func:`.timeline`.
-        ``None``: ``prune`` must be told, and workers delete nothing.
+        The age at which ``prune``, and so each worker, deletes rows that the queue has finished, but no rows from
+        before the table became a queue.  Adds an index for this, which :func:`.timeline` uses too.  ``None``:
+        ``prune`` must be given an age, and workers delete nothing.
     ``discarded_retention``
-        The same for dead letters, where they are to stay longer (or less long).  ``None``: as ``retention`` says.
+        The same for dead letters, if it differs.  ``None``: the ``retention``.
     ``notify``
-        Whether a transaction that enqueues sends a notification, where the engine has them (PostgreSQL), by which
-        workers elsewhere need not wait until they next look.  One for each transaction and queue, at its commit.
+        Whether a transaction that enqueues sends a notification, if the engine has them (PostgreSQL), so that workers
+        of other processes need not wait for their next poll.  One for each transaction and queue, at its commit.
     ``order_by``
-        The order of the claim among ready rows, where it is not ``priority``, ``available_at``: names of attributes, or
-        ``sqlalchemy.desc("name")``.  The primary key is always added.  The claim index follows it.
+        The claim order among ready rows, by default ``priority``, ``available_at``: attribute names, or
+        ``sqlalchemy.desc("name")``.  The primary key is always added.  The claim index has the same order.
     ``partitions``
-        Attributes by which claims are divided, such as the type of a message: a claim that fixes one by an equality
-        has an index of its own, as one by ``topic`` has.
+        Attributes that divide the queue, such as the type of a message: claims with an equality criterion on one have
+        an index of their own, as claims by ``topic`` do.
     ``stages``
-        The names of the stages of a :class:`.StageMixin`, in the order in which a task goes through them.
+        The names of the stages of a :class:`.StageMixin`, in order.
     ``missed``
-        What becomes of runs of a :class:`.RecurringMixin` whose time has passed while nobody could run them: all are
-        made up for by ``"once"``, or each (``"all"``), or none (``"skip"``).
+        How a :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by one run
+        (``"once"``), by all (``"all"``), or not at all (``"skip"``).
     ``slots``, ``limit``
         For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once.
-        ``limit`` is the initial limit of a new key; later use :func:`.set_limit`.
+        ``limit`` is the initial limit of a new key; change it by :func:`.set_limit`.
     ``columns``
-        New names for columns of the mixin whose own are taken, ``{"status": "queue_status"}``.
+        New names for columns of the mixin whose names are taken, ``{"status": "queue_status"}``.
+
+    Raises :class:`.ArgumentError` for values of the wrong type or range.
     """
 
     lease: timedelta = timedelta(minutes=5)
@@ -75,31 +77,31 @@ class QueueOptions:
         duration("lease", self.lease)
         count("max_attempts", self.max_attempts)
         if not callable(self.retry):
-            raise ArgumentError(f"retry={self.retry!r}: a callable from the attempt to a timedelta is needed")
+            raise ArgumentError(f"retry={self.retry!r}: give a callable from the attempt to a timedelta")
         if self.on_complete not in ("keep", "delete"):
-            raise ArgumentError(f"on_complete={self.on_complete!r}: 'keep' or 'delete'")
+            raise ArgumentError(f"on_complete={self.on_complete!r}: give 'keep' or 'delete'")
         for name in ("retention", "discarded_retention"):
             if getattr(self, name) is not None:
                 duration(name, getattr(self, name), zero=True)
         if not isinstance(self.columns, Mapping):
-            raise ArgumentError(f"columns={self.columns!r}: a mapping is needed, as in {{'status': 'queue_status'}}")
+            raise ArgumentError(f"columns={self.columns!r}: give a mapping, as in {{'status': 'queue_status'}}")
         for name in ("order_by", "partitions", "stages"):
             if not isinstance(getattr(self, name), tuple):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: a tuple of names is needed")
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: give a tuple of names")
         _check_names("partitions", self.partitions)
         _check_names("stages", self.stages)
         for stage in self.stages:
             key("stages", stage)
         if self.missed not in get_args(Missed):
-            raise ArgumentError(f"missed={self.missed!r}: one of {', '.join(get_args(Missed))}")
+            raise ArgumentError(f"missed={self.missed!r}: give one of {', '.join(get_args(Missed))}")
         count("limit", self.limit)
 
     @property
     def prunes(self) -> bool:
-        """Whether ``prune`` knows what to remove without being told."""
+        """Whether ``prune`` may be called without an age."""
         return self.retention is not None or self.discarded_retention is not None
 
 
 def _check_names(option: str, names: tuple[object, ...]) -> None:
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ArgumentError(f"{option}={names!r}: names are needed, each once")
+        raise ArgumentError(f"{option}={names!r}: give names, each only once")

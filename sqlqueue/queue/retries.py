@@ -1,4 +1,4 @@
-"""When a failed task is tried again."""
+"""Retry policies: the delay before a failed task is retried."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from .._support.exc import ArgumentError
 
 
 class RetryPolicy(Protocol):
-    """Anything that says how long to wait after the given attempt (1 for the first) has failed."""
+    """A callable that returns the delay after the given attempt (1 for the first) has failed."""
 
     def __call__(self, attempt: int, /) -> timedelta: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantBackoff:
-    """Always ``delay``, give or take the share ``jitter`` of it."""
+    """A retry policy with a constant ``delay``, varied by up to ``jitter``, a fraction of it.
+
+    Raises :class:`.ArgumentError` for values out of range.
+    """
 
     delay: timedelta = timedelta(minutes=1)
     jitter: float = 0.1
@@ -37,7 +40,10 @@ class ConstantBackoff:
 
 @dataclass(frozen=True, slots=True)
 class LinearBackoff:
-    """``step * attempt``, at most ``cap``, give or take the share ``jitter`` of it."""
+    """A retry policy with the delay ``step * attempt``, at most ``cap``, varied by up to ``jitter``, a fraction of it.
+
+    Raises :class:`.ArgumentError` for values out of range.
+    """
 
     step: timedelta = timedelta(minutes=5)
     """The delay after the first attempt, and what each further one adds."""
@@ -55,7 +61,10 @@ class LinearBackoff:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """``base * factor ** (attempt - 1)``, at most ``cap``, give or take the share ``jitter`` of it."""
+    """A retry policy with the delay ``base * factor ** (attempt - 1)``, at most ``cap``.
+
+    It is varied by up to ``jitter``, a fraction of it.  Raises :class:`.ArgumentError` for values out of range.
+    """
 
     base: timedelta = timedelta(seconds=15)
     """The delay after the first attempt."""
@@ -69,24 +78,25 @@ class ExponentialBackoff:
         duration("cap", self.cap, zero=True)
         _share(self, self.jitter)
         if not 1 <= self.factor < math.inf:
-            raise ArgumentError(f"{self!r}: factor is at least 1, and finite")
+            raise ArgumentError(f"{self!r}: give a finite factor of at least 1")
 
     def __call__(self, attempt: int, /) -> timedelta:
         seconds = self.cap.total_seconds()
-        with suppress(OverflowError):  # the cap it is, then
+        with suppress(OverflowError):  # then the cap applies
             seconds = min(seconds, self.base.total_seconds() * self.factor ** (attempt - 1))
         return _about(seconds, self.jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryByError:
-    """A policy for each class of exceptions, the nearest class of the error's own; ``None``: discard at once.
+    """A retry policy by class of exception; the most specific class applies, and ``None`` discards at once.
 
     ::
 
         retry=RetryByError({RateLimited: LinearBackoff(), ValueError: None})
 
-    What is in no such class, and what fails with a mere text, goes by ``otherwise``.
+    ``otherwise`` applies to other errors, and to failures recorded by a text.  Raises :class:`.ArgumentError` for keys
+    that are not exception classes and values that are not policies.
     """
 
     policies: Mapping[type[BaseException], RetryPolicy | None]
@@ -95,12 +105,12 @@ class RetryByError:
 
     def __post_init__(self) -> None:
         if not isinstance(self.policies, Mapping):
-            raise ArgumentError(f"{self.policies!r}: a mapping is needed, as in {{ValueError: None}}")
+            raise ArgumentError(f"{self.policies!r}: give a mapping, as in {{ValueError: None}}")
         if not callable(self.otherwise):
-            raise ArgumentError(f"otherwise={self.otherwise!r}: a retry policy is needed")
+            raise ArgumentError(f"otherwise={self.otherwise!r}: give a retry policy")
         for error, policy in self.policies.items():
             if not (isinstance(error, type) and issubclass(error, BaseException)):
-                raise ArgumentError(f"{error!r} is not a class of exceptions")
+                raise ArgumentError(f"{error!r} is not an exception class")
             if policy is not None and not callable(policy):
                 raise ArgumentError(f"{error.__name__}: {policy!r} is neither a retry policy nor None")
 
@@ -108,13 +118,13 @@ class RetryByError:
         return self.otherwise(attempt)
 
     def of(self, cause: type[BaseException]) -> RetryPolicy | None:
-        """The policy for errors of this class."""
+        """Return the policy for errors of class ``cause``; ``None``: discard."""
         nearest = (each for each in cause.__mro__ if each in self.policies)
         return next((self.policies[each] for each in nearest), self.otherwise)
 
 
 def policy_for(policy: RetryPolicy, cause: type[BaseException] | None) -> RetryPolicy | None:
-    """What ``policy`` says of an error of this class, or of none; ``None``: not to be tried again."""
+    """Return the part of ``policy`` for errors of class ``cause``, or for failures without one; ``None``: discard."""
     return policy.of(cause) if cause is not None and isinstance(policy, RetryByError) else policy
 
 
@@ -124,4 +134,4 @@ def _about(seconds: float, jitter: float) -> timedelta:
 
 def _share(policy: RetryPolicy, jitter: float) -> None:
     if not 0 <= jitter <= 1:
-        raise ArgumentError(f"{policy!r}: jitter is from 0 to 1")
+        raise ArgumentError(f"{policy!r}: give a jitter from 0 to 1")

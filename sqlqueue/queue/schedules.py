@@ -1,4 +1,4 @@
-"""When a recurring task is due: intervals and cron expressions, as they are stored."""
+"""Schedules of recurring tasks: intervals and cron expressions, and their stored text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _SHORTEST = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An interval, at least a second.  Stored as an ISO 8601 duration: ``str(Every(timedelta(hours=1)))``."""
+    """A schedule with a fixed interval of at least a second; :class:`.ArgumentError` for other intervals.
+
+    Stored as an ISO 8601 duration: ``str(Every(timedelta(hours=1)))``.
+    """
 
     interval: timedelta
     """The time from one run to the next."""
@@ -38,21 +41,21 @@ class Every:
         return f"P{self.interval.days}DT{seconds}S" if self.interval.days else f"PT{seconds}S"
 
     def after(self, moment: datetime) -> datetime:
-        """The planned time that follows the planned time ``moment``."""
+        """Return the planned time that follows the planned time ``moment``."""
         return moment + self.interval
 
     def first_after(self, planned: datetime, now: datetime) -> datetime:
-        """Of the times planned after ``planned``, the first that is later than ``now``."""
+        """Return the first of the times planned after ``planned`` that is later than ``now``."""
         periods = max((now - planned) // self.interval, 0) + 1
         return planned + periods * self.interval
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression of five fields, in a time zone.  Stored as both: ``"0 3 * * * Europe/Berlin"``.
+    """A schedule by a cron expression of five fields, in a time zone.  Stored as ``"0 3 * * * Europe/Berlin"``.
 
-    Needs ``sqlalchemy-queue[cron]``.  In the hour that a change of the clocks leaves out, a fixed time runs right
-    after it; in the hour that comes twice, it runs once.
+    Needs ``sqlalchemy-queue[cron]``.  A fixed time within the hour that daylight saving time skips runs right after
+    it; within the repeated hour, it runs once.  Raises :class:`.ArgumentError` for bad expressions and time zones.
     """
 
     expression: str
@@ -67,15 +70,15 @@ class Cron:
         return f"{self.expression} {self.timezone}"
 
     def after(self, moment: datetime) -> datetime:
-        """The first planned time later than ``moment``; both in UTC."""
+        """Return the first planned time later than ``moment``; both in UTC."""
         try:
             from cronsim import CronSim, CronSimError  # noqa: PLC0415
         except ImportError as error:
-            raise ArgumentError("cron expressions take cronsim: pip install 'sqlalchemy-queue[cron]'") from error
+            raise ArgumentError("cron expressions need cronsim: pip install 'sqlalchemy-queue[cron]'") from error
         zone = _zone(self.timezone)
         try:
             times = CronSim(self.expression, moment.astimezone(zone))
-            # in the hour that comes twice it goes by the clock on the wall, and begins with what is past already
+            # in the repeated hour it uses local time, and starts with times that have passed
             return next(time for time in (each.astimezone(UTC) for each in times) if time > moment)
         except (CronSimError, ValueError, TypeError, AttributeError) as error:
             raise ArgumentError(
@@ -84,7 +87,7 @@ class Cron:
             ) from error
         except StopIteration:
             raise ArgumentError(
-                f"the cron expression {self.expression!r} never comes due: there is no such date"
+                f"the cron expression {self.expression!r} is never due: there is no such date"
             ) from None
 
     def first_after(self, planned: datetime, now: datetime) -> datetime:
@@ -96,7 +99,7 @@ Schedule: TypeAlias = Every | Cron
 
 
 def parse(schedule: Schedule | str) -> Schedule:
-    """Return the schedule that a text stands for; raises :class:`.ArgumentError` if it stands for none."""
+    """Return the schedule of a stored text, or ``schedule`` itself; :class:`.ArgumentError` for anything else."""
     if isinstance(schedule, (Every, Cron)):
         return schedule
     if isinstance(schedule, str):
@@ -124,13 +127,13 @@ def _parse(text: str) -> Schedule:
 
 
 def text_of(schedule: Schedule | str) -> str:
-    """Return the text that is stored for a schedule; raises :class:`.ArgumentError` for what is not one."""
+    """Return the stored text of a schedule; :class:`.ArgumentError` if it is not one."""
     parse(schedule)
     return str(schedule)
 
 
 def is_same(stored: str, declared: str) -> bool:
-    """Tell whether two stored schedules mean the same, however they are spelled."""
+    """Return whether two stored schedules are equal, even if spelled differently."""
     try:
         return parse(stored) == parse(declared)
     except ArgumentError:  # other programs may have stored anything
@@ -147,14 +150,14 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def next_run(text: str, planned: datetime, now: datetime, *, drift: bool, missed: Missed) -> datetime:
-    """When the run after the one that was planned for ``planned`` and ends ``now`` is due."""
+    """Return the due time of the run after the one that was planned for ``planned`` and ends ``now``."""
     schedule = parse(text)
     if drift and isinstance(schedule, Every):
         return schedule.after(now)
-    planned = min(planned, now)  # other programs insert by a clock that may be ahead
+    planned = min(planned, now)  # the clocks of other programs that insert may be ahead
     return schedule.after(planned) if missed == "all" else schedule.first_after(planned, now)
 
 
 def is_missed(text: str, planned: datetime, now: datetime) -> bool:
-    """Whether, of what was planned for ``planned``, the next time has come as well."""
+    """Return whether the time after ``planned`` has been reached as well."""
     return parse(text).after(planned) <= now

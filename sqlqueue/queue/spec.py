@@ -1,4 +1,4 @@
-"""What a model's queue is: the one value that everything behind the class definition reads."""
+"""The spec of a model's queue: the value made from the class definition that all operations read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUEUE_ROLES = (
 
 Criterion: TypeAlias = ColumnElement[bool]
 Where: TypeAlias = ColumnElement[bool] | SQLCoreOperations[bool]
-"""What a caller gives as a criterion: an expression, or an attribute that is one."""
+"""A criterion as callers give it: an expression or an attribute."""
 Identity: TypeAlias = tuple[Any, ...]
 
 
@@ -47,24 +47,26 @@ class Ordering:
     descending: bool = False
 
     def over(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return the same term for another column."""
         return column.desc() if self.descending else column
 
     @property
     def expression(self) -> ColumnElement[Any]:
+        """The ORDER BY expression."""
         return self.over(self.column)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QueueSpec:
-    """A queue: its table, its columns by role, its options.  One for each mapped class."""
+    """The description of a queue: its table, columns by role, and options.  One for each mapped class."""
 
     entity: type[Any]
     mapper: Mapper[Any]
     table: Table
     attributes: dict[str, str]
-    """role -> attribute of the model"""
+    """Attributes of the model, by role."""
     columns: dict[str, Column[Any]]
-    """role -> column of the table"""
+    """Columns of the table, by role."""
     primary_key: tuple[Column[Any], ...]
     options: QueueOptions
     divided_by: tuple[str, ...]
@@ -75,45 +77,45 @@ class QueueSpec:
 
     @cached_property
     def made(self) -> Memo:
-        """Statements about rows of this queue that are named by parameters."""
+        """The cache of statements about this queue whose rows are parameters."""
         return Memo()
 
     @cached_property
     def bind_arguments(self) -> dict[str, Any]:
-        """By these a session finds its engine.  All goes where writes go, also what only reads, or locks."""
+        """The bind arguments by which a session finds the engine.  Reads and locks use the engine of writes too."""
         return {"mapper": self.mapper, "clause": update(self.table)}
 
     @cached_property
     def selecting(self) -> Select[Any]:
-        """What the ORM executes to load instances, as far as a session looks at it."""
+        """The statement by which the ORM loads instances, for ``get_bind``."""
         return select(self.entity)
 
     @cached_property
     def partitions(self) -> tuple[Column[Any], ...]:
-        """Columns that divide the queue: a claim that fixes one gets an index that starts with it, the first's."""
+        """The columns that divide the queue.  A claim with an equality on some uses the index of the first of them."""
         named = (self.mapper.columns[name] for name in self.options.partitions)
         return (*(self.columns[role] for role in self.divided_by), *named)
 
     @cached_property
     def column_names(self) -> dict[str, str]:
-        """attribute of the model -> name of its column"""
+        """Column names, by attribute of the model."""
         return {prop.key: getattr(prop.columns[0], "name", prop.key) for prop in self.mapper.column_attrs}
 
     @cached_property
     def key_parts(self) -> tuple[str, ...]:
-        """The attributes of a primary key of several columns."""
+        """The attributes of a primary key of several columns; empty for a single column."""
         columns = self.primary_key if len(self.primary_key) > 1 else ()
         return tuple(self.mapper.get_property_by_column(column).key for column in columns)
 
     @cached_property
     def unnumbered(self) -> tuple[Column[Any], ...]:
-        """Integer keys that are left to the server without a word of how it is to make them."""
+        """The integer keys without a default, for which not all servers generate values."""
         keys = (table.autoincrement_column for table in self.mapper.tables if isinstance(table, Table))
         return tuple(key for key in keys if key is not None and key.default is None and key.server_default is None)
 
     @cached_property
     def ready_order(self) -> tuple[Ordering, ...]:
-        """The order among available rows."""
+        """The claim order among available rows."""
         if not self.options.order_by:
             return (*(Ordering(self[role]) for role in ("priority", "available_at")), *self._key_order)
         terms = tuple(self._declared(term) for term in self.options.order_by)
@@ -122,7 +124,7 @@ class QueueSpec:
 
     @cached_property
     def due_order(self) -> tuple[Ordering, ...]:
-        """The order among due rows.  ``finished_at`` is NULL in all of them, and leads because their index does."""
+        """The claim order among due rows.  ``finished_at``, NULL in all of them, comes first, as in their index."""
         return (*(Ordering(self[role]) for role in ("finished_at", "available_at")), *self._key_order)
 
     @property
@@ -132,7 +134,7 @@ class QueueSpec:
     def _declared(self, term: str | ColumnElement[Any]) -> Ordering:
         if isinstance(term, UnaryExpression) and isinstance(term.element, UnaryExpression):
             raise ConfigurationError(
-                f"{self.entity.__name__}: order_by={term}: ascending or descending, no other modifier",
+                f"{self.entity.__name__}: order_by={term}: give asc() or desc() without further modifiers",
                 model=self.entity,
             )
         descending = isinstance(term, UnaryExpression) and term.modifier is operators.desc_op
@@ -141,14 +143,14 @@ class QueueSpec:
         if column is None or column.table is not self.table:
             raise ConfigurationError(
                 f"{self.entity.__name__}: order_by names {name!r}, which is not a column of {self.table.name};"
-                " give names of its attributes, or sqlalchemy.desc('name')",
+                " give attribute names, or sqlalchemy.desc('name')",
                 model=self.entity,
             )
         return Ordering(column, descending)
 
     @property
     def inherited(self) -> Criterion | None:
-        """What tells the rows of this class from those of others in the same table."""
+        """The criterion for the rows of this class in a table shared with others; ``None`` if it selects all rows."""
         if self.mapper.inherits is None or self.mapper.polymorphic_on is None or self._is_root:
             return None
         identities = [m.polymorphic_identity for m in self.mapper.self_and_descendants]
@@ -161,12 +163,12 @@ class QueueSpec:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether one row of the table, as RETURNING gives it, is all that makes an instance."""
+        """Whether an instance can be made from a row of the table alone, as RETURNING gives it."""
         return self._has_one_table and all(relationship.lazy in _LAZY for relationship in self.mapper.relationships)
 
     @property
     def _has_one_table(self) -> bool:
-        """Whether all attributes are columns of the table, and all of its rows are of this class."""
+        """Whether all attributes are columns of the table, and all its rows belong to this class."""
         mapper = self.mapper
         return (
             mapper.inherits is None
@@ -176,18 +178,22 @@ class QueueSpec:
 
     @cached_property
     def takes_rows(self) -> bool:
-        """Whether the ORM would insert the values of a new row and nothing else, and all into this table."""
+        """Whether an insert by the ORM writes only the values of the new row, and only into this table."""
         return self._has_one_table and self.mapper.version_id_col is None
 
     def index_name(self, kind: str, partition: Sequence[Column[Any]] = ()) -> str:
-        """``ix_<table>[_<partition>]_claim`` or ``..._due``."""
+        """Return the name of an index: ``ix_<table>[_<partition>]_claim``, ``..._due`` and so on."""
         return index_name(self.table.name, kind, [column.name for column in partition])
 
     def key(self, identity: Identity) -> Criterion:
+        """Return the criterion for the row with this primary key."""
         return and_(*(column == value for column, value in zip(self.primary_key, identity, strict=True)))
 
     def identity_of(self, task: object) -> Identity:
-        """The primary key of an instance, in the order of ``primary_key``, without touching the database."""
+        """Return the primary key of an instance, in the order of ``primary_key``, without a query.
+
+        Raises :class:`.ArgumentError` for an instance that was never stored.
+        """
         identity = instance_state(task).key
         if identity is None:
             raise ArgumentError(f"{task!r} has no identity: it was never stored")
@@ -195,7 +201,8 @@ class QueueSpec:
 
 
 def index_name(table: str, kind: str, partition: Sequence[str] = ()) -> str:
-    # hints and drivers take a percent sign for the mark of a parameter, and a backtick is not read back from MySQL
+    """Return the name of a queue's index, shortened with a hash if it is too long for some engine."""
+    # hints and drivers read a percent sign as a parameter marker, and MySQL does not reflect backticks correctly
     name = "_".join(("ix", table, *partition, kind)).replace("%", "_").replace("`", "_")
     encoded = name.encode()
     if len(encoded) <= _LONGEST_NAME:
@@ -205,22 +212,22 @@ def index_name(table: str, kind: str, partition: Sequence[str] = ()) -> str:
 
 
 _LONGEST_NAME = 60
-"""Names of indexes stay, in bytes, within what the strictest engine allows (PostgreSQL: 63)."""
+"""Maximum bytes of index names, within the limit of the strictest engine (PostgreSQL: 63)."""
 
 _LAZY = frozenset({"select", True, "raise", "raise_on_sql", "noload", "write_only", "dynamic"})
 
 
 def spec_of(entity: object) -> QueueSpec:
-    """The queue of a model; :class:`.ArgumentError` if it is none."""
+    """Return the spec of a queue model; :class:`.ArgumentError` for anything else."""
     spec = entity.__dict__.get("__queue_spec__") if isinstance(entity, type) else None
     if isinstance(spec, QueueSpec):
         return spec
     name = entity.__name__ if isinstance(entity, type) else repr(entity)
-    raise ArgumentError(f"{name} is not a queue model: a mapped class is needed that derives from sqlqueue.QueueMixin")
+    raise ArgumentError(f"{name} is not a queue model: give a mapped class that derives from sqlqueue.QueueMixin")
 
 
 def conjuncts(criteria: Iterable[Criterion]) -> Sequence[Criterion]:
-    """The terms of ``criteria``, all of which must hold."""
+    """Return the terms of ``criteria`` with nested ANDs flattened."""
     terms: list[Criterion] = []
     for criterion in criteria:
         if getattr(criterion, "operator", None) is operators.and_:

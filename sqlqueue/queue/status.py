@@ -6,26 +6,26 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What a row is; stored as this short string.  ``available_at`` says since or until when."""
+    """The state of a task, stored as this short string.  ``available_at`` says since or until when it applies."""
 
     AVAILABLE = "available"
     """May be claimed now."""
     SCHEDULED = "scheduled"
-    """Not before ``available_at``."""
+    """May be claimed from ``available_at`` on."""
     RETRYABLE = "retryable"
-    """Failed; is tried again at ``available_at``."""
+    """Failed; may be claimed again from ``available_at`` on."""
     RUNNING = "running"
-    """Claimed; the lease ends at ``available_at``, and then it may be claimed again."""
+    """Claimed; the lease expires at ``available_at``, and then it may be claimed again."""
     COMPLETED = "completed"
     """Final: done."""
     CANCELLED = "cancelled"
     """Final: no longer wanted."""
     DISCARDED = "discarded"
-    """Final: given up.  The dead letters."""
+    """Final: given up, a dead letter."""
 
 
 DUE = (Status.SCHEDULED, Status.RETRYABLE, Status.RUNNING)
 """States that become claimable when ``available_at`` is reached."""
 
 FINAL = (Status.COMPLETED, Status.CANCELLED, Status.DISCARDED)
-"""States that end a task's life."""
+"""The final states of a task."""

@@ -1,4 +1,4 @@
-"""An asynchronous scheduler for SQL in the database: tasks whose work is a statement that their row holds."""
+"""An asynchronous scheduler for SQL in the database: tasks that consist of an SQL statement stored in a row."""
 
 from .config import SQLTaskDatabase, read_config
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models, sql_task_options

@@ -1,4 +1,4 @@
-"""Which databases a scheduler serves, and how."""
+"""The configuration of a scheduler: its databases and their settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ _DURATIONS = ("poll", "timeout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SQLTaskDatabase:
-    """One database whose SQL tasks are to be executed.
+    """One database whose SQL tasks a scheduler executes.
 
-    ``url``: where the tasks are; ``schemas``: in which schemas, that of the connection if none is given; ``table``:
-    by which name; ``create``: whether to create the tables where they are missing.
-    ``execute_url``: as whom requests are executed that name nobody, ``url`` if not given; ``users``: URLs by the names
-    that ``run_as`` may have.  Whoever may insert a row chooses among these.
-    ``queues``: how many tasks of a queue run at once, one if it is not named.
-    ``concurrency``: how many tasks of a schema run at once, whatever their queues.
-    ``poll``: the longest time between two looks for work; ``timeout``: the longest time of a request;
-    ``response_limit``: the size of a response in characters; rows beyond it are read, one at a time, and left out.
+    ``url``: the database of the tasks; ``schemas``: their schemas, by default that of the connection; ``table``: the
+    name of their table; ``create``: whether to create missing tables.
+    ``execute_url``: the user and database of requests without ``run_as``, by default ``url``; ``users``: URLs by the
+    names that ``run_as`` may have.  Anyone who may insert a row chooses among these.
+    ``queues``: how many tasks of a queue run at once, by name; one for other queues.
+    ``concurrency``: how many tasks of a schema run at once, across its queues.
+    ``poll``: the longest time between two queries for work; ``timeout``: the longest time of a request;
+    ``response_limit``: the maximum size of a response in characters; rows beyond it are read, one at a time, and
+    left out.
+
+    Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive.
     """
 
     url: str
@@ -49,9 +52,9 @@ class SQLTaskDatabase:
 
 
 def read_config(path: str | Path) -> list[SQLTaskDatabase]:
-    """The databases of a TOML file, each a table ``[[database]]`` with what :class:`SQLTaskDatabase` has.
+    """Read a TOML file and return its databases: tables ``[[database]]`` with the fields of :class:`SQLTaskDatabase`.
 
-    Durations are numbers of seconds.  :class:`.ArgumentError` says what is wrong with the file.
+    Durations are numbers of seconds.  Raises :class:`.ArgumentError`, which names the problem, for an unusable file.
     """
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -59,7 +62,7 @@ def read_config(path: str | Path) -> list[SQLTaskDatabase]:
         raise ArgumentError(f"{path}: {error}") from error
     tables = found.pop("database", None)
     if found or not isinstance(tables, list) or not tables:
-        raise ArgumentError(f"{path}: tables [[database]] are needed, and nothing else")
+        raise ArgumentError(f"{path}: give one or more tables [[database]], and nothing else")
     return [_database(f"{path}: database {number}", table) for number, table in enumerate(tables, 1)]
 
 
@@ -67,8 +70,8 @@ def _database(where: str, table: dict[str, Any]) -> SQLTaskDatabase:
     known = {each.name for each in fields(SQLTaskDatabase)}
     unknown = sorted(set(table) - known)
     if unknown or "url" not in table:
-        problem = f"there is no {', '.join(unknown)}" if unknown else "its url is missing"
-        raise ArgumentError(f"{where}: {problem}; there are {', '.join(sorted(known))}")
+        problem = f"unknown key {', '.join(unknown)}" if unknown else "url is missing"
+        raise ArgumentError(f"{where}: {problem}; the keys are {', '.join(sorted(known))}")
     values = dict(table)
     try:
         values.update((name, timedelta(seconds=values[name])) for name in _DURATIONS if name in values)

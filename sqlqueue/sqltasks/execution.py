@@ -1,4 +1,4 @@
-"""Executes the SQL of a task, and writes down what it returned."""
+"""Execution of a task's SQL, and its response."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from .watchdog import RequestFailed, Watchdog
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """As whom requests are executed: the URL for those that name nobody, and those by name."""
+    """Database users that execute requests: the default URL, and URLs by name."""
 
     default: URL
     named: Mapping[str, URL]
 
     @classmethod
     def of(cls, default: str | URL, named: Mapping[str, str | URL]) -> Users:
+        """Return users with parsed URLs; :class:`.ArgumentError` for URLs whose driver cannot execute requests."""
         return cls(_usable(default), {name: _usable(url) for name, url in named.items()})
 
     def url(self, name: str | None) -> URL:
+        """Return the URL of the user ``name``, or the default one; :class:`RequestFailed` for an unknown name."""
         if name is None:
             return self.default
         if name not in self.named:
             known = ", ".join(sorted(self.named)) or "none"
-            raise RequestFailed(f"there is no user {name!r} here; there are: {known}", code="no-user")
+            raise RequestFailed(f"unknown user {name!r}; the users are: {known}", code="no-user")
         return self.named[name]
 
 
 def _usable(url: str | URL) -> URL:
-    """``url`` if requests can be executed with its driver; :class:`.ArgumentError` if not."""
+    """Return the parsed ``url`` if its driver can execute requests; :class:`.ArgumentError` otherwise."""
     parsed = parsed_url(url)
     adapter_for(parsed.get_dialect()()).connect_arguments(parsed)
     return database_url(parsed)
 
 
 class Executor:
-    """Each request has a connection and a transaction of its own, which end with it: what it sets, nobody inherits."""
+    """Executes each request on a connection of its own, in one transaction, so that session settings do not leak."""
 
     def __init__(self, users: Users, *, timeout: timedelta, limit: int) -> None:
         self.users = users
@@ -54,7 +56,11 @@ class Executor:
         self.limit = count("limit", limit)
 
     def execute(self, request: str, *, user: str | None, timeout: float | None) -> str:
-        """What ``request`` returned, as JSON, after its commit; :class:`RequestFailed` if it did not come to that."""
+        """Execute ``request``, commit, and return its response as JSON.
+
+        ``timeout``: in seconds, at most the executor's.  Raises :class:`RequestFailed` for an unknown user, and for a
+        request that fails or takes too long, which is then rolled back; outages raise SQLAlchemy's ``DBAPIError``.
+        """
         url, limit = self.users.url(user), self._within(timeout)
         adapter = adapter_for(url.get_dialect()())
         engine = create_engine(url, poolclass=NullPool, connect_args=adapter.connect_arguments(url))
@@ -67,7 +73,7 @@ class Executor:
             raise _failed(adapter, error) from error
 
     def _executed(self, connection: Connection, request: str, limit: timedelta) -> str:
-        """Committed, or undone if its time is up before that."""
+        """Execute and commit, or roll back if the time runs out first."""
         adapter = adapter_for(connection.dialect)
         with connection.begin() as transaction:
             interrupt = adapter.interruption(connection)
@@ -77,21 +83,21 @@ class Executor:
                     with adapter.answer(connection, request) as answer:
                         told = response(answer, self.limit)
                     watchdog.check()
-                    transaction.commit()  # which may take its time, too
-                except DBAPIError as error:  # an outage also, if it is that the connection was ended
+                    transaction.commit()  # may be slow, too
+                except DBAPIError as error:  # includes outages: the watchdog may have closed the connection
                     watchdog.check(_failed(adapter, error))
                     raise
                 finally:
                     if watchdog.is_up:
-                        connection.invalidate()  # closed, which undoes it: a ROLLBACK may be interrupted, too
+                        connection.invalidate()  # closing rolls back; a ROLLBACK might be interrupted, too
         return told
 
     def _within(self, timeout: float | None) -> timedelta:
-        """The time of a request, at most that of all."""
+        """Return the time limit of a request, at most the executor's."""
         if timeout is None:
             return self.timeout
         if not timeout > 0:
-            raise RequestFailed(f"timeout={timeout}: a positive number of seconds is needed", code="timeout")
+            raise RequestFailed(f"timeout={timeout}: give a positive number of seconds", code="timeout")
         return min(timedelta(seconds=min(timeout, self.timeout.total_seconds())), self.timeout)
 
 

@@ -14,16 +14,16 @@ LONGEST_USER = 128
 
 
 def sql_task_options(slots: type[SlotMixin], **options: Any) -> QueueOptions:
-    """The options of a model that derives from :class:`SQLTaskMixin`: one attempt, one task of a queue at a time.
+    """Return options for a model that derives from :class:`SQLTaskMixin`: one attempt, one task of a queue at a time.
 
-    Whatever else :class:`.QueueOptions` takes can be given; ``limit`` is how many of a queue run at once.
+    ``options`` are any others of :class:`.QueueOptions`; ``limit`` is how many tasks of a queue run at once.
     """
     columns = {"limit_key": "queue", "schedule": "repeat", **options.pop("columns", {})}
     return QueueOptions(**{"slots": slots, "max_attempts": 1, "columns": columns, **options})
 
 
 class SQLTaskMixin(RecurringMixin, LimitMixin):
-    """A task whose work is SQL: its ``request`` is executed, by a worker that is told to, and leaves its ``response``.
+    """A task that consists of SQL: a worker executes its ``request`` and stores the ``response``.
 
     ::
 
@@ -34,28 +34,29 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
             __tablename__ = "sql_task"
             __queue__ = sql_task_options(SQLSlot)
 
-    Any program enqueues with ``INSERT INTO sql_task (request) VALUES ('...')``, with an ``available_at`` in UTC if it
-    is not to start before, or a ``repeat`` to run at that interval or those times.
+    Any program can enqueue with ``INSERT INTO sql_task (request) VALUES ('...')``, optionally with an ``available_at``
+    in UTC, before which it does not start, or a ``repeat``, an interval or schedule at which it runs again.  Register
+    the model with a worker by :func:`handle_sql_tasks`.
     """
 
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True)
     request: Mapped[str] = mapped_column(Text)
-    """One statement, in the words of the database."""
+    """One statement, in the SQL of its database."""
     response: Mapped[str | None] = mapped_column(Text)
-    """What the last successful run returned, as JSON: ``columns`` (name and type), ``rows``, ``row_count`` and whether
-    it was ``truncated``; values that JSON has no word for are text."""
+    """The result of the last successful run, as JSON: ``columns`` (name and type), ``rows``, ``row_count`` and whether
+    it was ``truncated``; values that JSON cannot represent are text."""
     timeout: Mapped[float | None] = mapped_column(Float)
-    """Seconds after which the statement is ended and rolled back; the scheduler's limit if it has none."""
+    """Seconds after which the statement is stopped and rolled back; ``NULL``: the scheduler's limit."""
     run_as: Mapped[str | None] = mapped_column(Unicode(LONGEST_USER))
-    """As which of the scheduler's users; ``NULL``: the one for all that say nothing."""
+    """The name of one of the scheduler's users; ``NULL``: the default user."""
     delete_when_done: Mapped[bool | None] = mapped_column(Boolean)
-    """Whether the row is deleted once it has succeeded and is not repeated."""
+    """Whether the row is deleted once it has succeeded, unless it is repeated."""
 
 
 class SQLTaskModels(NamedTuple):
-    """The models of one schema."""
+    """The models of the SQL tasks of one schema, and their metadata."""
 
     task: type[SQLTaskMixin]
     slot: type[SlotMixin]
@@ -63,7 +64,7 @@ class SQLTaskModels(NamedTuple):
 
 
 def sql_task_models(schema: str | None = None, *, table: str = "sql_task") -> SQLTaskModels:
-    """Models for databases that no application's models describe: ``table``, and ``<table>_slot`` beside it."""
+    """Return new models of the tables ``table`` and ``<table>_slot``, for use without an application's models."""
 
     class Base(DeclarativeBase):
         metadata = MetaData(schema=schema)

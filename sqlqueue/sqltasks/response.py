@@ -1,8 +1,8 @@
-"""What a statement returned, as JSON.
+"""The result of a statement as JSON.
 
-Numbers, booleans and text are what they are in JSON, integers with all their digits.  What JSON has no word for is
-text: ``NaN``, ``Infinity`` and ``-Infinity``, bytes in hexadecimal, and all else as the database or its driver writes
-it.  Half of a surrogate pair is replaced by U+FFFD.
+Numbers, booleans and text are JSON values, integers with all their digits.  Values that JSON cannot represent are
+text: ``NaN``, ``Infinity`` and ``-Infinity``, bytes in hexadecimal, and everything else as the database or its driver
+writes it.  Lone surrogates are replaced by U+FFFD.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from ..dialects.requests import Answer
 
 
 def response(answer: Answer, limit: int) -> str:
-    """The rows that fit in ``limit`` characters.  The others are read, so that the statement comes to its end."""
+    """Return the result as JSON, with the rows that fit in ``limit`` characters.
+
+    The others are read too, so that the statement runs to its end.
+    """
     if answer.columns is None:
         return _json({"row_count": answer.row_count})
     rows: list[str] = []
@@ -33,7 +36,7 @@ def response(answer: Answer, limit: int) -> str:
         if fits:
             rows.append(text)
     shown = kinds or [""] * len(answer.columns)
-    # SQLite has types of values alone
+    # in SQLite only values have types
     columns = [[name, type_name or kind] for (name, type_name), kind in zip(answer.columns, shown, strict=True)]
     head, tail = _json({"columns": columns}), _json({"row_count": len(rows), "truncated": not fits})
     return f'{head[:-1]},"rows":[{",".join(rows)}],{tail[1:]}'
@@ -45,7 +48,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """In values that JSON has a word for."""
+    """Return ``value`` converted to values that JSON can represent."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

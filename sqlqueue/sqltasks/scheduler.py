@@ -1,4 +1,4 @@
-"""Executes SQL tasks, of several databases and schemas in one process."""
+"""The scheduler: executes SQL tasks of several databases and schemas in one process."""
 
 from __future__ import annotations
 
@@ -40,13 +40,18 @@ def handle_sql_tasks(
     timeout: timedelta = timedelta(hours=1),
     response_limit: int = 1_000_000,
 ) -> None:
-    """Let ``worker`` execute the requests of ``entity``: whoever can write its table can then run SQL.
+    """Register a handler with ``worker`` that executes the requests of ``entity``.
 
-    Each is executed on a connection and in a transaction of its own, as the user of ``url``, or of the one of ``users``
-    that its ``run_as`` names.  It is ended after its ``timeout``, at the most the one given here, whatever it sets in
-    its session.  Then its response, its completion and the next run are one commit; a crash between the two commits
-    executes the request again.  A request that fails is discarded, with the database's code and message as
-    its ``error``, unless the model allows more attempts.
+    Anyone who can write to its table can then run SQL.
+
+    Each request is executed on a connection and in a transaction of its own, as the user of ``url``, or of the URL in
+    ``users`` that its ``run_as`` names.  It is stopped after its ``timeout``, at most the one given here, regardless of
+    its session settings.  Its response, its completion and the next run are then written in one commit; a crash between
+    the two commits executes the request again.  A request that fails is discarded, with the database's code and message
+    as its ``error``, unless the model allows more attempts.
+
+    ``concurrency``: how many requests run at once; ``response_limit``: the maximum characters of a response.
+    Raises :class:`.ArgumentError` for URLs whose driver cannot execute requests.
     """
     executor = Executor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
 
@@ -54,7 +59,7 @@ def handle_sql_tasks(
     def execute_request(session: Session, task: SQLTaskMixin) -> None:
         repeat = getattr(task, entity.__queue_spec__.attributes["schedule"])
         if repeat is not None:
-            parse(repeat)  # before anything is executed
+            parse(repeat)  # raises for a bad schedule before anything is executed
         task.response = executor.execute(task.request, user=task.run_as, timeout=task.timeout)
         if task.delete_when_done:
             _complete_and_delete(session, task)
@@ -63,12 +68,16 @@ def handle_sql_tasks(
 def _complete_and_delete(session: Session, task: SQLTaskMixin) -> None:
     spec, claim = spec_of(type(task)), claim_of(task)
     operations.complete(session, task)
-    done = spec["status"] == state(Status.COMPLETED)  # and is not to be repeated
+    done = spec["status"] == state(Status.COMPLETED)  # and not repeated
     session.execute(delete(spec.table).where(spec.key(claim.identity), done), bind_arguments=spec.bind_arguments)
 
 
 class SQLTaskScheduler:
-    """Executes the SQL tasks of ``databases``, until it is stopped.  One that is away is waited for, alone."""
+    """Executes the SQL tasks of ``databases`` until it is stopped.
+
+    While a database cannot be reached, the scheduler keeps trying and serves the others.  Raises
+    :class:`.ArgumentError` for URLs whose driver cannot be used.
+    """
 
     def __init__(self, databases: Sequence[SQLTaskDatabase]) -> None:
         for database in databases:
@@ -79,11 +88,11 @@ class SQLTaskScheduler:
         self._stopped = False
 
     def run(self) -> None:
-        """Until SIGTERM, SIGINT or :meth:`stop`, in the calling thread; a second signal does not wait."""
+        """Execute tasks in the calling thread until SIGTERM, SIGINT or :meth:`stop`; a second signal does not wait."""
         asyncio.run(self._serve_with_signals())
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let :meth:`run` end, see :meth:`.Worker.stop`.  From any thread."""
+        """Stop :meth:`run`, see :meth:`.Worker.stop`.  Thread-safe."""
         self._stopped = True
         for worker in tuple(self._workers):
             worker.stop(at_once=at_once)
@@ -104,7 +113,7 @@ class SQLTaskScheduler:
         try:
             workers = await self._prepared(database, engine)
             self._workers += workers
-            if self._stopped:  # in the meantime: a worker that is stopped before it begins ends at once
+            if self._stopped:  # in the meantime: a worker that is stopped before it starts ends at once
                 self.stop()
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
@@ -113,7 +122,7 @@ class SQLTaskScheduler:
             engine.dispose()
 
     async def _prepared(self, database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
-        """The workers of a database, once it is there; none if the scheduler is stopped first."""
+        """Wait until a database can be reached, and return its workers; none if the scheduler is stopped first."""
         for pause in pauses():
             if self._stopped:
                 break
@@ -129,7 +138,7 @@ class SQLTaskScheduler:
 
 
 def _prepare(database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
-    """Create tables where that is asked for, set the limits of queues, and make a worker for each schema."""
+    """Create tables if configured, set the limits of queues, and return a worker for each schema."""
     return [
         _worker(database, engine, sql_task_models(schema, table=database.table))
         for schema in database.schemas or (None,)

@@ -1,4 +1,4 @@
-"""Ends what takes too long."""
+"""Interruption of requests that take too long."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .._support.exc import SQLQueueError
 from ..dialects.requests import Interrupt
 
 PAUSE = 1.0
-"""Seconds between two tries."""
+"""Seconds between two attempts to interrupt."""
 POLITE = 3
-"""So many tries leave the connection alone."""
+"""Number of attempts that cancel the statement before its connection is closed."""
 logger = logging.getLogger("sqlqueue")
 
 
 class RequestFailed(SQLQueueError):
-    """The database refused a request, or ended it.  Its text begins with the database's own ``code``."""
+    """An error for a request that the database refused or ended.  Its text begins with the database's ``code``."""
 
     def __init__(self, message: str, *, code: object) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class RequestFailed(SQLQueueError):
 
 
 class Watchdog:
-    """``with Watchdog(timeout, interrupt):`` what is done within is interrupted, until it ends, once its time is up.
+    """A context manager that interrupts the work within it once ``timeout`` has passed, repeatedly until it ends.
 
-    By another connection or by the driver, and so whatever the statement has set in its own session.  A statement may
-    catch that it is cancelled, so in the end its connection is ended.
+    The interruption comes from another connection or from the driver, so the statement's session settings do not
+    affect it.  A statement may catch its cancellation, so after a few attempts its connection is closed.
     """
 
     def __init__(self, timeout: timedelta, interrupt: Interrupt | None) -> None:
@@ -46,14 +46,14 @@ class Watchdog:
 
     @property
     def is_up(self) -> bool:
-        """Whether the time is up."""
+        """Whether the timeout has passed."""
         return time.monotonic() >= self._end
 
     def check(self, cause: RequestFailed | None = None) -> None:
-        """:class:`RequestFailed`, with the code ``timeout``, if the time is up."""
+        """Raise :class:`RequestFailed` with the code ``timeout`` if the timeout has passed."""
         if self.is_up:
             seconds, why = self.timeout.total_seconds(), "" if cause is None else f" ({cause})"
-            raise RequestFailed(f"timeout: it was ended after {seconds:g} s{why}", code="timeout")
+            raise RequestFailed(f"timeout: stopped after {seconds:g} s{why}", code="timeout")
 
     def __enter__(self) -> Self:
         if self._interrupt is not None:
@@ -64,7 +64,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Once it returns, nothing is interrupted any more."""
+        """Stop watching; after this returns, nothing is interrupted."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,5 +77,5 @@ class Watchdog:
             try:
                 interrupt(tries >= POLITE)
             except SQLAlchemyError as error:
-                logger.warning("cannot end an SQL request that ran for longer than %s: %s", self.timeout, error)
+                logger.warning("cannot stop an SQL request that ran for longer than %s: %s", self.timeout, error)
             pause = PAUSE

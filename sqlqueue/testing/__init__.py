@@ -1,10 +1,10 @@
-"""For the tests of applications: do what is enqueued, here and now, and look at what is enqueued.
+"""Helpers for the tests of applications: run enqueued tasks immediately, and assert what is enqueued.
 
-Handlers are called one after the other in the calling thread: no worker has to run, and a database in memory will do.
-With a session all of it happens in that session's transaction, which is not committed, so that a test can roll back
-everything.  With a ``sessionmaker`` each task has a transaction of its own, which is committed.
+Handlers are called one after the other in the calling thread: no worker has to run, and an in-memory database is
+enough.  With a session, everything happens in that session's transaction, which is not committed, so that a test can
+roll it back.  With a ``sessionmaker``, each task has a transaction of its own, which is committed.
 
-Everything here takes an asyncio session as well, and is then to be awaited.
+All functions also take an asyncio session, and are then awaited.
 """
 
 from .assertions import assert_enqueued

@@ -1,4 +1,4 @@
-"""What is waiting to be done."""
+"""Assertions about waiting tasks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,14 @@ def assert_enqueued(
     **values: object,
 ) -> Coroutine[Any, Any, list[J]]: ...
 def assert_enqueued(session: Any, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
-    """:class:`AssertionError`, with a list of what is there, unless tasks are waiting that are as said; these tasks.
+    """Assert that matching tasks are waiting, and return them.
 
-    ``what``: a model, with ``values`` of its attributes; or a task made by :meth:`.Worker.task`, with ``values`` of
-    its arguments.  ``where``: criteria, as for a claim.  ``count``: exactly so many, 0 for none; at least one if not
-    given.  Waiting is what is available, scheduled or to be retried, as this session's transaction sees it.
+    ``what``: a model, with ``values`` of its attributes; or a task function made by :meth:`.Worker.task`, with
+    ``values`` of its arguments.  ``where``: criteria, as for a claim.  ``count``: the exact number, 0 for none; by
+    default at least one.  Waiting tasks are available, scheduled or retryable, as this session's transaction sees them.
+
+    Raises :class:`AssertionError`, which lists the waiting tasks, if the number is different, and
+    :class:`.ArgumentError` for unknown attributes or arguments.
     """
     if hasattr(session, "run_sync"):
         return session.run_sync(_assert_enqueued, what, where, count, values)

@@ -1,4 +1,4 @@
-"""The functions of this package with a worker and a session at hand."""
+"""The functions of this package as methods of a worker and a session."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ A = TypeVar("A", bound="AsyncSession | async_scoped_session[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Queue(Generic[S]):
-    """What the fixture ``queue`` gives: ``Queue[QueueSession]``, where ``queue_session`` returns a ``QueueSession``.
+    """The value of the fixture ``queue``: a ``Queue[QueueSession]`` if ``queue_session`` returns a ``QueueSession``.
 
-    Each method is the function of the same name, where it is documented.
+    Each method calls the function of the same name, which has the documentation.
     """
 
     worker: Worker
@@ -37,11 +37,11 @@ class Queue(Generic[S]):
     """The session that the fixture ``queue_session`` returned."""
 
     def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
-        """See :func:`sqlqueue.testing.drain`."""
+        """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
         return drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
 
     def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
-        """See :func:`sqlqueue.testing.perform`."""
+        """Run one task, see :func:`sqlqueue.testing.perform`."""
         return perform(self.worker, self.session, task, raise_errors=raise_errors)
 
     @overload
@@ -53,13 +53,13 @@ class Queue(Generic[S]):
         self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
     ) -> list[J]: ...
     def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
-        """See :func:`sqlqueue.testing.assert_enqueued`."""
+        """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
         return assert_enqueued(self.session, what, *where, count=count, **values)
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncQueue(Generic[A]):
-    """:class:`Queue` with an asyncio session: ``AsyncQueue[AsyncQueueSession]``."""
+    """A :class:`Queue` with an asyncio session: ``AsyncQueue[AsyncQueueSession]``."""
 
     worker: Worker
     """The worker that the fixture ``queue_worker`` returned."""
@@ -67,11 +67,11 @@ class AsyncQueue(Generic[A]):
     """The session that the fixture ``queue_session`` returned."""
 
     async def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
-        """See :func:`sqlqueue.testing.drain`."""
+        """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
         return await drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
 
     async def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
-        """See :func:`sqlqueue.testing.perform`."""
+        """Run one task, see :func:`sqlqueue.testing.perform`."""
         return await perform(self.worker, self.session, task, raise_errors=raise_errors)
 
     @overload
@@ -83,5 +83,5 @@ class AsyncQueue(Generic[A]):
         self, what: TaskFunction[..., ..., Any, J], /, *where: Where, count: int | None = ..., **values: object
     ) -> list[J]: ...
     async def assert_enqueued(self, what: Any, /, *where: Where, count: int | None = None, **values: object) -> Any:
-        """See :func:`sqlqueue.testing.assert_enqueued`."""
+        """Assert that matching tasks are waiting, see :func:`sqlqueue.testing.assert_enqueued`."""
         return await assert_enqueued(self.session, what, *where, count=count, **values)

@@ -1,4 +1,4 @@
-"""Does tasks as a worker would, in the session of a test."""
+"""Running tasks as a worker would, in the session of a test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
 Counts: TypeAlias = Counter[Kind]
-"""How many tasks came to which end: ``counts["completed"]``."""
+"""The number of tasks by outcome: ``counts["completed"]``."""
 _NAME = "sqlqueue.testing"
 
 
@@ -52,14 +52,15 @@ def perform(
 def perform(worker: Worker, session: Any, task: QueueMixin, *, raise_errors: bool = True) -> Any:
     """Call the worker's handler for ``task`` in the session's transaction, within a savepoint, and settle the task.
 
-    ``task`` is a row of this session, claimed already or claimed now.  Returns how it ended: ``"completed"``, or what
-    became of it by an exception: ``"failed"``, ``"snoozed"``, ``"discarded"``, ``"cancelled"``.  Nothing is committed.
+    ``task`` is a row of this session; it is claimed now if it was not claimed before.  Returns its outcome:
+    ``"completed"``, or after an exception ``"failed"``, ``"snoozed"``, ``"discarded"`` or ``"cancelled"``.  Nothing is
+    committed.
 
-    An exception rolls back to the savepoint, is recorded as the task's failure, and is raised; ``raise_errors=False``
-    leaves it at the record.  Those by which a handler steers (:class:`.Retry` and the like) are not raised.
+    An exception rolls back to the savepoint, is recorded as the task's failure, and is raised; with
+    ``raise_errors=False`` it is only recorded.  Signals of the handler (:class:`.Retry` and the like) are not raised.
 
-    Raises :class:`.HandlerNotFoundError` if the worker has no handler for it, :class:`.ArgumentError` if it cannot be
-    claimed now, and for a handler that takes a session of the other kind.  No handler's timeout is enforced.
+    Raises :class:`.HandlerNotFoundError` if the worker has no handler for the task, and :class:`.ArgumentError` if it
+    cannot be claimed now or its handler takes a session of the other kind.  Handler timeouts are not enforced.
     """
     if hasattr(session, "run_sync"):
         return _perform_async(worker, session, task, raise_errors)
@@ -96,14 +97,17 @@ def drain(
     ahead: timedelta = timedelta(0),
     limit: int = 1_000,
 ) -> Any:
-    """:func:`perform` all that the worker has handlers for and that may be done now, and what follows from it.
+    """Run all tasks that are due and that the worker has handlers for, as well as tasks that these enqueue.
 
-    ``session``: a session, in whose transaction it happens; or a ``sessionmaker`` (the worker's own if none is given),
-    with a committed transaction for each task.  ``models``: of these alone.  One task after the other, those of one
-    handler in claim order, handlers in the order of their registration.  Returns how many came to which end.
+    ``session``: a session, in whose transaction everything happens; or a ``sessionmaker`` (by default the worker's),
+    with a committed transaction for each task.  ``models``: run tasks of these models only.  Tasks run one after the
+    other, as by :func:`perform`: those of one handler in claim order, handlers in the order of their registration.
+    Returns the number of tasks by outcome.
 
-    ``ahead``: let so much time pass for what is scheduled or to be retried, from one task that is due to the next.
-    ``limit``: more tasks than this are an :class:`AssertionError`: one seems to enqueue itself again and again.
+    ``ahead``: how much time to simulate for scheduled and retryable tasks, jumping from one due task to the next.
+    ``limit``: the maximum number of tasks; beyond it :class:`AssertionError` is raised, since a task probably enqueues
+    itself without end.  Raises errors as :func:`perform` does, and :class:`.ArgumentError` if ``session`` is missing
+    and the worker's sessions are asyncio ones.
     """
     wanted = [each for each in worker.handlers if not models or issubclass(each.entity, models)]
     draining = _Draining(wanted, raise_errors, duration("ahead", ahead, zero=True), count("limit", limit))
@@ -111,7 +115,7 @@ def drain(
     if not _is_async(where):
         return _drain(where, draining)
     if session is None:
-        raise ArgumentError("this worker's sessions are asyncio ones: await drain(worker, Session)")
+        raise ArgumentError("this worker has asyncio sessions: await drain(worker, Session)")
     return _drain_async(where, draining)
 
 
@@ -160,7 +164,7 @@ class _Draining:
     counts: Counts = field(default_factory=Counter)
 
     def next(self, session: Session, handed: Any) -> _Ended | None:
-        """Do one task, if there is one."""
+        """Claim and run one task; ``None`` if there is none."""
         while True:
             for handler in self.handlers:
                 task = operations.claim(
@@ -172,16 +176,16 @@ class _Draining:
                 return None
 
     def note(self, ended: _Ended | None) -> bool:
-        """Whether there may be more."""
+        """Count an outcome.  Returns whether there may be more tasks."""
         if ended is None:
             return False
         self.counts[_said(ended, self.raise_errors)] += 1
         if self.counts.total() > self.limit:
-            raise AssertionError(f"there is no end of it, so far {dict(self.counts)}: does a task enqueue itself anew?")
+            raise AssertionError(f"more than {self.limit} tasks, so far {dict(self.counts)}: does one enqueue itself?")
         return True
 
     def _wait(self, session: Session) -> bool:
-        """Let time pass for all that waits, until the first is due; whether that was in the time that is left."""
+        """Advance all waiting tasks until the first is due.  Returns whether the remaining time was enough."""
         waiting = [each for spec in {handler.spec for handler in self.handlers} for each in _waiting(session, spec)]
         step = min((left for _, _, _, left in waiting), default=None)
         if step is None or step > self.ahead:
@@ -194,7 +198,7 @@ class _Draining:
 
 
 def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identity, datetime, timedelta]]:
-    """What waits for its time: which row, until when, for how long."""
+    """Return the rows that are not due yet: their spec, key, due time, and the time until then."""
     waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
     asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
     rows: Iterable[Any] = open_(session, spec).execute(session, spec, asked)
@@ -228,7 +232,7 @@ def _handler(session: Session, adapter: Adapter, handlers: Iterable[Handler], ta
         ):
             return handler
     name = type(task).__name__
-    raise HandlerNotFoundError(f"this worker has no handler for {task!r}, a {name}: register one", name=name)
+    raise HandlerNotFoundError(f"this worker has no handler for {task!r} ({name}): register one", name=name)
 
 
 def _claim(session: Session, task: QueueMixin, handler: Handler) -> None:
@@ -237,11 +241,13 @@ def _claim(session: Session, task: QueueMixin, handler: Handler) -> None:
     mine = spec.key(identity)
     if operations.claim(session, type(task), mine, options=handler.options, claimed_by=_NAME) is not task:
         status, since = (getattr(task, spec.attributes[role]) for role in ("status", "available_at"))
-        raise ArgumentError(f"{type(task).__name__} {identity} cannot be claimed now: it is {status}, of {since}")
+        raise ArgumentError(
+            f"{type(task).__name__} {identity} cannot be claimed now: it is {status}, available_at {since}"
+        )
 
 
 def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Ended:
-    """The handler in a savepoint, and its task settled: by the test's transaction, which goes on."""
+    """Run the handler in a savepoint of the test's transaction, and settle its task."""
     held = claim_of(task)
     if handler.mode == "at-most-once":
         operations.complete(session, held)
@@ -253,7 +259,7 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
         savepoint.commit()
     except Exception as error:
         if isinstance(error, ClaimLostError) or session.get_nested_transaction() is not savepoint:
-            raise  # the engine has ended the whole transaction, or this is about another task
+            raise  # the engine has ended the whole transaction, or another task's claim was lost
         savepoint.rollback()
         if not is_unsettled(task):
             return _Ended("completed", error)
@@ -264,10 +270,10 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
 
 
 def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
-    """What the handler returns, if its model keeps that."""
+    """Call the handler.  Returns its result if the model stores results."""
     is_async = handed is not session
     if handler.takes_session and handler.is_coroutine != is_async:
-        raise ArgumentError(f"{handler.name} takes a session of the other kind: {'not ' * is_async}an asyncio one")
+        raise ArgumentError(f"{handler.name} needs {'a plain' if is_async else 'an asyncio'} session")
     token = current.set(Job(handler, task))
     try:
         result = handler.function(*([handed] if handler.takes_session else []), task)

@@ -1,5 +1,5 @@
-"""What a session's transaction knows of queues: the claims made in it, the connection it runs on, and the notifications
-that its commit sends.
+"""The queue state of a session's transaction: the claims made in it, its connection, and the notifications that its
+commit sends.
 
-It is undone with the transaction.
+A rollback undoes this state.
 """

@@ -1,4 +1,4 @@
-"""The claim that an instance carries, and what becomes of it when transactions end."""
+"""The claims that instances carry, and their fate when transactions end."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _LEDGER = "sqlqueue.ledger"
 
 
 class Hold(NamedTuple):
-    """What an instance remembers of its claim."""
+    """The record that an instance keeps of its claim."""
 
     claim: Claim
     locked_by: str | None = None
-    """The claimer's name if the claim has written nothing yet (``lease=None``)."""
+    """The claimer's name if the claim has written nothing yet (``lease=None``), else ``None``."""
     settled: str | None = None
-    """How it was settled, if it was."""
+    """How the claim was settled; ``None`` if it is unsettled."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """That what instances remember changed within ``transaction``, and what it was before."""
+    """A change of instances' holds within ``transaction``, with the values before."""
 
     transaction: SessionTransaction | None
     only_locks: bool
-    """Whether some of them are claims that have written nothing yet."""
+    """Whether some of the holds are claims that have written nothing yet."""
     before: list[tuple[InstanceState[Any], Hold | None]]
 
     def holds(self) -> Iterator[tuple[InstanceState[Any], Hold]]:
@@ -47,19 +47,20 @@ class _Entry:
 
 @dataclass(slots=True)
 class Ledger:
-    """What a session's present transaction has done to claims.
+    """A record of what a session's current transaction has done to claims.
 
-    A claim whose transaction is rolled back was never made: its attempt is given out again, to somebody else.  So the
-    instance must forget it, and a claim that was settled in vain must come back.
+    A claim whose transaction is rolled back was never made: another claim gets the same attempt.  So the instance must
+    forget it, and a claim whose settlement is rolled back must be unsettled again.
     """
 
     begun: set[Engine] = field(default_factory=set)
     """The engines on which the transaction has begun."""
     guarded: set[Connection] = field(default_factory=set)
-    """The connections whose commit asks for claims that only lock."""
+    """The connections whose commit checks for unsettled claims that only lock."""
     entries: list[_Entry] = field(default_factory=list)
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
+        """Store ``holds`` in their instances until a rollback restores the ones before."""
         before: list[tuple[InstanceState[Any], Hold | None]] = []
         only_locks = False
         for state, hold in holds:
@@ -71,27 +72,27 @@ class Ledger:
             self.entries.append(_Entry(innermost(session), only_locks, before))
 
     def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
-        """The rows of ``states`` were written and what these hold stays the same: a rollback undoes the writing."""
+        """Record that the rows of ``states`` were written with their holds unchanged, for a rollback to expire them."""
         before = [(state, state.info.get(_HOLD)) for state in states]
         if before:
             self.entries.append(_Entry(innermost(session), False, before))
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
-        """The instances by the claims that they carry, of this transaction."""
+        """Return the instances of this transaction's claims, by claim."""
         return {hold.claim: state for entry in self.entries for state, hold in entry.holds()}
 
     def locked(self, table: Table) -> list[Identity]:
-        """The rows of ``table`` that are held by their locks alone."""
+        """Return the keys of the rows of ``table`` that are held only by their locks."""
         return [claim.identity for claim in self.unsettled if spec_of(claim.entity).table is table]
 
     @property
     def unsettled(self) -> list[Claim]:
-        """Claims that only lock, and would vanish with a commit."""
+        """The claims that only lock, which a commit would drop."""
         holds = (hold for entry in self.entries if entry.only_locks for _, hold in entry.holds())
         return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
 
     def committed(self, ended: SessionTransaction | None) -> None:
-        """What ``ended`` did is its parent's now, or lasting."""
+        """Assign the changes of ``ended`` to its parent, or forget them if it was the outermost transaction."""
         if ended is None or not ended.nested:
             self.entries.clear()
         for entry in self.entries:
@@ -99,9 +100,9 @@ class Ledger:
                 entry.transaction = ended.parent  # type: ignore[union-attr]
 
     def ended(self, session: Session, transaction: SessionTransaction) -> None:
-        """Undo what ``transaction`` has not committed: instances that are still of the session load their rows again.
+        """Undo what ``transaction`` has not committed, and expire the affected instances of the session.
 
-        The session itself does so with what it has written by a flush, and with all else where everything is undone.
+        The session itself expires only what it has flushed, or everything if the whole transaction is rolled back.
         """
         kept: list[_Entry] = []
         undone: list[_Entry] = []
@@ -119,7 +120,7 @@ class Ledger:
 
 
 def hold_of(task: object) -> Hold:
-    """What ``task`` holds; :class:`.IllegalTransitionError` if it holds nothing."""
+    """Return the hold of ``task``; :class:`.IllegalTransitionError` if it has no unsettled claim."""
     spec_of(type(task))
     return _unsettled(instance_state(task).info.get(_HOLD), task)
 
@@ -127,32 +128,34 @@ def hold_of(task: object) -> Hold:
 def _unsettled(hold: Hold | None, task: object) -> Hold:
     if hold is not None and hold.settled is None:
         return hold
-    reason = "was not claimed, or its claim was rolled back" if hold is None else f"is settled already: {hold.settled}"
-    raise IllegalTransitionError(f"{task!r} {reason}. Only what a claim returned can be settled, and once", task=task)
+    reason = "was not claimed, or its claim was rolled back" if hold is None else f"is already settled: {hold.settled}"
+    raise IllegalTransitionError(f"{task!r} {reason}. Only claimed tasks can be settled, and only once", task=task)
 
 
 def settle(session: Session, task: object, how: str) -> None:
-    """``task`` holds nothing any more; what it shows of its row is out of date."""
+    """Mark the claim of ``task`` as settled, and expire the instance; :class:`.IllegalTransitionError` without one."""
     hold = hold_of(task)
     ledger_of(session).remember(session, [(instance_state(task), hold._replace(settled=how))])
     session.expire(task)
 
 
 def is_unsettled(task: object) -> bool:
+    """Return whether ``task`` carries a claim that is not settled."""
     hold: Hold | None = instance_state(task).info.get(_HOLD)
     return hold is not None and hold.settled is None
 
 
 def is_settled(task: object) -> bool:
+    """Return whether ``task`` carries a claim that is settled."""
     hold: Hold | None = instance_state(task).info.get(_HOLD)
     return hold is not None and hold.settled is not None
 
 
 def guard(session: Session, connection: Connection) -> None:
-    """Let no commit of ``connection`` drop a claim that only locks, whichever way it comes about.
+    """Make every commit of ``connection`` raise :class:`.UnsettledClaimError` if it would drop a claim that only locks.
 
-    ``before_commit`` says so first where it can.  It cannot where the outermost transaction is committed within an
-    open savepoint, whose release it looks like.
+    ``before_commit`` usually raises it first.  It cannot if the outermost transaction is committed within an open
+    savepoint, since that looks like a release of the savepoint.
     """
     ledger = ledger_of(session)
     if connection not in ledger.guarded:
@@ -164,8 +167,8 @@ def _refuse_commit(session: Session, connection: Connection) -> None:
     try:
         _refuse_unsettled(session)
     except UnsettledClaimError:
-        # SQLAlchemy takes a transaction whose commit failed for ended, and sends no rollback: the connection would go
-        # back to the pool with its locks and writes.
+        # SQLAlchemy considers a transaction ended when its commit fails, and sends no rollback: the connection would
+        # return to the pool with its locks and writes.
         connection.connection.rollback()
         raise
 
@@ -177,16 +180,15 @@ def _refuse_unsettled(session: Session) -> None:
 
 
 def claim_of(task: object) -> Claim:
-    """The claim that ``task`` carries.
+    """Return the claim that ``task`` carries, as it was made: refreshing or expiring the instance does not change it.
 
-    It is the one that was made, whatever a refresh or an expiry has shown of the row since.
     Raises :class:`.IllegalTransitionError` if the instance was never claimed, or its claim is settled.
     """
     return hold_of(task).claim
 
 
 def claim_made(task: Any) -> Claim:
-    """The claim that ``task`` came by just now, also where it was consumed and there is nothing to settle."""
+    """Return the claim just made of ``task``, also if it was consumed and has nothing to settle."""
     hold: Hold | None = instance_state(task).info.get(_HOLD)
     if hold is not None:
         return hold.claim
@@ -195,20 +197,23 @@ def claim_made(task: Any) -> Claim:
 
 
 def carry(source: object, target: object) -> None:
-    """Let another instance of the same row hold what ``source`` holds."""
+    """Copy the hold of ``source`` to ``target``, another instance of the same row."""
     instance_state(target).info[_HOLD] = instance_state(source).info.get(_HOLD)
 
 
 def ledger_of(session: Session) -> Ledger:
+    """Return the ledger of ``session``, creating it if needed."""
     ledger: Ledger = session.info.setdefault(_LEDGER, Ledger())
     return ledger
 
 
 def innermost(session: Session) -> SessionTransaction | None:
+    """Return the innermost savepoint of ``session``, or its transaction; ``None`` if none has begun."""
     return session.get_nested_transaction() or session.get_transaction()
 
 
 def lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransaction]:
+    """Yield ``transaction`` and its parents, the innermost first."""
     while transaction is not None:
         yield transaction
         transaction = transaction.parent
@@ -236,16 +241,20 @@ def _after_commit(session: Session) -> None:
 @event.listens_for(Session, "after_transaction_end")
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and (transaction.nested or transaction.parent is None):  # and not that of a mere flush
+    if ledger is not None and (transaction.nested or transaction.parent is None):  # not that of a flush
         ledger.ended(session, transaction)
 
 
 def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
-    """What one task or claim holds, or each of an iterable of them; and the instance, where there is one."""
+    """Return the holds of a task, a claim or an iterable of them, each with its instance if there is one.
+
+    Raises :class:`.ArgumentError` for other objects, claims of several tables and repeated claims, and
+    :class:`.IllegalTransitionError` for tasks without an unsettled claim.
+    """
     items: list[Any] = [tasks] if _is_one(tasks) else list(_iterable(tasks))
     holds: list[tuple[Hold, InstanceState[Any] | None]]
     if not session.identity_map and not ledger_of(session).entries and all(type(item) is Claim for item in items):
-        holds = [(Hold(item), None) for item in items]  # there is no instance to be found
+        holds = [(Hold(item), None) for item in items]  # there are no instances to find
     else:
         states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}
         holds = [_hold(session, item, states) for item in items]
@@ -253,7 +262,7 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     entities = {claim.entity for claim in claims}
     if len({spec_of(entity).table for entity in entities}) > 1:
         names = " and ".join(sorted(entity.__name__ for entity in entities))
-        raise ArgumentError(f"these are claims of {names}: settle each model's alone")
+        raise ArgumentError(f"these are claims of {names}: settle the claims of each model separately")
     if len({(claim.identity, claim.attempt, claim.token) for claim in claims}) < len(holds):
         raise ArgumentError("the same claim is given twice")
     return holds
@@ -269,7 +278,7 @@ def _hold(
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
-    """The session's instance of a claim that was committed before."""
+    """Return the session's instance of a claim that was committed before, if there is one."""
     task = session.identity_map.get(identity_key(claim.entity, claim.identity))
     state = None if task is None else instance_state(task)
     hold: Hold | None = None if state is None else state.info.get(_HOLD)

@@ -1,6 +1,6 @@
-"""Word of new work: to the workers of this process once it is committed, to others through the database.
+"""Notifications of new work: to workers of this process on commit, to other processes through the database.
 
-It is a hint and nothing else.  Workers that hear nothing look from time to time.
+They are only hints: workers without notifications poll.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _listeners: defaultdict[str, set[Listener]] = defaultdict(set)
 
 @dataclass(slots=True, eq=False)
 class _News:
-    """What a session's transaction has announced."""
+    """The notifications of a session's transaction."""
 
     names: set[str] = field(default_factory=set)
     sent: defaultdict[SessionTransaction | None, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Sent to the database, which forgets what a savepoint that is rolled back has sent."""
+    """Names sent to the database, by savepoint: a rollback to a savepoint drops what was sent within it."""
 
 
 def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None:
-    """Tell workers of this queue to look, once this transaction is committed; one notification, however many rows.
+    """Notify workers of this queue when this transaction commits: once, regardless of the number of rows.
 
-    ``name`` is that of other news than of work, if it is not for the queue's fetchers.
+    ``name``: the channel, if the notification is not about work and not for the queue's fetchers.
     """
     news: _News = session.info.setdefault(_KEY, _News())
     name = name or channel_of(spec)
@@ -48,12 +48,12 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
 
 
 def channel_of(spec: QueueSpec) -> str:
-    """The name under which news of a queue goes around: its table's."""
+    """Return the name of a queue's notifications, which is its table's."""
     return spec.table.fullname
 
 
 def subscribe(names: Iterable[str], listener: Listener) -> Callable[[], None]:
-    """Call ``listener``, from any thread, when there is news of ``names``; returns what ends it."""
+    """Call ``listener``, on any thread, on notifications with these names.  Returns a function that unsubscribes."""
     names = tuple(names)
     for name in names:
         _listeners[name].add(listener)
@@ -66,7 +66,7 @@ def subscribe(names: Iterable[str], listener: Listener) -> Callable[[], None]:
 
 
 def spread(names: Iterable[str]) -> None:
-    """There is news of ``names``, from wherever."""
+    """Call the listeners of ``names`` in this process."""
     for name in names:
         for listener in tuple(_listeners.get(name, ())):
             listener()

@@ -73,7 +73,7 @@ class Parcel(UniqueMixin, Base):
 
 CLAIM, DUE = "ix_plugin_job_claim", "ix_plugin_job_due"
 BY_TOPIC, DUE_BY_TOPIC = "ix_plugin_job_topic_claim", "ix_plugin_job_topic_due"
-NOT_USABLE = f"the index {CLAIM} of plugin_job is not usable: it was never finished, or is switched off"
+NOT_USABLE = f"the index {CLAIM} of plugin_job is not usable: it was never finished, or is disabled"
 READY = "state = 'available'"
 COMES_DUE = "state IN ('scheduled', 'retryable', 'running')"
 

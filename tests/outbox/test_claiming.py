@@ -150,5 +150,5 @@ def test_what_makes_no_sense_is_refused(sync_db: Database) -> None:
         Relay(sync_db.sessions(), Task, print)  # type: ignore[type-var]
     with pytest.raises(ArgumentError, match="batch=0"):
         Relay(sync_db.sessions(), Outgoing, print, batch=0)
-    with pytest.raises(ArgumentError, match="a function of one argument, the messages, is needed"):
+    with pytest.raises(ArgumentError, match="give a function of one argument, the list of messages"):
         Relay(sync_db.sessions(), Outgoing, lambda: None)  # type: ignore[misc,arg-type]

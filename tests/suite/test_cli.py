@@ -134,7 +134,7 @@ def test_tasks_whose_key_is_taken(sync_db: Database) -> None:
     sync_db.insert(Listing, [{**FAILED, "former_key": key} for key in "abcde"])
     sync_db.insert(Listing, [{"unique_key": "c"}])
     told_ = told(sync_db, "retry", "--yes", target="Listing")
-    assert told_ == "4 tasks of Listing are available again.\n1 cannot be: another task has taken the unique_key.\n"
+    assert told_ == "4 tasks of Listing are available again.\n1 cannot be: another task has the same unique_key.\n"
 
 
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
@@ -215,5 +215,7 @@ def test_limits(sync_db: Database, driver: str) -> None:
 def test_a_snoozed_task_is_not_retried_and_the_command_says_why(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": 7, "status": "scheduled", "available_at": TOMORROW}])
     said = told(sync_db, "retry", "--id", "7")
-    assert said.startswith("0 tasks of Task are available again.\nFound: 1 scheduled. sqlqueue retry is for retryable,")
+    assert said.startswith(
+        "0 tasks of Task are available again.\nFound: 1 scheduled. sqlqueue retry changes retryable,"
+    )
     assert states(sync_db) == {(7,): "scheduled"}

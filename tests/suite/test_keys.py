@@ -166,7 +166,7 @@ def test_results_that_are_not_json(db: Database, name: str) -> None:
         with pytest.raises(ArgumentError, match=words):
             actor.complete(film, value)
         actor.complete(film, {"a": (1, 2.5, None, "é", -(2**63))}, stage="print")
-    with db.session() as actor, pytest.raises(ArgumentError, match="cannot be kept as JSON"):
+    with db.session() as actor, pytest.raises(ArgumentError, match="cannot be stored as JSON"):
         actor.enqueue(Job, [{"task": "a", "arguments": {"a": value}}])
     (film,) = db.session().find(Film)
     assert film.result == {"a": [1, 2.5, None, "é", -(2**63)]}

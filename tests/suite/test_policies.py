@@ -69,13 +69,13 @@ def test_a_little_chance_spreads_them(policy: Any) -> None:
     ("make", "message"),
     [
         (lambda: ConstantBackoff(-MINUTE), "delay=.* not negative"),
-        (lambda: ConstantBackoff(jitter=2), "jitter is from 0 to 1"),
+        (lambda: ConstantBackoff(jitter=2), "give a jitter from 0 to 1"),
         (lambda: LinearBackoff(60), "step=60: give a timedelta"),  # type: ignore[arg-type]
         (lambda: LinearBackoff(cap=None), "cap=None"),  # type: ignore[arg-type]
-        (lambda: RetryByError({"ValueError": None}), "'ValueError' is not a class of exceptions"),  # type: ignore[dict-item]
+        (lambda: RetryByError({"ValueError": None}), "'ValueError' is not an exception class"),  # type: ignore[dict-item]
         (lambda: RetryByError({ValueError: 3}), "ValueError: 3 is neither a retry policy nor None"),  # type: ignore[dict-item]
-        (lambda: RetryByError([ValueError]), "a mapping is needed"),  # type: ignore[arg-type]
-        (lambda: RetryByError({}, otherwise=None), "otherwise=None: a retry policy is needed"),  # type: ignore[arg-type]
+        (lambda: RetryByError([ValueError]), "give a mapping"),  # type: ignore[arg-type]
+        (lambda: RetryByError({}, otherwise=None), "otherwise=None: give a retry policy"),  # type: ignore[arg-type]
         (lambda: QueueOptions(retry=MINUTE), "retry=.* a callable"),  # type: ignore[arg-type]
         (lambda: QueueOptions(discarded_retention=-DAY), "discarded_retention"),
     ],

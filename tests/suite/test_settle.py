@@ -313,7 +313,7 @@ def test_never_claimed_or_settled_already(sync_db: Database, settling: Settling)
     with sync_db.begin() as session:
         task, unclaimed = session.claim(Task), session.get(Task, 2)
         session.complete(task)
-        with pytest.raises(IllegalTransitionError, match="settled already: completed") as settled:
+        with pytest.raises(IllegalTransitionError, match="already settled: completed") as settled:
             getattr(session, settling.name)(task, *settling.arguments)
         assert settled.value.task is task
         with pytest.raises(IllegalTransitionError, match="was not claimed"):

@@ -138,14 +138,14 @@ def test_one_commit_or_a_failure_of_that_call_alone(db: Database, workers: Worke
     eventually(lambda: sorted(statuses(db, Job).values()) == ["completed", *["retryable"] * 6])
     with db.engine.connect() as connection:
         errors = connection.scalars(select(Job.error).order_by(Job.id)).all()
-    cannot = "ArgumentError: write(number: 'int') cannot be called with the arguments that are stored: "
+    cannot = "ArgumentError: write(number: 'int') cannot be called with the stored arguments: "
     assert errors == [
         None,
         "ValueError: too many",
-        "HandlerNotFoundError: this worker has no task 'gone'; those of Job are write",
-        f"{cannot}no nummer is taken and number is missing",
+        "HandlerNotFoundError: this worker has no task 'gone'; the tasks of Job are write",
+        f"{cannot}nummer is not a parameter and number is missing",
         f"{cannot}number: expected int, got str",
-        f"{cannot}they are no JSON object",
+        f"{cannot}they are not a JSON object",
         f"{cannot}number is missing",
     ]
     assert count(db, Ledger) == 1
@@ -263,13 +263,13 @@ def of_a_person(person: Person, raw: bytes = b"", value: Any = None) -> None: ..
         (example, (True,), {}, "number: expected int, got bool"),
         (example, (1, "b"), {}, "name: expected .*, got str"),
         (example, (1,), {"names": {"a": 1}}, "names: expected .*, got dict"),
-        (example, (2**63,), {}, "number .*cannot be kept as JSON"),
-        (of_a_float, (float("nan"),), {}, "number .*cannot be kept as JSON"),
+        (example, (2**63,), {}, "number .*cannot be stored as JSON"),
+        (of_a_float, (float("nan"),), {}, "number .*cannot be stored as JSON"),
         (of_a_point, (Line(),), {}, "point: expected Point, got Line"),
         (of_a_point, (Point("1"),), {}, "point.x: expected int, got str"),  # type: ignore[arg-type]
-        (of_anything, (datetime.now(UTC),), {}, "value .*cannot be kept as JSON"),
-        (of_anything, ({1: 2},), {}, "value .*cannot be kept as JSON"),
-        (of_anything, ((1, 2),), {}, "value .*cannot be kept as JSON"),
+        (of_anything, (datetime.now(UTC),), {}, "value .*cannot be stored as JSON"),
+        (of_anything, ({1: 2},), {}, "value .*cannot be stored as JSON"),
+        (of_anything, ((1, 2),), {}, "value .*cannot be stored as JSON"),
         (of_a_person, ({"name": "A", "born": "1815-12-10"},), {}, "person.name: String should have at least 2"),
         (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)), "text"), {}, "raw: Input should be a valid bytes"),
         (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)),), {"value": date.today()}, "value"),
@@ -295,7 +295,7 @@ def test_a_wrong_call_is_refused_before_anything_is_sent(function: Any, args: An
 )
 def test_a_dataclass_that_has_changed(point: Any, message: str) -> None:
     task = offline().task(Job)(of_a_point)
-    with pytest.raises(ArgumentError, match=rf"cannot be called with the arguments that are stored: {message}"):
+    with pytest.raises(ArgumentError, match=rf"cannot be called with the stored arguments: {message}"):
         task.bind(Job(arguments={"point": point}))
 
 
@@ -312,10 +312,10 @@ def test_a_dataclass_within_itself() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "other"}, "task: no column of Job that a call may be given"),
-        ({"colour": "red"}, "colour: no column of Job"),
+        ({"task": "other"}, "task: not a column of Job that a call may set"),
+        ({"colour": "red"}, "colour: not a column of Job"),
         ({"delay": 5}, "give a timedelta"),
-        ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "both say when"),
+        ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "are both given"),
     ],
 )
 def test_options_that_make_no_sense(options: Any, message: str) -> None:
@@ -333,7 +333,7 @@ def of_a_lock(what: pytest.FixtureRequest) -> None: ...
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (lambda: None, {}, "has no name of its own: give one"),
+        (lambda: None, {}, "has no name: give one"),
         (7, {}, "7 is not a function"),
         (none, {"name": ""}, "name='': give a text that is not empty"),
         (none, {"name": "x" * 256}, "256 characters, give at most 255"),
@@ -341,7 +341,7 @@ def of_a_lock(what: pytest.FixtureRequest) -> None: ...
         (none, {"timeout": 5}, "timeout=5: give a timedelta"),
         (asynchronous, {}, "asynchronous: a coroutine that takes a session needs a worker of an async_sessionmaker"),
         (of_an_unknown, {}, "'Elsewhere' is not defined. Import it at the top level"),
-        (of_a_lock, {}, "of_a_lock: its arguments cannot be kept as JSON: Unable to generate pydantic-core schema"),
+        (of_a_lock, {}, "of_a_lock: its arguments cannot be stored as JSON: Unable to generate pydantic-core schema"),
     ],
 )
 def test_what_cannot_be_a_task(function: Any, options: Any, message: str) -> None:
@@ -371,7 +371,7 @@ def test_all_tasks_of_a_model_share_one_handler() -> None:
     assert (handler.concurrency, handler.timeout, handler.takes_session) == (3, timedelta(1), True)
     with pytest.raises(ArgumentError, match="concurrency=4: it is 3 for all tasks of Job"):
         worker.task(Job, concurrency=4)(example)
-    with pytest.raises(ArgumentError, match=r"there is a task '.*none' already"):
+    with pytest.raises(ArgumentError, match=r"a task '.*none' already exists"):
         worker.task(Job)(none)
     with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it a model of its own"):
         worker.task(Job)(nothing_async)
@@ -393,7 +393,7 @@ except Exception as error:
 def test_pydantic_is_for_those_who_need_it() -> None:
     run = subprocess.run([sys.executable, "-c", _WITHOUT_PYDANTIC], check=True, capture_output=True, text=True)
     assert run.stdout == (
-        "ArgumentError tests.worker.plain_tasks.moment: at, key: such arguments need pydantic:"
+        "ArgumentError tests.worker.plain_tasks.moment: at, key: arguments of these types need pydantic:"
         " pip install 'sqlalchemy-queue[pydantic]', the distribution of sqlqueue\n"
     )
 

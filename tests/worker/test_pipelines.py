@@ -93,7 +93,7 @@ def test_a_result_that_is_no_json_is_a_failure(db: Database, workers: Workers, k
     eventually(lambda: sorted(film["status"] for film in films(db)) == ["completed", "completed", "retryable"])
     first = min(films(db), key=lambda film: film["id"])
     assert (first["status"], first["result"]) == ("retryable", None)
-    assert "cannot be kept as JSON" in first["error"]
+    assert "cannot be stored as JSON" in first["error"]
     assert worker.reports.counts["failed"] == 1
 
 

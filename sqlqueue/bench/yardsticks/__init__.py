@@ -1,6 +1,6 @@
-"""What a queue costs that is written by hand for one driver: SQL, and nothing between it and the driver.
+"""Yardsticks: queues written by hand in SQL for one driver, without any library.
 
-A yardstick writes the same columns as the library does, with the same meaning, on the same table.
+A yardstick writes the same columns as sqlqueue, with the same meaning, in the same table.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .pymysql import PyMySQL
 from .sqlite import SQLite
 
 YARDSTICKS: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMySQL, "pysqlite": SQLite}
-"""By the name that SQLAlchemy has for the driver."""
+"""Yardsticks by SQLAlchemy's name of the driver."""
 
 
 def raw_connection(engine: Engine) -> Any:
-    """A connection of the driver's own, opened as the engine would open it."""
+    """Return a connection of the driver, opened as the engine would open it."""
     arguments, options = engine.dialect.create_connect_args(engine.url)
     return engine.dialect.loaded_dbapi.connect(*arguments, **options)

@@ -1,4 +1,4 @@
-"""What the yardsticks have in common."""
+"""The base class of the yardsticks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..plan import Shape
 from ..tally import Tally
 
 Row = tuple[Any, ...]
-"""The key, the attempt, and more."""
+"""A claimed row: the key, the attempt, and more."""
 LEASE = 300
-"""Seconds."""
+"""The lease in seconds."""
 
 
 class DriverClient:
-    """One connection."""
+    """A client with one connection of the driver."""
 
     skips_locked: ClassVar[bool] = True
-    """Whether SQLAlchemy's ``with_for_update(skip_locked=True)`` means something here."""
+    """Whether SQLAlchemy's ``with_for_update(skip_locked=True)`` has an effect on this engine."""
     copies: ClassVar[bool] = False
     listens: ClassVar[bool] = False
     analyze: ClassVar[str | None] = None
-    """Tells the planner what a `{table}` holds, in the transaction that has filled it."""
+    """The statement that updates the planner's statistics of ``{table}``, in the transaction that filled it."""
 
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
         self.connection = connection
@@ -35,51 +35,59 @@ class DriverClient:
         self.cursor = connection.cursor()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        """Execute and count a statement, and return the cursor."""
         self.tally.statement()
         self.cursor.execute(statement, parameters)
         return self.cursor
 
     def claim(self, limit: int) -> Sequence[Row]:
+        """Claim up to ``limit`` rows and return them."""
         raise NotImplementedError
 
     def consume(self, limit: int) -> Sequence[Row]:
-        """Claim and complete at once."""
+        """Claim and complete rows at once, and return them."""
         raise NotImplementedError
 
     def complete(self, rows: Sequence[Row]) -> None:
+        """Complete claimed rows; ``RuntimeError`` if claims were lost."""
         raise NotImplementedError
 
     def any_left(self) -> bool:
+        """Return whether any row is available."""
         found = self.execute(f"SELECT 1 FROM {self.shape.table} WHERE status = 'available' LIMIT 1").fetchall()
         self.commit()
         return bool(found)
 
     def add(self, payload: str) -> None:
+        """Insert one row."""
         raise NotImplementedError
 
     def insert(self, payloads: Sequence[str]) -> None:
-        """In bulk."""
+        """Insert rows in bulk."""
         raise NotImplementedError
 
     def copy(self, payloads: Sequence[str]) -> None:
+        """Insert rows by COPY."""
         raise NotImplementedError
 
     def news(self, channel: str) -> Iterator[None]:
-        """Listens, and yields when there may be something to claim."""
+        """Listen, and yield when there may be something to claim."""
         raise NotImplementedError
 
     def commit(self) -> None:
+        """Commit the transaction, and count it."""
         self.tally.commit()
         self.connection.commit()
 
     def close(self) -> None:
+        """Close the connection."""
         self.connection.close()
 
     def key(self) -> Sequence[Any]:
-        """The values that a new row begins with."""
+        """Return the leading values of a new row: its key, unless the server generates it."""
         return () if self.shape.makes_keys else (uuid.uuid4(),)
 
     def expect(self, wanted: int) -> None:
-        """As the statement before changed the rows of claims that are no longer theirs."""
+        """Raise ``RuntimeError`` unless the last statement changed ``wanted`` rows: claims were lost."""
         if self.cursor.rowcount != wanted:
             raise RuntimeError(f"{wanted - self.cursor.rowcount} claims are lost")

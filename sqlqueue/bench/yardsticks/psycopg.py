@@ -1,4 +1,4 @@
-"""psycopg 3, which prepares by itself what is sent more than a few times."""
+"""The yardstick of psycopg 3, which prepares repeated statements by itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _RUNNING = f"status = 'running', available_at = statement_timestamp() + interval
 _COMPLETED = "status = 'completed', available_at = statement_timestamp(), finished_at = statement_timestamp()"
 
 _PATIENCE = 3.0
-"""Seconds until it looks although it has heard nothing."""
+"""Seconds between polls without notifications."""
 
 
 class Psycopg(DriverClient):
+    """A queue for PostgreSQL, by psycopg alone."""
+
     copies = True
     listens = True
     analyze = "ANALYZE {table}"

@@ -1,4 +1,4 @@
-"""PyMySQL, which makes one INSERT of many rows, if nothing but parameters stands in its VALUES."""
+"""The yardstick of PyMySQL, which sends many rows in one INSERT if its VALUES contain only parameters."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class PyMySQL(DriverClient):
+    """A queue for MySQL and MariaDB, by PyMySQL alone."""
+
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
         super().__init__(connection, shape, tally)
         self.cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -24,7 +26,7 @@ class PyMySQL(DriverClient):
         values = "%s" if shape.makes_keys else "%s, %s"
         self._add = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, {_NOW}, {_NOW})"
         self._insert = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, %s, %s)"
-        # InnoDB locks what it reads, before it sorts and whatever it then leaves out: so the indexes are named
+        # InnoDB locks all rows that it reads, before sorting and filtering them: so the indexes are forced
         self._update = f"UPDATE {shape.table} FORCE INDEX (PRIMARY)"
         self._pick = (
             f"SELECT {', '.join(shape.columns)} FROM {shape.table} FORCE INDEX ({shape.index})"

@@ -1,4 +1,4 @@
-"""Python's own sqlite3, which is told not to begin transactions by itself: a claim begins them to write."""
+"""The yardstick of Python's sqlite3, without implicit transactions: a claim begins a write transaction."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class SQLite(DriverClient):
+    """A queue for SQLite, by sqlite3 alone."""
+
     skips_locked = False
 
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
