@@ -54,7 +54,7 @@ ACCEPTED = [
 @pytest.mark.parametrize(("name", "version", "banner", "needed"), REFUSED, ids=str)
 def test_too_old(name: str, version: tuple[int, ...], banner: str, needed: str) -> None:
     with pytest.raises(UnsupportedDialectError) as refused:
-        adapters()[name].judge(version, banner)
+        adapters()[name].server.judge(version, banner)
     assert needed in str(refused.value)
     assert str(version[0]) in str(refused.value)
     assert refused.value.dialect == name
@@ -64,7 +64,7 @@ def test_too_old(name: str, version: tuple[int, ...], banner: str, needed: str) 
 
 @pytest.mark.parametrize(("name", "version", "banner"), ACCEPTED, ids=str)
 def test_new_enough(name: str, version: tuple[int, ...], banner: str) -> None:
-    adapters()[name].judge(version, banner)
+    adapters()[name].server.judge(version, banner)
 
 
 @pytest.mark.parametrize("operation", [sqlqueue.claim, sqlqueue.stats, sqlqueue.rescue])

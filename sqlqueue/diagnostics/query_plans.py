@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, bindparam, func, literal, select
 
 from ..dialects.base import Adapter
-from ..dialects.health import Plan
+from ..dialects.parts.plans import Plan
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec
 from ..sql.selection import Pick, picks
@@ -24,18 +24,18 @@ FEW = 100
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """The claims of a sound schema that do not go by an index, or could not."""
     for pick in _claims(spec):
-        statement = adapter.picking(pick, *spec.primary_key)
-        plan = adapter.plan(connection, statement)
+        statement = adapter.locking.picking(pick, *spec.primary_key)
+        plan = adapter.plans.of(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} find their indexes is not asked on this engine"
             yield Finding.of(
                 spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes are as they should be"
             )
             return
-        best = adapter.plan(connection, statement, forced=True)
+        best = adapter.plans.of(connection, statement, forced=True)
         unused = f"a claim from {spec.table.fullname} does not go by the index {pick.index}"
         if not _serves(best or plan, spec, 0):
-            certain = best is not None or not adapter.orders_freely or _is_large(connection, spec)
+            certain = best is not None or not adapter.locking.orders_freely or _is_large(connection, spec)
             yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
         elif not _serves(plan, spec, FEW) and _is_large(connection, spec):
             fix = f"bring the planner's statistics up to date: ANALYZE {spec.table.fullname}"

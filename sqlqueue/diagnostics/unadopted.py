@@ -42,7 +42,7 @@ def _sample(connection: Connection, spec: QueueSpec) -> Sequence[Any]:
 def _of_tasks(connection: Connection, spec: QueueSpec, rows: Sequence[Any]) -> Iterator[Finding]:
     """A row that is to do, and whose moments were filled in by an ALTER TABLE: by no INSERT."""
     waiting = [row for row in rows if row.status == Status.AVAILABLE and row.attempt == 0]
-    added_at = adapter_for(connection.dialect).added_at(connection, spec["created_at"]) if waiting else None
+    added_at = adapter_for(connection.dialect).schema.added_at(connection, spec["created_at"]) if waiting else None
     # elsewhere each column is filled by a statement of its own, and available_at comes first
     filled = Counter((row.available_at, row.created_at) for row in waiting if row.available_at < row.created_at)
     if any(row.created_at == added_at for row in waiting) or any(count > 1 for count in filled.values()):

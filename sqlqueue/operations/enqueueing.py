@@ -20,7 +20,7 @@ from ..queue.schedules import parse, text_of
 from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import aware, utcnow
-from ..transaction.connection import AnySession, check_engine, open_, session_of
+from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
@@ -119,7 +119,7 @@ def enqueue(
     for _, instances in batches:
         instances.withdraw()
     for spec, instances in batches:
-        open_(session, spec, meets=True)  # which flushes their parents
+        open_(session, spec, Access.CHANGE)  # which flushes their parents
         _enqueue_rows(session, spec, instances.flushed_rows(), how)
 
 
@@ -173,8 +173,8 @@ def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
 def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How) -> None:
     if not rows:
         return
-    adapter = open_(session, spec, meets=how.on_conflict != "raise")
-    adapter.check_keys(spec, rows)
+    adapter = open_(session, spec, Access.READ if how.on_conflict == "raise" else Access.CHANGE)
+    adapter.inserts.check_keys(spec, rows)
     fixed = _delayed(spec, how.delay)
     if spec.has("schedule") and not fixed:
         _plan(session, adapter, spec, rows)
@@ -184,7 +184,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         if how.copy:
             copy_rows(session, adapter, spec, rows)
         elif how.on_conflict == "raise":
-            if adapter.sends_values_alone and len(rows) > 1:
+            if adapter.inserts.sends_values_alone and len(rows) > 1:
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
@@ -221,7 +221,7 @@ def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: li
     # what is computed is no column, and has none
     defaults = ((prop.key, getattr(prop.columns[0], "default", None)) for prop in spec.mapper.column_attrs)
     timed = [key for key, default in defaults if isinstance(getattr(default, "arg", None), utcnow)]
-    now = adapter.execute(session, spec, select(utcnow())).scalar_one()
+    now = adapter.rows.execute(session, spec, select(utcnow())).scalar_one()
     for row in rows:
         for key in timed:
             row.setdefault(key, now)
@@ -239,7 +239,7 @@ def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
     """The first runs of recurring tasks."""
-    now: datetime = adapter.execute(session, spec, select(utcnow())).scalar_one()
+    now: datetime = adapter.rows.execute(session, spec, select(utcnow())).scalar_one()
     schedule, moment, status = (spec.attributes[role] for role in ("schedule", "available_at", "status"))
     for row in rows:
         if row.get(schedule) is not None and row.get(moment) is None:

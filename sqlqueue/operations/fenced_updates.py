@@ -50,18 +50,18 @@ def change(
     spec, keys, parameters = held.spec, [claim.identity for claim in claims], None
 
     def named(mine: Criterion) -> Criterion:
-        return mine if held.waits else adapter.passing_over(spec, mine)
+        return mine if held.waits else adapter.locking.passing_over(spec, mine)
 
     alike = are_alike(held, claims)
-    if like is None or not (alike or adapter.names_rows):
+    if like is None or not (alike or adapter.keys.names_rows):
         statement = make(named(fence(adapter, held, claims)))
     else:
-        count = adapter.named_for(spec, len(keys))
+        count = adapter.keys.named_for(spec, len(keys))
         statement = spec.made.get(
             (adapter, held, like, count, alike), lambda: make(named(_fence_named(adapter, held, count, alike=alike)))
         )
         parameters = _fence_names(adapter, held, claims, alike=alike)
-    return adapter.change(session, spec, statement, keys, parameters, waits=held.waits)
+    return adapter.rows.change(session, spec, statement, keys, parameters, waits=held.waits)
 
 
 _MARKS = (ATTEMPT, TOKEN)
@@ -75,27 +75,27 @@ def are_alike(held: Held, claims: Sequence[Claim]) -> bool:
 
 def fence(adapter: Adapter, held: Held, claims: Sequence[Claim]) -> Criterion:
     """Holds for the rows that are still held by these claims."""
-    keys = adapter.key_in(held.spec, [claim.identity for claim in claims])
+    keys = adapter.keys.key_in(held.spec, [claim.identity for claim in claims])
     if are_alike(held, claims):
         marks = zip(held.marked, held.marks(claims[0]), strict=True)
         return held.unsettled(and_(*(column == mark for column, mark in marks), keys))
     # the keys by themselves too, by which rows are found
-    return held.unsettled(and_(keys, adapter.rows_in(_columns(held), _rows(held, claims))))
+    return held.unsettled(and_(keys, adapter.keys.rows_in(_columns(held), _rows(held, claims))))
 
 
 def _fence_named(adapter: Adapter, held: Held, count: int, *, alike: bool) -> Criterion:
     """:func:`fence` with the parameters of :func:`_fence_names`."""
-    keys = adapter.keys_named(held.spec, count)
+    keys = adapter.keys.keys_named(held.spec, count)
     if not alike:
-        return held.unsettled(and_(keys, adapter.rows_in(_columns(held))))
+        return held.unsettled(and_(keys, adapter.keys.rows_in(_columns(held))))
     marks = zip(held.marked, _MARKS, strict=False)
     return held.unsettled(and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys))
 
 
 def _fence_names(adapter: Adapter, held: Held, claims: Sequence[Claim], *, alike: bool) -> dict[str, Any]:
-    names = adapter.key_names(held.spec, [claim.identity for claim in claims])
+    names = adapter.keys.key_names(held.spec, [claim.identity for claim in claims])
     marks = zip(_MARKS, held.marks(claims[0]), strict=False)
-    return {**names, **(dict(marks) if alike else adapter.row_names(_rows(held, claims)))}
+    return {**names, **(dict(marks) if alike else adapter.keys.row_names(_rows(held, claims)))}
 
 
 def _columns(held: Held) -> Sequence[ColumnElement[Any]]:

@@ -22,7 +22,7 @@ from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.selection import is_available
 from ..sql.transitions import Held
 from ..transaction.claims import Hold, holds_of, ledger_of
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .settlements import (
@@ -170,7 +170,8 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
     # what waits for nobody can do so in an isolation level that knows of such reads alone; and slots have to be seen
-    adapter = open_(session, spec, claims=not waits, meets=spec.options.slots is not None)
+    meets = Access.CHANGE if spec.options.slots is not None else Access.READ
+    adapter = open_(session, spec, meets if waits else Access.CLAIM)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for hold, _ in holds:
@@ -191,7 +192,7 @@ def _apply(
     session: Session, adapter: Adapter, held: Held, claims: Sequence[Claim], settlement: Settlement
 ) -> list[Claim]:
     lost: list[Claim] = []
-    for some in chain.from_iterable(adapter.batches(held.spec, each) for each in _of_different_rows(claims)):
+    for some in chain.from_iterable(adapter.keys.batches(held.spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(adapter, session, held, some)
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
@@ -224,8 +225,8 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
     if how not in ("completed", "failed", "discarded") or not spec.has("unique_key"):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
-    available = (and_(adapter.key_in(spec, some), is_available(spec)) for some in adapter.batches(spec, keys))
-    return any(adapter.exists(session, spec, each) for each in available)
+    available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))
+    return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:

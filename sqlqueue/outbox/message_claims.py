@@ -69,7 +69,7 @@ def claim_messages(
     token = new_token()
     writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
     taken = _take(session, adapter, wanted, mine, writing)
-    return _remembered(session, spec, adapter.load(session, spec, _without_gaps(lines, taken)), token)
+    return _remembered(session, spec, adapter.rows.load(session, spec, _without_gaps(lines, taken)), token)
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
@@ -96,7 +96,7 @@ def _heads(session: Session, adapter: Adapter, wanted: _Wanted) -> list[Head]:
     for near in (NEAR, None):
         for step in picks(spec, wanted.where, ()):
             if room := wanted.limit - len(heads):
-                rows: Iterable[Any] = adapter.execute(session, spec, first_of(step(room), near))
+                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(step(room), near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
             break
@@ -110,7 +110,7 @@ def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequen
     room = wanted.limit - len(heads)
     if room and keyed:
         asked = followers_of(wanted.spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
-        rows: Iterable[Any] = adapter.execute(session, wanted.spec, asked)
+        rows: Iterable[Any] = adapter.rows.execute(session, wanted.spec, asked)
         for number, *key in rows:
             if room:
                 lines[number].append(tuple(key))
@@ -122,10 +122,10 @@ def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Seque
     """Those that are free and may be claimed: as they are now, for the looks before may be out of date."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(spec, identities):
-        state = (adapter.key_in(spec, some), claimable)
+    for some in adapter.keys.batches(spec, identities):
+        state = (adapter.keys.key_in(spec, some), claimable)
         named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
-        found.update(adapter.lock(session, named))
+        found.update(adapter.claims.lock(session, named))
     return found
 
 
@@ -139,9 +139,9 @@ def _take(
     """Those that were written; the condition again, since not every engine looks once more after it has locked."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(spec, identities):
-        taken = write(spec, and_(adapter.key_in(spec, some), claimable), assignments)
-        found |= adapter.change(session, spec, taken, some)
+    for some in adapter.keys.batches(spec, identities):
+        taken = write(spec, and_(adapter.keys.key_in(spec, some), claimable), assignments)
+        found |= adapter.rows.change(session, spec, taken, some)
     return found
 
 

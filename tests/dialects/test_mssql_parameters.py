@@ -158,7 +158,7 @@ def test_there_is_room_for_messages() -> None:
 def naming(name: str, model: type[QueueMixin], count: int) -> str:
     engine, _ = recording_engine(*ENGINES[name])
     spec = model.__queue_spec__
-    named = adapters()[name].key_in(spec, [identity(model, 7_000 + n) for n in range(count)])
+    named = adapters()[name].keys.key_in(spec, [identity(model, 7_000 + n) for n in range(count)])
     return str(spec.table.delete().where(named).compile(engine, compile_kwargs={"render_postcompile": True}))
 
 

@@ -30,7 +30,7 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
     """Whether it is about the server or the connection, and not about what was sent."""
     if isinstance(error, DBAPIError):
         # by code first: some drivers have no class of its own for a deadlock, or call it a fault of the program
-        told = error.connection_invalidated or adapter.is_outage(error) or adapter.is_transient(error)
+        told = error.connection_invalidated or adapter.errors.is_outage(error) or adapter.errors.is_transient(error)
         return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, (PoolTimeoutError, OSError))
 
