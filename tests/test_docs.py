@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parent.parent
-PAGES = sorted((PROJECT / "docs").glob("*.md"))
+PAGES = sorted((PROJECT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

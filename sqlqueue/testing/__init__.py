@@ -5,6 +5,8 @@ With a session all of it happens in that session's transaction, which is not com
 everything.  With a ``sessionmaker`` each task has a transaction of its own, which is committed.
 
 Everything here takes an asyncio session as well, and is then to be awaited.
+
+For packages that bring an adapter of their own: ``sqlqueue.testing.conformance`` tests what an engine has to do.
 """
 
 from .assertions import assert_enqueued
