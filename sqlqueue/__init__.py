@@ -31,12 +31,14 @@ from .model.mixins import (
     TraceMixin,
     UniqueMixin,
 )
+from .model.pause import PauseMixin
 from .operations import (
     Bucket,
     DeclaredSchedules,
     Durations,
     ErrorGroup,
     Limit,
+    Pause,
     Pruned,
     QueueOverview,
     QueueStats,
@@ -58,10 +60,13 @@ from .operations import (
     hung,
     limits,
     overview,
+    pause,
+    paused,
     prune,
     release,
     reschedule,
     rescue,
+    resume,
     retry,
     set_limit,
     snooze,
@@ -70,7 +75,6 @@ from .operations import (
     timeline,
     unschedule,
 )
-from .operations.pausing import Pause, PauseMixin, pause, paused, resume
 from .queue.findings import Finding, Severity
 from .queue.options import QueueOptions
 from .queue.retries import ConstantBackoff, ExponentialBackoff, LinearBackoff, RetryByError, RetryPolicy

@@ -458,6 +458,7 @@ ENGINES = (
         name="mariadb",
         loose_collation="utf8mb4_general_ci",
         statements_row="on MariaDB",
+        hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
         container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),

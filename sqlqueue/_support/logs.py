@@ -76,7 +76,7 @@ _PYTHON = "python"
 def _owner(filename: str) -> str | None:
     """Python, or the package whose file it is; ``None`` if it is not an installed one."""
     path = PurePath(filename)
-    if path.is_relative_to(Path(__file__).parent):
+    if path.is_relative_to(Path(__file__).parents[1]):
         return "sqlqueue"
     for folder, name in zip(path.parts, path.parts[1:], strict=False):
         if folder in _INSTALLED:

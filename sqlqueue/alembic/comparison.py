@@ -100,10 +100,20 @@ class Revision:
                 continue  # what is missing altogether is noticed, or filtered out
             index, table = wrong.index, wrong.spec.table
             is_visible = self.context.run_object_filters(index, index.name, "index", False, None)
-            if is_visible and (self._key(table.schema, table.name), index.name) not in noticed:
-                old = self._as_it_is(table, str(index.name), wrong.live)
+            key, old = self._key(table.schema, table.name), self._as_it_is(table, str(index.name), wrong.live)
+            if (key, index.name) in noticed:
+                self._drop_unseen(key, old)
+            elif is_visible:
                 replacing = [DropIndexOp.from_index(old), CreateIndexOp.from_index(index)]
                 yield ModifyTableOps(table.name, replacing, schema=table.schema)
+
+    def _drop_unseen(self, key: Key, old: Index) -> None:
+        """Before another is created by its name: what MariaDB calls IGNORED, SQLAlchemy takes for missing."""
+        for op in self.operations:
+            if isinstance(op, ModifyTableOps) and self._key(op.schema, op.table_name) == key:
+                names = [each.index_name for each in op.ops if isinstance(each, CreateIndexOp | DropIndexOp)]
+                if names.count(str(old.name)) == 1:
+                    op.ops[:] = [DropIndexOp.from_index(old), *op.ops]
 
     def _mending_default(self, wrong: WrongDefault) -> Iterator[ModifyTableOps]:
         """Unless Alembic compares defaults and changes this one, or the project leaves the column out."""

@@ -169,7 +169,8 @@ def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
 
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
     for difference in drift(connection, [spec]):
-        yield Finding.of(spec, _severity(difference), _CODES[type(difference)], difference.message, _MIGRATE)
+        fix = _fix(connection, difference)
+        yield Finding.of(spec, _severity(difference), _CODES[type(difference)], difference.message, fix)
     if live:
         yield from misfits(connection.dialect, spec, live)
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
@@ -177,6 +178,12 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
             message = f"there is no table {table.fullname}, which {spec.entity.__name__} is spread over"
             yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
+
+
+def _fix(connection: Connection, difference: Difference) -> str:
+    if isinstance(difference, WrongIndex) and not difference.live.usable:
+        return adapter_for(connection.dialect).schema.revival(connection, difference.index) or _MIGRATE
+    return _MIGRATE
 
 
 def _severity(difference: Difference) -> Severity:

@@ -37,10 +37,13 @@ def _compile_naming(element: Naming, compiler: Any, **kw: Any) -> str:
 
 def live_name(connection: Connection, table: Table) -> str:
     """The quoted name of ``table`` here, for what takes no parameters, or takes it as the value of one."""
-    schema = connection.schema_for_object(table)
-    preparer = connection.dialect.identifier_preparer
-    qualifier = f"{_undoubled(connection.dialect, preparer.quote_schema(schema))}." if schema else ""
-    return qualifier + plain(connection.dialect, table.name)
+    return live_qualifier(connection, table) + plain(connection.dialect, table.name)
+
+
+def live_qualifier(connection: Connection, table: Table) -> str:
+    """What stands before the name of ``table`` here, and before those of its indexes: its quoted schema, if any."""
+    schema, preparer = connection.schema_for_object(table), connection.dialect.identifier_preparer
+    return f"{_undoubled(connection.dialect, preparer.quote_schema(schema))}." if schema else ""
 
 
 def plain(dialect: Dialect, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from ..queue.findings import Finding, Severity
-from ..queue.spec import QueueSpec
+from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.selection import Pick, UniqueBy
 from .base import Adapter
 from .parts.errors import Errors
@@ -88,6 +88,11 @@ class SQLiteKeys(Keys):
 
     tuples: ClassVar[bool] = False
     batch: ClassVar[int] = 500
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
+            return self.rows_in(spec.primary_key, keys)  # so many alternatives would be too deep
+        return super().key_in(spec, keys)
 
 
 class SQLiteLocking(Locking):

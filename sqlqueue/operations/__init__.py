@@ -8,6 +8,7 @@ from .enqueueing import enqueue
 from .fair import claim_in_turns
 from .finding import find
 from .limits import Limit, limits, set_limit
+from .pausing import Pause, pause, paused, resume
 from .pruning import Pruned, prune
 from .rescheduling import reschedule, unschedule
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
@@ -20,6 +21,7 @@ __all__ = [
     "Durations",
     "ErrorGroup",
     "Limit",
+    "Pause",
     "Pruned",
     "QueueOverview",
     "QueueStats",
@@ -42,10 +44,13 @@ __all__ = [
     "hung",
     "limits",
     "overview",
+    "pause",
+    "paused",
     "prune",
     "release",
     "reschedule",
     "rescue",
+    "resume",
     "retry",
     "set_limit",
     "snooze",

@@ -18,7 +18,7 @@ from ..queue.spec import QueueSpec
 class Prospect(NamedTuple):
     """What comes after a failure."""
 
-    kind: Literal["failed", "discarded"]
+    kind: Literal["completed", "failed", "discarded"]
     """``"failed"`` if it is tried again, or has a next run, and ``"discarded"`` if it is a dead letter."""
     level: int
     """Of the log line: a retry is a warning, whatever is given up is an error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -18,7 +18,17 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import FINAL, Status
 from ..sql.reactivation import redriving
-from ..sql.selection import Assignment, is_exhausted, is_final, is_held, is_hung, only, picks, state, write
+from ..sql.selection import (
+    Assignment,
+    exhausted_picks,
+    is_exhausted,
+    is_final,
+    is_held,
+    is_hung,
+    only,
+    state,
+    write,
+)
 from ..sql.transitions import Held, ending, finishing
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
@@ -120,8 +130,8 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
 def _renew_crashed(
     adapter: Adapter, session: Session, spec: QueueSpec, values: Sequence[Assignment], number: int
 ) -> int:
-    _, due = picks(spec, within(session, spec), ())
-    keys = adapter.claims.lock(session, replace(due(number), state=(is_exhausted(spec),)))
+    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)
+    keys = adapter.claims.lock(session, crashed(number))
     if not keys:
         return 0
     read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.keys.key_in(spec, keys))

@@ -269,7 +269,15 @@ def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> 
 
 
 @contextmanager
-def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: Any) -> Generator[T | None]:
+def claiming(
+    session: AnySession,
+    entity: type[T],
+    *where: Where,
+    lease: Lease = "default",
+    order_by: OrderBy = (),
+    options: Sequence[ExecutableOption] = (),
+    claimed_by: str | None = None,
+) -> Generator[T | None]:
     """``with claiming(session, Task) as task:`` claim one, work on it in a savepoint, settle it.
 
     Leaving the block completes the task, unless it has been settled inside.  An exception rolls the block's writes
@@ -277,7 +285,7 @@ def claiming(session: AnySession, entity: type[T], *where: Where, **arguments: A
     what is no :class:`Exception`, are raised.  ``None`` if nothing is free.
     """
     session = session_of(session)
-    task = claim(session, entity, *where, **arguments)
+    task = claim(session, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by)
     if task is None:
         yield None
         return

@@ -5,52 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import MetaData, Table, Unicode, delete, insert, select, update
+from sqlalchemy import Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Mapped
 
 from .._support import checks
 from .._support.error_text import error_text
 from .._support.exc import ArgumentError, ConfigurationError
-from ..dialects import error_type, key_type, timestamp_type
+from ..dialects.base import Adapter
 from ..model.columns import LONGEST_NAME, LONGEST_TOPIC
-from ..model.declaration import place
-from ..model.mixins import QueueMixin, subclasses
+from ..model.mixins import QueueMixin
+from ..model.pause import pause_table
 from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..sql.clock import utcnow
-from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.notifications import announce
-from . import default_claimer
-
-_LONGEST = 386
-"""Of a schema, a table and a topic, and what is between them."""
-
-
-class PauseMixin:
-    """Makes a model the place where it is written which queues are paused; :func:`pause` and :func:`resume` write it.
-
-    >>> class QueuePause(PauseMixin, Base):
-    ...     __tablename__ = "queue_pause"
-
-    One for all queues of the same ``MetaData``, in their database.  Workers find it by themselves.
-    """
-
-    if TYPE_CHECKING:
-        queue: Mapped[str]
-        """The queue's table, followed by ``:`` and a topic if only that is paused."""
-        paused_at: Mapped[datetime]
-        paused_by: Mapped[str]
-        reason: Mapped[str | None]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
-            place(cls, "queue", {"type_": key_type(_LONGEST), "primary_key": True})
-            place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
-            place(cls, "paused_by", {"type_": Unicode(LONGEST_NAME), "nullable": False})
-            place(cls, "reason", {"type_": error_type(), "nullable": True})
-        super().__init_subclass__(**kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +48,7 @@ def pause(
     claim that is not a worker's does not ask: see :func:`paused`.
 
     Returns false, and changes nothing, if it is paused already; of several who do it at once, one gets true.
-    :class:`.ConfigurationError` if the application has no model for it, see :class:`PauseMixin`.
+    :class:`.ConfigurationError` if the application has no model for it, see :class:`.PauseMixin`.
     """
     spec = spec_of(entity)
     table, key = _place_of(spec), _key(spec, topic)
@@ -136,28 +106,18 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
     return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
 
 
-def pause_table(metadata: MetaData) -> Table | None:
-    """Where it is written which queues of ``metadata`` are paused."""
-    mapped = (cls.__dict__.get("__table__") for cls in subclasses(PauseMixin))
-    found = [table for table in mapped if table is not None and table.metadata is metadata]
-    if len(found) > 1:
-        names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(f"one table says which queues are paused, not {names}: leave one PauseMixin")
-    return found[0] if found else None
-
-
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     """The topics of this queue among ``keys``, as ``pause`` has written them."""
     prefix = f"{spec.table.fullname}:"
     return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
 
 
-def not_paused(spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
+def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
     """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)
-    return (spec["topic"].not_in(topics),) if topics else ()
+    return (~adapter.keys.one_of(spec, spec["topic"], topics),) if topics else ()
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:

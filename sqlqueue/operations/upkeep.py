@@ -17,7 +17,17 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import Pick, has_come, is_available, is_due, is_early, is_exhausted, picks, state, write
+from ..sql.selection import (
+    Pick,
+    exhausted_picks,
+    has_come,
+    is_available,
+    is_due,
+    is_early,
+    picks,
+    state,
+    write,
+)
 from ..sql.transitions import Held
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .fenced_updates import fence
@@ -117,8 +127,7 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     """Up to ``limit`` tasks that :func:`.rescue` would discard, with the number of the last attempt; locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
-    _, due = picks(spec, within(session, spec), ())
-    pick = replace(due(limit), state=(is_exhausted(spec),))
+    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
     before = spec["attempts_before"] if spec.has("attempts_before") else literal_column("0")
     rows: Any = adapter.rows.execute(
         session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit)

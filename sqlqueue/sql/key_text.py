@@ -36,6 +36,11 @@ class KeyText(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else text("a key", value)
 
+    def literal_processor(self, dialect: Dialect) -> Any:
+        # by way of the dialect, which SQLAlchemy does not ask about a variant: SQL Server writes N'...' for wide text
+        write = self.impl_instance.dialect_impl(dialect).literal_processor(dialect)
+        return write and (lambda value: write(text("a key", value)))
+
 
 def key_text(stock: type[TypeEngine[Any]], **arguments: Any) -> KeyText:
     """A :class:`KeyText` that goes by the name of ``stock``, for the sake of migrations; see :func:`.utc`."""

@@ -280,3 +280,10 @@ def only(spec: QueueSpec, *criteria: Where) -> Criterion:
         terms.append(spec.inherited)
     # not true(), of which SQLAlchemy 2.1 makes a condition that Oracle before 23ai does not know
     return and_(*terms) if terms else spec.primary_key[0].is_not(None)
+
+
+def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Callable[[int], Pick]:
+    """Tasks that :func:`is_exhausted` holds for, ``by_claims`` by the index of claims: running tasks are few."""
+    ready, due = picks(spec, where)
+    step = ready if by_claims else due
+    return lambda limit: replace(step(limit), state=(is_exhausted(spec),), exact=False)

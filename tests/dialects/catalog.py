@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Boolean, Engine, Uuid
+from sqlalchemy import Boolean, ColumnElement, Engine, Uuid
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.exc import FlushError
@@ -167,7 +167,11 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Mail.pause", lambda s: s.pause(Mail, "news", reason="x")
     yield "Mail.paused", lambda s: s.paused(Mail)
     yield "Mail.resume", lambda s: s.resume(Mail, "news")
-    yield "Mail.claim(paused)", lambda s: s.claim(Mail, *(not_paused(Mail.__queue_spec__, {"mail:news"}) or ()))
+    yield "Mail.claim(paused)", lambda s: s.claim(Mail, *_unpaused(s, {"mail:news"}))
+
+
+def _unpaused(session: QueueSession, keys: set[str]) -> Sequence[ColumnElement[bool]]:
+    return not_paused(adapter_for(session.get_bind().dialect), Mail.__queue_spec__, keys) or ()
 
 
 def _statistics() -> Iterator[tuple[str, Call]]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
-from sqlalchemy import Table
+from sqlalchemy import Identity, MetaData, Table
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
@@ -91,3 +94,24 @@ def test_each_lock_is_on_rows_and_each_look_has_none(sent: dict[str, str]) -> No
         for given in (each for table in TABLES for each in hints(sql, table) if each != {""}):
             assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or "UPDLOCK" in given), name
             assert "READPAST" not in given or "UPDLOCK" in given, name  # by itself it is refused with row versions
+
+
+def test_hints_stay_where_a_table_has_a_schema() -> None:
+    class Own(DeclarativeBase):
+        metadata = MetaData(schema="Own")
+
+    class Errand(QueueMixin, Own):
+        __tablename__ = "errand"
+        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+    engine, log = recording_engine(*ENGINES["mssql"])
+    with QueueSession(engine) as session, suppress(ClaimLostError):
+        session.claim(Errand)
+        session.claim(Errand, lease=None)
+        session.complete([Claim(Errand, (1,), 1, 7)])
+    assert {text for sql in log for text in re.findall(r"(?:FROM|UPDATE) ((?!picked)\S*errand\S*)", sql)} == {
+        "[Own].errand"
+    }
+    locking = "ROWLOCK, UPDLOCK, READPAST, FORCESEEK, INDEX(ix_errand_claim)"
+    assert f"FROM [Own].errand WITH ({locking})" in log[0]
+    assert all(re.search(r"(FROM|UPDATE) \[Own\]\.errand WITH \(.*FORCESEEK", sql) for sql in log)

@@ -22,10 +22,12 @@ from sqlqueue import (
     QueueSession,
     RecurringMixin,
     SlotMixin,
+    TopicMixin,
     UniqueMixin,
 )
 from sqlqueue.dialects import adapters
-from sqlqueue.operations.upkeep import extend, postpone, promote
+from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
@@ -67,6 +69,11 @@ class Slot(SlotMixin, Base):
 class Held(Place, LimitMixin, Base):
     __tablename__ = "held"
     __queue__ = QueueOptions(slots=Slot, limit=MANY)
+
+
+class Letter(TopicMixin, Base):
+    __tablename__ = "letter"
+    x: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class Note(Place, OutboxMixin, Base):
@@ -153,6 +160,25 @@ def test_there_is_room_for_those_that_are_not_locked_too(model: type[QueueMixin]
 
 def test_there_is_room_for_messages() -> None:
     assert max(numbers(lambda s, m: claim_messages(s, m, limit=MANY), Note)) < MOST
+
+
+def without_paused(session: QueueSession, model: type[QueueMixin]) -> None:
+    """A look asks for them three times."""
+    where = not_paused(adapters()["mssql"], model.__queue_spec__, {f"letter:topic {n}" for n in range(MANY)})
+    assert where is not None
+    next_due(session, model, *where)
+    session.claim_many(model, *where, limit=MANY)
+
+
+def test_there_is_room_for_topics_that_are_paused() -> None:
+    assert max(numbers(without_paused, Letter)) < MOST
+
+
+def test_topics_that_are_written_out_are_wide() -> None:
+    where = adapters()["mssql"].keys.one_of(Letter.__queue_spec__, Letter.__table__.c.topic, ["\u65e5\u672c's"] * MANY)
+    engine, _ = recording_engine(*ENGINES["mssql"])
+    text = str(where.compile(engine, compile_kwargs={"render_postcompile": True}))
+    assert text.count("N'\u65e5\u672c''s'") == MANY
 
 
 def naming(name: str, model: type[QueueMixin], count: int) -> str:

@@ -17,12 +17,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import FlushError
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSession
-from sqlqueue.dialects import adapters
-from sqlqueue.operations.upkeep import extend
+from sqlqueue.dialects import adapter_for, adapters
+from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.upkeep import extend, next_due
 from sqlqueue.transaction.claims import Hold, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Document, Film, Report, Seat, Task, Visit
+from tests.models import Document, Film, Mail, Report, Seat, Task, Visit
 
 MANY = 2_500
 MOST_IN_A_LIST = 1_000
@@ -124,6 +125,16 @@ def test_a_row_that_is_held_is_not_run_again(sent: Any) -> None:
         rows = [{"id": f"e{n}", "version": n} for n in range(MANY)]
         with pytest.raises(ArgumentError, match="lease=None"):
             session.enqueue(Document, rows, on_conflict="rerun")
+
+
+def test_topics_that_are_paused(sent: Any) -> None:
+    paused = {f"mail:topic {n}" for n in range(MANY)}
+    where = not_paused(adapter_for(sent[0].dialect), Mail.__queue_spec__, paused)
+    assert where is not None
+    with QueueSession(sent[0]) as session:
+        next_due(session, Mail, *where)
+        session.claim_many(Mail, *where, limit=7)
+    assert all("topic 2499" in statement for statement, _ in sent[1][:2])
 
 
 def test_all_rows_are_named() -> None:

@@ -14,10 +14,10 @@ from sqlqueue import QueueSession, Worker
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handling.handlers import Handler
-from sqlqueue.worker.handling.jobs import Holdings, Job
+from sqlqueue.worker.handling.jobs import InFlight, Job
 from sqlqueue.worker.handling.outcomes import COMPLETED
 from sqlqueue.worker.reporting.reports import Reports
-from sqlqueue.worker.running.completer import Settler
+from sqlqueue.worker.running.completer import Completer
 from tests.models import Task
 
 TRIES = 3
@@ -38,17 +38,17 @@ def handler_with(sessions: sessionmaker[QueueSession], function: Callable[..., A
 
 def is_dropped(sessions: sessionmaker[QueueSession], task: Task) -> bool:
     """Whether nobody tries any more to write that this task is done."""
-    job, reports, holdings = Job(handler_with(sessions, lambda task: None), task), Reports(), Holdings()
-    holdings.add(job)
+    job, reports, in_flight = Job(handler_with(sessions, lambda task: None), task), Reports(), InFlight()
+    in_flight.add(job)
 
     async def settle() -> None:
         adapter = adapter_for(sessions.kw["bind"].dialect)
-        settler = Settler(SyncDatabase(sessions), adapter, holdings, reports)
-        settler.put(job, COMPLETED)
-        settling = asyncio.create_task(settler.run())
-        while reports.counts["database_errors"] < TRIES and len(holdings):
+        completer = Completer(SyncDatabase(sessions), adapter, in_flight, reports)
+        completer.put(job, COMPLETED)
+        settling = asyncio.create_task(completer.run())
+        while reports.counts["database_errors"] < TRIES and len(in_flight):
             await asyncio.sleep(0.05)
         settling.cancel()
 
     asyncio.run(settle())
-    return not len(holdings)
+    return not len(in_flight)

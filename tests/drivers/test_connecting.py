@@ -115,8 +115,8 @@ def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
     """Of a task whose handler meets the outage."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
-        performer = Executor(handler, SyncDatabase(sessions), adapter_of(url), Reports())
-        outcome = performer.perform(Job(handler, task))
+        executor = Executor(handler, SyncDatabase(sessions), adapter_of(url), Reports())
+        outcome = executor.perform(Job(handler, task))
     assert outcome is not None
     assert outcome.kind == "snoozed"
 

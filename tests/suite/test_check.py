@@ -214,6 +214,17 @@ def test_a_table_without_transactions(healthy: Database) -> None:
     assert findings(healthy) == []
 
 
+@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy, of what MariaDB calls IGNORED
+@pytest.mark.requires("hide_index")
+def test_an_index_that_is_switched_off(healthy: Database) -> None:
+    execute(healthy, healthy.case.hide_index.format(table="checked_post", index="ix_checked_post_claim"))
+    (finding,) = findings(healthy)
+    assert (finding.severity, finding.code) == ("error", "wrong-index")
+    assert "ix_checked_post_claim of checked_post is not usable" in finding.message
+    execute(healthy, finding.fix)
+    assert findings(healthy) == []
+
+
 def test_a_server_that_is_too_old(healthy: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = create_engine(healthy.url)
     with engine.connect() as connection:

@@ -156,7 +156,7 @@ def test_a_running_task_keeps_the_key_whose_slot_it_holds(db: Database) -> None:
 
 
 def test_no_limit_holds_for_what_is_completed_first(sync_db: Database) -> None:
-    with pytest.raises(ArgumentError, match="would hold nobody back"):
+    with pytest.raises(ArgumentError, match="would have no effect"):
         Worker(sync_db.sessions()).handler(Visit, mode="at-most-once")(lambda visit: None)
 
 

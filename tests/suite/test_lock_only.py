@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.harness import Database
-from tests.models import Base, Ledger, Spool, Task
+from tests.models import Base, Ledger, Seat, Spool, Task
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -247,3 +247,14 @@ def test_lost_if_the_row_is_gone(db: Database) -> None:
     session.execute(delete(Task).execution_options(synchronize_session=False))
     with pytest.raises(ClaimLostError):
         session.complete(task)
+
+
+def test_any_number_of_keys_may_be_held(sync_db: Database) -> None:
+    """SQLite takes no expression that is more than 1,000 deep."""
+    many = 1_500
+    sync_db.insert(Seat, [{"line": "x", "number": number} for number in range(many + 1)])
+    with sync_db.begin() as actor:
+        held = actor.claim_many(Seat, limit=many, lease=None)
+        last = actor.claim_many(Seat, limit=many, lease=None)
+        assert (len(held), len(last)) == (many, 1)
+        actor.complete([*held, *last])

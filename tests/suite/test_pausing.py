@@ -15,6 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 import sqlqueue
 from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.pausing import not_paused
+from sqlqueue.operations.upkeep import look
 from tests.harness import Database
 from tests.models import Mail, Notice, QueuePause, Reminder, Task
 from tests.suite.scenes import clock, rows, waited
@@ -217,6 +219,25 @@ def test_models_of_its_own(dataclasses: bool) -> None:
 
     with Session(engine) as session, pytest.raises(ConfigurationError, match="second, stop"):
         sqlqueue.pause(session, Job)
+
+
+MORE_THAN_PARAMETERS = 70_000
+"""No engine takes more than 65,535 of those."""
+ODD = "it's 100% \\ :odd"
+
+
+def test_any_number_of_topics_may_be_paused(sync_db: Database) -> None:
+    topics = [ODD, *(f"topic {n}" for n in range(MORE_THAN_PARAMETERS))]
+    sync_db.insert(Mail, [{"topic": topic} for topic in (ODD, topics[-1], "open")])
+    adapter = adapter_for(sync_db.session_engine.dialect)
+    where = not_paused(adapter, Mail.__queue_spec__, {f"mail:{topic}" for topic in topics})
+    assert where is not None
+    with sync_db.begin() as actor:
+        assert [mail.topic for mail in actor.claim_many(Mail, *where, limit=5)] == ["open"]
+    with sync_db.begin() as actor:
+        due = actor.run(look, Mail, *where).due  # that of its lease: nothing else is seen
+        assert due is not None
+        assert due > timedelta(0)
 
 
 def test_a_model_of_sqlmodel() -> None:

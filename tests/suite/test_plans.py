@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.upkeep import next_due, promote
+from sqlqueue.operations.upkeep import exhausted, next_due, promote
 from sqlqueue.sql.clock import NEVER
 from tests.engines import EngineCase
 from tests.harness import Actor, Database
@@ -211,6 +211,25 @@ def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], 
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
         assert list(unserved(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
+
+
+@pytest.mark.requires("statistics")
+def test_what_is_due_is_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
+    if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
+        pytest.skip("no index has the running tasks but that of all which are due")
+    calls: Mapping[str, Call] = {
+        "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),
+        "rescue": lambda session, model: session.rescue(model, limit=READY),
+    }
+    # many that crashed, after all that is due: to go by the moment looks cheap to a planner, and is not
+    crashed = rows(2 * FEW, "expired", max_attempts=1, available_at=PAST + HOUR)
+    stored(sync_db, Task, 0, crashed)
+    stored(sync_db, Task, len(crashed), rows(READY))
+    small = efforts(sync_db, Task, calls)
+    stored(sync_db, Task, len(crashed) + READY, rows(MANY, "scheduled", "retryable"))
+    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows nothing"
+    counted(Task)
+    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows the table"
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["planned anew", "prepared"])

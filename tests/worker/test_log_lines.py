@@ -18,7 +18,7 @@ from sqlqueue.worker.process import maintenance
 from tests.harness import Database
 from tests.models import Document, Report, Seat, Task
 from tests.suite.scenes import PAST
-from tests.worker.crew import Workers, eventually, raising, with_session, without_session
+from tests.worker.crew import Workers, eventually, raising, statuses, with_session, without_session
 
 MINUTE = timedelta(minutes=1)
 HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e\nINFO all is well"
@@ -40,6 +40,39 @@ def ends(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 def the_end(log: pytest.LogCaptureFixture) -> logging.LogRecord:
     (record,) = eventually(lambda: ends(log))
     return record
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "said"),
+    [
+        (
+            ValueError("no"),
+            "failed",
+            "failed (ValueError: no), not retried: it was completed before its handler was called",
+        ),
+        (Retry(MINUTE, "busy"), "failed", "failed (busy), not retried: it was completed before its handler was called"),
+        (Discard("no use"), "failed", "failed (no use), not retried: it was completed before its handler was called"),
+        (Snooze(MINUTE), "completed", None),
+        (Cancel(), "completed", None),
+    ],
+)
+def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
+    db: Database,
+    workers: Workers,
+    log: pytest.LogCaptureFixture,
+    error: Exception,
+    outcome: str,
+    said: str | None,
+) -> None:
+    db.insert(Task, [{"id": 7}])
+    worker = workers.make()
+    worker.handler(Task, mode="at-most-once")(raising(db, error, session=False))
+    workers.start(worker)
+    eventually(lambda: worker.reports.counts[outcome] == 1 and len(ends(log)) == bool(said))
+    assert statuses(db) == {7: "completed"}
+    assert not {"snoozed", "cancelled", "discarded"} & set(worker.reports.counts)
+    lines = [(record.levelname, record.getMessage()) for record in ends(log)]
+    assert lines == ([("ERROR", f"Task 7: attempt 1/3 {said}")] if said else [])
 
 
 @pytest.mark.parametrize("session", [True, False])
@@ -186,7 +219,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
     with caplog.at_level(logging.DEBUG, "sqlqueue"):
         workers.start(worker)
         eventually(lambda: "ValueError" in caplog.text)
-    assert "/worker/performer.py" in caplog.text
+    assert "/worker/running/executor.py" in caplog.text
 
 
 def test_nothing_from_elsewhere_reaches_the_log_as_it_is(

@@ -172,7 +172,7 @@ def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: W
 
     worker.handler(Task, concurrency=1, lease=LEASE)(without_session(db, during))
     workers.start(worker)
-    held = eventually(lambda: worker._run)._holdings
+    held = eventually(lambda: worker._run)._in_flight
     meeting.wait_for()
     (first,) = meeting.arrived
     with db.begin() as actor:

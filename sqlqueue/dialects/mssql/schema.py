@@ -27,6 +27,7 @@ class SQLServerSchema(Schema):
     """Filtered indexes, disabled ones, and directions."""
 
     partial_index: ClassVar[str | None] = "mssql_where"
+    reviving: ClassVar[str | None] = "ALTER INDEX {index} ON {table} REBUILD"
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Delete, Select, func, select, text
+from sqlalchemy import Connection, Delete, Select, Table, column, func, select, table, text
 from sqlalchemy.orm import Session
 
 from ...queue.spec import Identity, QueueSpec
@@ -17,6 +19,8 @@ from ..base import Adapter
 from ..naming import Naming
 from ..parts.claims import Claims
 from ..parts.product import Product
+from ..parts.schema import LiveIndex, Term
+from .catalog import is_of
 from .errors import MySQLErrors
 from .inserts import MySQLInserts
 from .keys import HintedKeys, force_index
@@ -27,6 +31,15 @@ from .server import MySQLPlans, MySQLServer
 from .transactions import MySQLTransactions
 from .types import MySQLTypes
 
+_STATISTICS = table(
+    "statistics",
+    *map(column, ("table_schema", "table_name", "index_name", "seq_in_index", "column_name")),
+    *map(column, ("collation", "non_unique", "ignored")),
+    schema="information_schema",
+)
+_PLACE = (_STATISTICS.c.index_name, _STATISTICS.c.seq_in_index)
+_TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.collation, _STATISTICS.c.non_unique)
+_IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
 _PASSED = 300
 """So many rows, locked by others, a claim is expected to pass."""
 
@@ -45,8 +58,7 @@ class MariaDB(Adapter):
             inserts=MySQLInserts(product),
             transactions=MySQLTransactions(product),
             errors=errors,
-            # an index that is IGNORED is one that SQLAlchemy does not find
-            schema=ListedSchema(),
+            schema=MariaDBSchema(),
             server=MySQLServer(product, errors, reads_only="tx_read_only"),
             plans=MySQLPlans(),
             requests=MariaDBRequests(),
@@ -64,6 +76,27 @@ class MariaDBKeys(HintedKeys):
         target = Naming("{}", spec.table, qualified=True)
         multiple: Delete = force_index(statement.prefix_with(target), spec, "PRIMARY")
         return multiple
+
+
+class MariaDBSchema(ListedSchema):
+    """With ignored indexes."""
+
+    reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
+
+    def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
+        # one that is IGNORED, SQLAlchemy does not find
+        terms = _IGNORED.where(is_of(connection, table, _STATISTICS))
+        ignored = {
+            name: LiveIndex(
+                terms=tuple(Term(each.column_name, each.collation == "D") for each in rows),
+                predicate=None,
+                unique=not rows[0].non_unique,
+                usable=False,
+            )
+            for name, group in groupby(connection.execute(terms), key=itemgetter(0))
+            if (rows := list(group))
+        }
+        return {**super().live_indexes(connection, table), **ignored}
 
 
 class MariaDBClaims(Claims):

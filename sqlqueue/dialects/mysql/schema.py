@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Table, select
 from sqlalchemy.engine.interfaces import ReflectedIndex
@@ -28,6 +28,8 @@ class ListedSchema(Schema):
 
 class MySQLSchema(ListedSchema):
     """With invisible indexes."""
+
+    reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         hidden = select(STATISTICS.c.index_name).where(is_of(connection, table), STATISTICS.c.is_visible == "NO")

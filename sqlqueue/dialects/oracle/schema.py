@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, String, Table, column, select, table
 
@@ -21,6 +21,10 @@ _INDEXES = table(
 
 class OracleSchema(Schema):
     """The views of indexes."""
+
+    reviving: ClassVar[str | None] = (
+        "ALTER INDEX {schema}{index} VISIBLE, and ALTER INDEX {schema}{index} REBUILD if it is UNUSABLE"
+    )
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         # a term that goes downward is kept as an expression: the name of its column in quotes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import BindParameter, ColumnElement, bindparam, or_, tuple_
+from sqlalchemy import BindParameter, Column, ColumnElement, bindparam, or_, tuple_
 
 from ...queue.spec import Criterion, Identity, QueueSpec
 
@@ -37,6 +37,15 @@ class Keys:
         if len(spec.primary_key) == 1:
             return spec.primary_key[0].in_([key for (key,) in keys])
         return tuple_(*spec.primary_key).in_(keys) if self.tuples else or_(*map(spec.key, keys))
+
+    def one_of(self, spec: QueueSpec, column: Column[str], values: Sequence[str]) -> Criterion:
+        """The rows whose ``column`` has one of ``values``, of which there may be more than :meth:`most`."""
+        if len(values) <= self.most(spec):
+            return column.in_(values)
+        # written out: a statement may repeat the condition, and every engine bounds the number of parameters
+        parts = self.batches(spec, values)
+        lists = (bindparam(None, some, column.type, expanding=True, literal_execute=True) for some in parts)
+        return or_(*(column.in_(each) for each in lists))
 
     def named_for(self, spec: QueueSpec, count: int) -> int:
         """For how many keys a statement is made that is to name ``count``: so many, or ``MANY`` by one parameter."""

@@ -16,6 +16,7 @@ from sqlalchemy.types import TypeEngine
 
 from ...queue.spec import Criterion
 from ...sql.clock import utcdefault
+from ..naming import live_name, live_qualifier, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Schema:
     partial_index: ClassVar[str | None] = None
     """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
 
+    reviving: ClassVar[str | None] = None
+    """The statement by which an index serves queries again that is switched off, or was never finished."""
+
     alters_defaults: ClassVar[bool] = True
     """Whether a column that is there can be given another default, other than by copying its table."""
 
@@ -69,6 +73,11 @@ class Schema:
     def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
         """Return the moment that rows have in ``column`` which were there before it; ``None`` if that is not kept."""
         return None
+
+    @property
+    def indexes_all(self) -> bool:
+        """Whether the index of claims has the tasks of every status, since no index has a predicate."""
+        return self.predicate_option is None
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
         """The indexes that ``table`` has now, by name."""
@@ -99,6 +108,12 @@ class Schema:
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
         """The indexes of ``table`` that are there and do not serve queries."""
         return ()
+
+    def revival(self, connection: Connection, index: Index) -> str | None:
+        """:attr:`reviving`, of this index."""
+        table: Any = index.table
+        names = {"table": live_name(connection, table), "schema": live_qualifier(connection, table)}
+        return self.reviving and self.reviving.format(index=plain(connection.dialect, str(index.name)), **names)
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         """The collations of the columns of ``table``, by name, where keys have one of their own."""

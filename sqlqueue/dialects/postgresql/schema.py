@@ -31,6 +31,7 @@ class PostgreSQLSchema(CatalogSchema):
     """With partial indexes, storage parameters, and the values of added columns."""
 
     partial_index: ClassVar[str | None] = PARTIAL_INDEX
+    reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
         return lacks_storage(connection, table)

@@ -1,1 +1,1 @@
-"""Threads and the event loop of a worker, and word from the ones to the other.  Nothing here knows what a task is."""
+"""Threads, the event loop, and calls from one to the other.  Nothing here knows what a task is."""

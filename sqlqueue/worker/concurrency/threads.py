@@ -1,4 +1,4 @@
-"""Threads that do not keep a process from ending: one may hang in a handler, or in a database that does not answer."""
+"""Daemon threads, which do not keep a process alive when one hangs in a handler or waits for a silent database."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ R = TypeVar("R")
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """So many threads at the most; they begin when they are needed.
+    """At most ``count`` daemon threads, started on demand.
 
-    None of its base's, which are waited for at the end of the process; but no event loop takes another by default.
+    It uses none of the base class's threads, which the interpreter joins at exit; it derives from it because
+    ``loop.set_default_executor`` accepts nothing else.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -46,7 +47,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """What runs is left to end by itself; a later call begins anew."""
+        """Let idle threads end; running calls are not waited for.  A later ``submit`` starts new threads."""
         with self._lock:
             for _ in range(self._begun):
                 self._calls.put(None)

@@ -1,4 +1,4 @@
-"""The worker's own transactions, through sync or asyncio sessions, and its waiting for a database that is away."""
+"""The worker's own transactions, through sync or asyncio sessions, and its retries during outages."""
 
 from sqlalchemy.orm import sessionmaker
 
@@ -8,6 +8,7 @@ from .threaded import SyncDatabase
 
 
 def database_of(sessions: Sessions) -> Database:
+    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``; :class:`.ArgumentError` otherwise."""
     if isinstance(sessions, sessionmaker):
         return SyncDatabase(sessions)
     if type(sessions).__name__ == "async_sessionmaker":

@@ -1,4 +1,4 @@
-"""A database that is away is waited for."""
+"""Retries with growing pauses while a database cannot be reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 10.0
 
 
 def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
-    """Growing ones, each somewhere between its half and its whole, so that many do not come back at once."""
+    """Yield growing pauses with jitter, each between half and the whole of its length."""
     pause = first
     while True:
         yield timedelta(seconds=random.uniform(pause / 2, pause))
@@ -27,9 +27,9 @@ def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]
 
 
 def passes(error: BaseException, adapter: Adapter) -> bool:
-    """Whether it is about the server or the connection, and not about what was sent."""
+    """Return whether an error is about the server or the connection rather than the statement, so that it may pass."""
     if isinstance(error, DBAPIError):
-        # by code first: some drivers have no class of its own for a deadlock, or call it a fault of the program
+        # by code first: some drivers have no class for deadlocks, or report them as programming errors
         told = error.connection_invalidated or adapter.errors.is_outage(error) or adapter.errors.is_transient(error)
         return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, (PoolTimeoutError, OSError))
@@ -41,7 +41,7 @@ async def insist(
     reports: Reports,
     passes: Callable[[BaseException], bool],
 ) -> R:
-    """Call ``attempt`` until the database lets it succeed; errors that do not pass by themselves are raised."""
+    """Call ``attempt`` until it succeeds, and return its result.  Raises errors that do not pass by themselves."""
     for pause in pauses():
         try:
             result = await attempt()
@@ -57,7 +57,7 @@ async def insist(
 
 
 async def bear(error: Exception, what: str, pause: timedelta, reports: Reports, adapter: Adapter) -> None:
-    """A loop that claims outlives whatever is wrong with its database."""
+    """Report ``error`` and pause: a claiming loop survives every error of its database."""
     if passes(error, adapter):
         reports.database_error(what, error, pause)
     else:
@@ -69,7 +69,7 @@ async def bear(error: Exception, what: str, pause: timedelta, reports: Reports, 
 async def keep_on(
     turn: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool], reports: Reports, adapter: Adapter
 ) -> None:
-    """Take one ``turn`` after the other until it ``is_over``, whatever is wrong with the database."""
+    """Call ``turn`` until ``is_over``, pausing after each error."""
     patience = pauses()
     while not is_over():
         try:

@@ -1,4 +1,4 @@
-"""One way to a database for sync and async sessions: a piece of work is a function of a session."""
+"""The worker's interface to a database, the same for sync and asyncio sessions: it runs functions of a session."""
 
 from __future__ import annotations
 
@@ -20,65 +20,66 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
 THREADS = 8
-"""For the transactions of the worker itself; handlers have their own."""
+"""Threads for the worker's own transactions; handlers have their own threads."""
 Begun: TypeAlias = Callable[[], None]
 Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
 
 class Database(Protocol):
-    """Where a worker's transactions run."""
+    """Runs a worker's own transactions."""
 
     @property
     def is_async(self) -> bool: ...
 
     async def run(self, work: Work[R]) -> R:
-        """``work`` in a session and a transaction of its own, committed at its end; what it returns is detached.
+        """Run ``work`` in a session and transaction of its own, commit, and return its result, detached.
 
-        Who waits for it may be cancelled; it goes on then: interrupted, a driver would leave work of its own behind, to
-        a loop that is about to be closed.
+        Cancelling the caller does not interrupt it: an interrupted driver would leave work behind on an event loop that
+        is about to be closed.
         """
         ...
 
     def engine(self, spec: QueueSpec) -> Engine:
-        """The engine on which the tasks of ``spec`` are."""
+        """Return the engine of the tasks of ``spec``."""
         ...
 
     def own(self) -> OwnConnections:
-        """Connections apart from the application's, for the one thread that asks."""
+        """Return connections for the calling thread alone, apart from the application's pool."""
         ...
 
     def open(self) -> tuple[Any, Session]:
-        """A session as the application makes it, and the sync one within."""
+        """Return a session as the application makes it, and the sync session within it."""
         ...
 
     async def end(self, patience: float) -> None:
-        """Wait for all that :meth:`run` has begun, so many seconds; then cancel it, as far as that can be done."""
+        """Wait ``patience`` seconds for what :meth:`run` has started, then cancel it as far as possible."""
         ...
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
-        """The event loop ends: no connection that belongs to it may be left behind."""
+        """Close the connections that belong to the event loop, which is about to end."""
         ...
 
 
 class OwnConnections(Protocol):
-    """Connections of one thread, for which nothing else can keep it waiting.
+    """Connections of one thread, which never waits for another's.
 
-    Their pools are made as the application's are, so what it has set up for its connections holds here too.
+    Their pools are copies of the application's, so its connection events and settings apply.
     """
 
     def run(self, engine: Engine, work: Work[R]) -> R:
-        """``work`` in a transaction of its own, committed at its end."""
+        """Run ``work`` in a transaction of its own, and commit it."""
         ...
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
-        """Call ``begun``; hand to ``heard`` what there is news of, at least once a second, until it returns false."""
+        """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false."""
         ...
 
     def close(self) -> None: ...
 
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
+    """Return a copy of ``engine`` with a pool of its own, the same one at each call with ``engines``."""
     if engine not in engines:
         engines[engine] = Engine(
             engine.pool.recreate(),
@@ -91,6 +92,7 @@ def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
 
 
 def engine_of(session: Session, spec: QueueSpec) -> Engine:
+    """Return the engine of ``spec``; :class:`.ConfigurationError` if a worker cannot use it."""
     check_engine(session, spec, spec.selecting)
     bind = session.get_bind(**spec.bind_arguments)
     if isinstance(bind, Connection):

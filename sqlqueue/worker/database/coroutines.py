@@ -1,4 +1,4 @@
-"""The worker's way to a database through SQLAlchemy's asyncio extension, which needs greenlet."""
+"""The worker's transactions through SQLAlchemy's asyncio extension, which needs greenlet."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ R = TypeVar("R")
 
 
 class AsyncDatabase:
+    """A :class:`.Database` of asyncio sessions."""
+
     is_async = True
 
     def __init__(self, sessions: async_sessionmaker[Any]) -> None:
@@ -52,7 +54,7 @@ class AsyncDatabase:
 
 
 class AsyncConnections:
-    """On an event loop of the thread's own, for connections belong to the loop that made them."""
+    """Run on an event loop of the thread's own, since connections belong to the loop that opened them."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -79,7 +81,7 @@ class AsyncConnections:
                 while heard(set(await listener.news_async(pooled.driver_connection, 1))):
                     pass
             finally:
-                await connection.invalidate()  # it listens still
+                await connection.invalidate()  # it is still listening
 
     def _own(self, engine: Engine) -> AsyncEngine:
         return AsyncEngine(own_engine(self._engines, engine))

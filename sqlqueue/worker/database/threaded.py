@@ -1,4 +1,4 @@
-"""The worker's way to a database through plain sessions, in threads."""
+"""The worker's transactions through plain sessions, in threads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ R = TypeVar("R")
 
 
 class SyncDatabase:
+    """A :class:`.Database` of plain sessions, which runs them in threads."""
+
     is_async = False
 
     def __init__(self, sessions: sessionmaker[Any]) -> None:
@@ -54,6 +56,8 @@ class SyncDatabase:
 
 
 class SyncConnections:
+    """:class:`.OwnConnections` of plain sessions."""
+
     def __init__(self) -> None:
         self._engines: dict[Engine, Engine] = {}
 
@@ -70,7 +74,7 @@ class SyncConnections:
             while heard(set(listener.news(connection, 1))):
                 pass
         finally:
-            pooled.invalidate()  # it listens still
+            pooled.invalidate()  # it is still listening
 
     def close(self) -> None:
         for engine in self._engines.values():

@@ -21,10 +21,12 @@ from .paused import PausedQueues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
+    """The settings and services that the parts of one run share."""
+
     name: str
-    """By which claims are known: ``claimed_by``."""
+    """Stored in ``claimed_by``."""
     poll: timedelta
-    """The longest time between two looks for work."""
+    """The longest time between two queries for work."""
     database: Database
     paused: PausedQueues
     in_flight: InFlight
@@ -36,7 +38,7 @@ class WorkerContext:
         return adapter_for(self.database.engine(spec).dialect)
 
     def wanted(self, handler: Handler) -> Wanted | None:
-        """What its claims ask for now; ``None`` if nothing is to be claimed."""
+        """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""
         more = self.paused.where(handler.spec)
         if more is None:
             return None
@@ -46,7 +48,7 @@ class WorkerContext:
         return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
-        """``outcome`` is to be written; without one there is nothing left to be done for ``job``.  From any thread."""
+        """Have ``outcome`` written, or forget ``job`` if there is none.  Thread-safe."""
         if outcome is None:
             self.in_flight.remove(job)
         else:

@@ -1,4 +1,4 @@
-"""Claims tasks for one handler, as many as it can take."""
+"""Claims tasks for one handler, as many as it can run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .poller import Poller
 from .readiness import Readiness
 
 AHEAD = 0.1
-"""Seconds of work that a worker holds beside what runs.  Short tasks are claimed in large batches; of long ones none
-waits here while another worker has nothing to do."""
+"""Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
+worker is idle."""
 
 UNSETTLED = 2_000
-"""With so many tasks done and not yet settled nothing is claimed: all of them would be done again after a crash."""
+"""The number of unwritten outcomes at which claiming stops: a crash would repeat all of them."""
 PAUSE = 0.1
-"""Seconds until a fetcher with so many of them looks again."""
+"""Seconds until such a fetcher checks again."""
 
 
 class Fetcher:
-    """One handler: its claims and its slots."""
+    """Claims tasks for one handler and hands them to its pool."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self.handler = handler
@@ -46,7 +46,7 @@ class Fetcher:
         self._jobs: set[Job] = set()
         self._mean: float | None = None
         self._enough = 0
-        """With so few jobs left, it is worth a statement to claim more."""
+        """The number of jobs left at which claiming more is worth a statement."""
         self._readiness = Readiness(handler.entity, context)
         executor = Executor(handler, context.database, self._adapter, context.reports)
         self._pool: Pool
@@ -56,7 +56,7 @@ class Fetcher:
             self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
 
     def drain(self) -> None:
-        """Claim nothing more, and release what has not begun; what cannot be released is still done."""
+        """Claim nothing more and release the jobs that have not started; jobs without a lease are still run."""
         self._draining = True
         self._poller.close()
         self._room.set()
@@ -68,7 +68,7 @@ class Fetcher:
         return not self._jobs and not self._claiming
 
     def abandon(self, reason: str) -> None:
-        """Stop what runs, as far as that can be done, and release it."""
+        """Stop running jobs as far as possible, and release them."""
         for job in tuple(self._jobs):
             if not job.settling:
                 job.lose(reason)
@@ -81,7 +81,7 @@ class Fetcher:
         self._pool.close()
 
     async def run(self) -> None:
-        """Until :meth:`drain`, whatever is wrong with the database, and until no coroutine runs any more."""
+        """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
         what = f"claim {self.handler.entity.__name__}"
         await keep_on(self._turn, what, lambda: self._draining, self._context.reports, self._adapter)
         await self._pool.ended()
@@ -108,7 +108,7 @@ class Fetcher:
             await self._readiness.now_and_then(claimed.where)
 
     async def _wanted(self) -> int:
-        """How many tasks to claim, once there is room for enough of them to be worth a statement."""
+        """Wait until claiming is worth a statement.  Returns how many tasks to claim."""
         while True:
             self._room.clear()
             ahead = self._ahead()
@@ -128,7 +128,7 @@ class Fetcher:
     def _ahead(self) -> int:
         if self._mean is None or not self._holds:
             return 0
-        # two batches: one is worked on while the other is claimed
+        # two batches: one runs while the next is claimed
         return min(2 * self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
@@ -158,10 +158,10 @@ class Fetcher:
         self._context.settle(job, RELEASED if self._holds else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
-        """A handler has ended; on whatever thread."""
+        """Settle a finished job.  Called on any thread."""
         if job.seconds is not None:
             self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
         self._context.settle(job, outcome if self._holds else None)
-        self._jobs.discard(job)  # last: while the fetcher is not idle, nobody closes the completer
+        self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
         if len(self._jobs) <= self._enough and not self._room.is_set():
             soon(self._loop, self._room.set)

@@ -1,4 +1,4 @@
-"""``mode="lock"``: claim, handler and completion in one transaction, held by the row's lock alone."""
+"""``mode="lock"``: claim, handler and completion in one transaction, protected by the row lock alone."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _OPEN = (
 
 
 class LockModeFetcher:
-    """One handler, whose slots claim for themselves."""
+    """Runs one handler in ``concurrency`` loops, each of which claims for itself."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self._handler = handler
         self._claims = f"claim {handler.entity.__name__}"
         self._context = context
         self._poller = Poller(handler, context)
-        self._executor = _LockingPerformer(handler, context)
+        self._executor = _LockingExecutor(handler, context)
         self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: list[asyncio.Task[None]] = []
         self._work, self._none = asyncio.Event(), asyncio.Event()
@@ -55,7 +55,7 @@ class LockModeFetcher:
         self._none.set()
 
     def abandon(self, reason: str) -> None:
-        """Coroutines are cancelled and roll back; threads are left to the end of the process, which rolls them back."""
+        """Cancel coroutines, which roll back.  Threads end with the process, which rolls back their transactions."""
         for slot in self._slots:
             slot.cancel(reason)
 
@@ -64,7 +64,7 @@ class LockModeFetcher:
         self._threads.shutdown()
 
     async def run(self) -> None:
-        """Until :meth:`drain`.  While there is nothing to do, one looks out for all slots."""
+        """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
         self._work.set()
         self._slots = [asyncio.create_task(self._slot()) for _ in range(self._handler.concurrency)]
         patience = pauses()
@@ -102,7 +102,7 @@ class LockModeFetcher:
         await bear(error, self._claims, pause, self._context.reports, self._executor.adapter)
 
     async def _turn(self, found: Callable[[], None]) -> None:
-        """Until nothing is left to be claimed."""
+        """Claim and run tasks until none is left."""
         if self._draining:
             return
         self._busy += 1
@@ -118,7 +118,7 @@ class LockModeFetcher:
             self._busy -= 1
 
 
-class _LockingPerformer(Executor):
+class _LockingExecutor(Executor):
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         super().__init__(handler, context.database, context.adapter(handler.spec), context.reports)
         self._context = context
@@ -126,19 +126,19 @@ class _LockingPerformer(Executor):
         self.ending = False
 
     def work(self, claimed_by: str, found: Callable[[], None]) -> None:
-        """One task after the other, as long as there are some; tell of each, once it is done."""
+        """Run one task after the other until none is left; call ``found`` after each."""
         while not self.ending and self._claim_and_perform(claimed_by):
             found()
 
     def _claim_and_perform(self, claimed_by: str) -> bool:
-        """One task, if there is one; whether there was."""
+        """Claim and run one task.  Returns whether there was one."""
         wanted = self._context.wanted(self.handler)
         if wanted is None:
             return False
         handed, session = self.database.open()
         with closing(session):
             tasks = claim_wanted(session, wanted, 1, lease=None, claimed_by=claimed_by)
-            if not tasks or self.ending:  # the claim may have had to wait, on a thread that nobody can stop
+            if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
             job = Job(self.handler, tasks[0])
             self.reports.claimed(job)
@@ -151,7 +151,7 @@ class _LockingPerformer(Executor):
             return True
 
     def _perform_locked(self, job: Job, handed: object, session: Session) -> None:
-        """In a savepoint, so that the failure of the handler can be written by the transaction that holds the row."""
+        """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
         savepoint = session.begin_nested()
         job.begin()
         try:
@@ -166,14 +166,14 @@ class _LockingPerformer(Executor):
         except BaseException as error:
             job.end()
             if self._is_over(job, error):
-                raise  # with the whole transaction, so the task is free again
+                raise  # the whole transaction is gone, so the task is free again
             self._record(job, session, savepoint, error)
         else:
             job.end()
             self.reports.finished(job, COMPLETED)
 
     def _record(self, job: Job, session: Session, savepoint: SessionTransaction, error: BaseException) -> None:
-        """Write what an exception means, by the lock that is held, or by a new one if the handler has let go of it."""
+        """Record the outcome of an exception, locking the task again if the handler ended the transaction."""
         claim: Claim | None = job.claim
         if session.get_nested_transaction() is savepoint:
             savepoint.rollback()
@@ -190,7 +190,7 @@ class _LockingPerformer(Executor):
             self.reports.finished(job, outcome, error)
 
     def _is_over(self, job: Job, error: BaseException) -> bool:
-        """Whether the engine has ended the transaction, or wants it begun anew."""
+        """Return whether the engine ended the transaction or wants it to be restarted."""
         if not isinstance(error, DBAPIError):
             return False
         if self.adapter.errors.is_transient(error):

@@ -1,4 +1,4 @@
-"""Hears what other processes enqueue, where the engine tells."""
+"""Listens for notifications of other processes, on engines that have them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..reporting.reports import Reports
 
 
 class Notifier(threading.Thread):
-    """A thread with a connection that listens.  If it is lost, the looks that workers take anyway go on meanwhile."""
+    """A thread whose connection listens.  While the connection is lost, workers still poll."""
 
     def __init__(
         self, engine: Engine, listener: Listener, names: Iterable[str], database: Database, reports: Reports
@@ -48,7 +48,7 @@ class Notifier(threading.Thread):
 
     def _begun(self) -> None:
         self._patience = pauses()
-        spread(self._names)  # what was said before nobody has heard
+        spread(self._names)  # notifications sent before were missed
 
     def _heard(self, names: set[str]) -> bool:
         spread(names & self._names)
@@ -56,7 +56,7 @@ class Notifier(threading.Thread):
 
 
 def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports: Reports) -> list[Notifier]:
-    """One for each engine that tells, for the queues on it."""
+    """Return a notifier for each engine that has notifications, for the queues on it."""
     found: dict[Engine, tuple[Listener, set[str]]] = {}
     for engine, name in engines:
         listener = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver)

@@ -1,4 +1,4 @@
-"""Keeps a worker from claiming what is paused."""
+"""Keeps a worker from claiming from paused queues and topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from sqlalchemy import Engine, Table, inspect, select
 from sqlalchemy.orm import Session
 
 from ..._support.exc import SchemaMismatchError
-from ...operations.pausing import not_paused, pause_table
+from ...dialects import adapter_for
+from ...model.pause import pause_table
+from ...operations.pausing import not_paused
 from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe
 from ..concurrency.event_loop import soon
@@ -21,9 +23,10 @@ from ..reporting.reports import Reports, logger
 
 
 class PausedQueues:
-    """What is paused, as of the last look: one statement every now and then, however many queues there are.
+    """The queues and topics that were paused at the last query.
 
-    It looks at once on news of a pause.  Without a model for pauses it never looks.
+    One periodic statement serves all queues; a notification of a pause triggers it at once.  Without a model for pauses
+    nothing is sent.
     """
 
     def __init__(self, specs: Iterable[QueueSpec], database: Database, every: timedelta, reports: Reports) -> None:
@@ -39,7 +42,7 @@ class PausedQueues:
         self._where: dict[QueueSpec, tuple[Criterion, ...] | None] = {}
         self._news = asyncio.Event()
         self.channels = [(engine, table.fullname) for engine, table in set(self._places.values())]
-        """Where news of pauses comes from, and by which name."""
+        """The engines and channel names of notifications of pauses."""
         loop = asyncio.get_running_loop()
         self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
 
@@ -47,25 +50,25 @@ class PausedQueues:
         self._unsubscribe()
 
     def where(self, spec: QueueSpec) -> tuple[Criterion, ...] | None:
-        """What else a task has to satisfy to be claimed now; ``None`` if nothing is to be claimed.
+        """Return the criteria that exclude paused topics, or ``None`` if the whole queue is paused.
 
-        The very same object until something changes.
+        Returns the same object until something changes.
         """
         place = self._places.get(spec)
         if place is None:
             return ()
         if spec not in self._where:
-            self._where[spec] = not_paused(spec, self._paused.get(place, ()))
+            self._where[spec] = not_paused(adapter_for(place[0].dialect), spec, self._paused.get(place, ()))
         return self._where[spec]
 
     async def verify(self) -> None:
-        """:class:`.SchemaMismatchError` unless there is a table to look at; then look."""
+        """Raise :class:`.SchemaMismatchError` if the table of pauses is missing; otherwise read it."""
         for (_, table), spec in self._whom_to_ask():
             await self._database.run(partial(_verify, spec=spec, table=table))
         await self.look()
 
     async def look(self) -> None:
-        """See what is paused now, and wake the fetchers if that has changed."""
+        """Read what is paused now, and wake the fetchers if that has changed."""
         for place, spec in self._whom_to_ask():
             found = await self._database.run(partial(_read, spec=spec, table=place[1]))
             if found != self._paused.get(place, frozenset()):
@@ -75,7 +78,7 @@ class PausedQueues:
                 spread(channel_of(each) for each, its in self._places.items() if its == place)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read what is paused periodically, until cancelled."""
         if not self._places:
             return
         while True:
@@ -95,7 +98,7 @@ class PausedQueues:
         self._news.clear()
 
     def _whom_to_ask(self) -> Iterable[tuple[tuple[Engine, Table], QueueSpec]]:
-        """One queue for each place: its session leads there."""
+        """Return one queue for each table of pauses, whose session reaches it."""
         return {place: spec for spec, place in self._places.items()}.items()
 
 

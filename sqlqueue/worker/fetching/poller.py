@@ -1,4 +1,4 @@
-"""Waits for work: for news of it, for the moment at which it is due, and in the end for the next look."""
+"""Waits for work: for a notification, for the time at which a task is due, and at the latest for the next query."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from .context import WorkerContext
 from .readiness import AT_ONCE
 
 FIRST_LOOK = 0.1
-"""Seconds after which a worker that has run out of work looks again; later looks are further apart."""
+"""Seconds after which an idle worker queries again; the pauses grow from there."""
 NOW = timedelta(0)
 BREATH = timedelta(milliseconds=5)
-"""After a claim: handlers begin first, and who hears of more meanwhile need not look."""
+"""A pause after a claim: handlers start first, and a notification meanwhile saves the query."""
 
 
 class Poller:
-    """For one handler.  A look is one statement that locks nothing.  What it sees waiting as available is postponed, so
-    that the next claims need not read over it."""
+    """Waits for work for one handler, by queries that lock nothing.
+
+    Rows found ``available`` before their time become ``scheduled``, so that later claims do not read past them.
+    """
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self._handler = handler
@@ -33,24 +35,24 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
         self._in_vain = False
-        """Whether a claim was tried since there seemed to be work, and has found none: others have it locked."""
+        """Whether a claim found nothing although the query saw work: others have it locked."""
         self._saw_nothing = False
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
 
     def wake(self) -> None:
-        """There may be work; from any thread."""
+        """Signal that there may be work.  Thread-safe."""
         soon(self._loop, self._news.set)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Wake :meth:`wait` for good."""
         self._closed = True
         self._unsubscribe()
         self._news.set()
 
     def expect(self) -> bool:
-        """What is heard from here on is news: call it before each claim.
+        """Forget earlier notifications.  Call it before each claim.
 
-        Whether the last thing seen before was that nothing is there to be claimed: what is now has just been enqueued.
+        Returns whether the last query found nothing claimable, so that anything claimable now was just enqueued.
         """
         if not self._closed:
             self._news.clear()
@@ -58,12 +60,12 @@ class Poller:
         return saw_nothing
 
     def refresh(self) -> None:
-        """There was work, so look sooner again."""
+        """Reset the pauses after a claim that found work."""
         self._looks = self._pauses()
         self._in_vain = False
 
     async def wait(self) -> None:
-        """Until a claim is worth trying."""
+        """Wait until a claim is worth trying."""
         if await self._heard(BREATH):
             return
         while not self._news.is_set():

@@ -1,4 +1,4 @@
-"""Keeps what may be claimed apart from what waits, while a handler is busy."""
+"""Keeps available and scheduled tasks apart while a handler is busy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ...queue.spec import Where
 from .context import WorkerContext
 
 EVERY = 1.0
-"""Seconds."""
+"""Seconds between two runs."""
 AT_ONCE = 1_000
-"""Tasks that one transaction changes at the most, in either direction."""
+"""The most tasks that one transaction changes, in either direction."""
 
 
 class Readiness:
-    """For one handler.  Claims do not come to what has come due while there is enough that is available: promoted, it
-    has the place that its priority says.  And they read over what is available for later, until it is postponed."""
+    """Promotes tasks that have come due and postpones those that are available too early, for one handler.
+
+    While enough tasks are available, claims do not reach the scheduled ones; promoted, these compete by priority.
+    Tasks that are available before their time would be read past by every claim.
+    """
 
     def __init__(self, entity: type[Any], context: WorkerContext) -> None:
         self._entity = entity
@@ -28,7 +31,7 @@ class Readiness:
         self._done = time.monotonic()
 
     async def now_and_then(self, where: Sequence[Where]) -> None:
-        """Once a second; at every call while there is more to be done than one transaction should do."""
+        """Run once a second, or at every call while a full transaction's worth is left."""
         if time.monotonic() - self._done < EVERY:
             return
         began = time.monotonic()

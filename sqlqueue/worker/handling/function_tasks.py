@@ -1,4 +1,4 @@
-"""The one handler of all functions that are the tasks of a model."""
+"""The handler that serves all functions registered as tasks of one model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONCURRENCY = 10
 
 
 class Tasks:
-    """Grows by one function after the other, until the worker runs."""
+    """Collects the functions of one model and makes their common handler."""
 
     def __init__(self, entity: type[Any]) -> None:
         self._entity = entity
@@ -23,7 +23,7 @@ class Tasks:
         self.handler: Handler | None = None
 
     def add(self, task: Any, *, concurrency: int | None, timeout: timedelta | None, lease: timedelta | None) -> Handler:
-        """The handler for this task and those before it."""
+        """Add a task.  Returns the handler for it and those added before."""
         given = {"concurrency": concurrency, "timeout": timeout, "lease": lease}
         settings = self._together({name: value for name, value in given.items() if value is not None})
         self._functions.add(task)

@@ -1,4 +1,4 @@
-"""What a worker is told: its handlers, and how it goes about them."""
+"""Handlers as values: what was registered with a worker, and its settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ...queue.spec import QueueSpec, Where, spec_of
 
 Mode = Literal["lease", "lock", "at-most-once"]
 BATCH = 500
-"""How many tasks one claim takes at the most, by default.  Each costs a millisecond, whatever it finds."""
+"""The most tasks that one claim takes by default.  A claim costs about a millisecond, whatever it finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Handler:
-    """A function and the tasks that it is for."""
+    """A function and the tasks it handles."""
 
     function: Callable[..., Any]
     entity: type[QueueMixin]
@@ -39,9 +39,9 @@ class Handler:
     takes_session: bool
     is_coroutine: bool
     options: tuple[ExecutableOption, ...] = ()
-    """With which its tasks are loaded."""
+    """Loader options for its tasks."""
     fetcher: Callable[[Handler, Any], Any] | None = None
-    """What claims and calls, where the mode does not say."""
+    """Makes what claims and calls the handler, if the mode does not decide it."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class Handler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a worker goes about all of its handlers."""
+    """The settings of a worker."""
 
     name: str | None
     poll: timedelta
@@ -59,7 +59,7 @@ class Settings:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A partial, or an object that can be called, goes by what it is made of."""
+    """Return the name of a function; of a partial or a callable object, the name of what it wraps or its class."""
     wrapped = getattr(function, "func", function)
     return str(getattr(wrapped, "__qualname__", type(wrapped).__qualname__))
 
@@ -76,7 +76,7 @@ def handler_of(
     mode: Mode,
     options: Sequence[ExecutableOption] = (),
 ) -> Handler:
-    """Checked: :class:`.ArgumentError` for what makes no sense."""
+    """Return a checked handler; :class:`.ArgumentError` for invalid arguments."""
     spec = spec_of(entity)
     if mode not in get_args(Mode):
         raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
@@ -93,7 +93,7 @@ def handler_of(
     if mode == "at-most-once" and spec.options.slots is not None:
         raise ArgumentError(
             f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
-            f" limits of {entity.__name__} would hold nobody back"
+            f" limits of {entity.__name__} would have no effect"
         )
     return Handler(
         function=function,
@@ -112,16 +112,16 @@ def handler_of(
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:
-    """Or an object that is called as one."""
+    """Return whether calling ``function`` returns a coroutine; callable objects count."""
     plain = inspect.unwrap(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
 
 
 def overlapping(handler: Handler, others: Iterable[Handler]) -> Handler | None:
-    """The first of ``others`` that certainly shares tasks with ``handler``, and would do something else with them.
+    """Return the first of ``others`` that certainly shares tasks with ``handler`` and treats them differently.
 
-    Criteria may exclude one another in ways that cannot be seen here, so only those that are equal count; and one
-    function may be registered several times, to have threads of its own for what is urgent.
+    Only equal criteria count: others may exclude each other in ways that cannot be seen here.  A function may be
+    registered several times, to reserve threads for urgent tasks.
     """
     for other in others:
         related = issubclass(handler.entity, other.entity) or issubclass(other.entity, handler.entity)
@@ -132,7 +132,7 @@ def overlapping(handler: Handler, others: Iterable[Handler]) -> Handler | None:
 
 
 def _covers(one: Handler, other: Handler) -> bool:
-    """Whether one of the two takes all that the other takes."""
+    """Return whether one of the two handles all tasks of the other."""
     return any(not a.where and issubclass(b.entity, a.entity) for a, b in ((one, other), (other, one)))
 
 
@@ -169,6 +169,6 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
 
 
 def _is_task(parameter: inspect.Parameter, entity: type[QueueMixin]) -> bool:
-    """As far as its annotation tells, which may be a text."""
+    """Return whether the annotation, which may be a string, names the model."""
     kind = parameter.annotation
     return kind == entity.__name__ or (isinstance(kind, type) and issubclass(kind, QueueMixin))

@@ -1,4 +1,4 @@
-"""A claimed task in the hands of a worker."""
+"""Jobs: claimed tasks that a worker holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ current: ContextVar[Job] = ContextVar("sqlqueue.job")
 
 
 class Job:
-    """One claim and how it fares."""
+    """One claim and its progress."""
 
     __slots__ = (
         "_awoken",
@@ -41,46 +41,46 @@ class Job:
         self.claim: Claim = claim_made(task)
         self.attempt = Attempt.of(handler.spec, self.claim, task)
         self.started: float | None = None
-        """When its handler was called, by ``time.monotonic``."""
+        """When the handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None
-        """For how long its handler ran, once it has ended."""
+        """How long the handler ran, once it has ended."""
         self.overdue = False
-        """Whether its timeout has been reported."""
+        """Whether exceeding the timeout has been reported."""
         self.settling = False
-        """Whether its handler is through, so that its row may change any moment by its own doing."""
+        """Whether the handler has returned, so that the job itself may change its row at any moment."""
         self.reason = ""
         """Why it was interrupted."""
         self.is_lost = False
-        """Whether the task is no longer this worker's: it was cancelled, or taken over, or the worker gave it up."""
+        """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
         self._awoken: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Sleep so long, less if the task is lost; whether it is."""
+        """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""
         if self._awoken is None:
             self._awoken = threading.Event()
-        # in this order: whoever loses it sets the event after that
+        # in this order: lose() sets the event after is_lost
         return self.is_lost or self._awoken.wait(seconds)
 
     def begin(self, interrupt: Callable[[], object] | None = None) -> None:
-        """Its handler is called now; ``interrupt`` stops it, from whichever thread."""
+        """Record that the handler is called now; ``interrupt`` stops it from any thread."""
         self._interrupt = interrupt
         self.started = time.monotonic()
 
     def end(self) -> None:
-        """Its handler has ended."""
+        """Record that the handler has ended."""
         self.settling = True
         self._interrupt = None
         if self.started is not None:
             self.seconds = time.monotonic() - self.started
 
     def lose(self, reason: str) -> None:
-        """Stop its handler, as far as that can be done."""
+        """Mark the task as lost, and stop its handler as far as possible."""
         self.reason = reason
         self.is_lost = True
         if self._awoken is not None:
             self._awoken.set()
-        interrupt = self._interrupt  # the handler's thread may take it away after a look at it
+        interrupt = self._interrupt  # read once: the handler's thread may clear it
         if interrupt is not None:
             interrupt()
 
@@ -89,15 +89,15 @@ class Job:
 
 
 def current_job() -> Job:
-    """The job that the calling handler runs for; :class:`LookupError` outside of one.
+    """Return the job of the calling handler; :class:`LookupError` outside of a handler.
 
-    A long handler in a thread looks at ``current_job().is_lost`` now and then: nothing can stop it from outside.
+    A long-running handler in a thread should check ``current_job().is_lost``: nothing can stop it from outside.
     """
     return current.get()
 
 
 class InFlight:
-    """All that this worker holds, from claim to settlement."""
+    """All jobs that this worker holds, from claim to settlement."""
 
     def __init__(self) -> None:
         self._jobs: dict[Job, None] = {}
@@ -110,7 +110,7 @@ class InFlight:
         return iter(tuple(self._jobs))
 
     def add(self, job: Job) -> None:
-        """An older job for the same task is lost: its lease has ended, and this worker has taken it over itself."""
+        """Add a job.  An older job for the same task is lost: its lease ended and this worker claimed it again."""
         key = job.handler.spec, job.claim.identity
         older = self._latest.get(key)
         self._latest[key] = job

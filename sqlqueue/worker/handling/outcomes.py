@@ -1,4 +1,4 @@
-"""What becomes of a task after its handler, and how that is written."""
+"""The outcomes of attempts, and how they are written."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Kind = Literal["completed", "failed", "discarded", "cancelled", "released", "sno
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What a handler returned, which is like no other's: each is written on its own."""
+    """The return value of a handler.  No two are equal, so each is written on its own."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one attempt ended."""
+    """The outcome of one attempt."""
 
     kind: Kind
     error: str | None = None
     delay: timedelta | None = None
     cause: type[BaseException] | None = None
-    """The class of the exception, by which a retry policy may go."""
+    """The class of the exception, for retry policies."""
     result: Result | None = None
 
     def __hash__(self) -> int:
-        if self.error is None and self.result is None:  # it is one of two objects, nearly always
+        if self.error is None and self.result is None:  # nearly always one of two objects
             return hash(self.kind)
         return hash((self.kind, self.error, self.delay, self.cause, self.result))
 
@@ -61,7 +61,7 @@ def completed(result: object) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an exception of a handler means."""
+    """Return the outcome that an exception of a handler stands for."""
     match error:
         case Retry():
             return Outcome("failed", str(error), error.in_)
@@ -89,10 +89,10 @@ _SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
 
 
 def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], *, waits: bool = True) -> list[Claim]:
-    """Settle all of them in the session's transaction, those alike in one statement; returned are claims lost.
+    """Settle the claims in the session's transaction, equal outcomes in one statement.  Returns the lost claims.
 
-    A claim that is lost changes nothing, and keeps none of the others from being settled.  Unless it ``waits``, what
-    others have locked is returned as well.
+    A lost claim changes nothing and does not keep the others from being settled.  Without ``waits``, claims whose rows
+    others have locked are returned as well.
     """
     alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
     for claim, outcome in outcomes:
@@ -105,15 +105,15 @@ def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], 
 
 
 class Written(NamedTuple):
-    """What became of outcomes that were to be written."""
+    """The claims whose outcomes could not be written."""
 
     lost: set[Claim]
     locked: set[Claim]
-    """Nothing is written of these: others have their rows locked."""
+    """Claims whose rows other transactions have locked; nothing was written."""
 
 
 def write_what_is_free(session: Session, outcomes: Sequence[tuple[Claim, Outcome]]) -> Written:
-    """:func:`write_outcomes` of one queue's claims with leases, but that no lock is waited for."""
+    """Call :func:`write_outcomes` for leased claims of one queue, without waiting for locks."""
     rest = write_outcomes(session, outcomes, waits=False)
     locked = still_held(session, rest)
     return Written(set(rest) - locked, locked)

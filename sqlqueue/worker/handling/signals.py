@@ -1,4 +1,4 @@
-"""What a handler raises to steer its task.  Signals, not errors: they are logged without a traceback."""
+"""Exceptions that a handler raises to choose the outcome of its task.  They are logged without a traceback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..._support.checks import duration
 
 
 class Signal(Exception):
-    """What a handler raises to say what is to become of its task.  Its writes through its session are rolled back."""
+    """Base of the exceptions that choose the outcome of a task.  The handler's writes are rolled back."""
 
 
 class Retry(Signal):
-    """Try again ``in_`` so long, after the model's backoff if not given.
+    """Retry the task after ``in_``, or after the model's backoff if it is not given.
 
-    It counts as a failed attempt, and is logged as one.
+    It counts as a failed attempt and is logged as one.
     """
 
     def __init__(self, in_: timedelta | None = None, reason: str = "") -> None:
@@ -25,7 +25,7 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Not now, but ``in_`` so long.  The attempt does not count."""
+    """Run the task again after ``in_``.  The attempt does not count."""
 
     def __init__(self, in_: timedelta) -> None:
         super().__init__(in_)
@@ -33,11 +33,11 @@ class Snooze(Signal):
 
 
 class Discard(Signal):
-    """Give up: a dead letter with ``reason`` as its error, which is logged as an error."""
+    """Make the task a dead letter with ``reason`` as its error, logged at level ERROR."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
 
 
 class Cancel(Signal):
-    """No longer wanted."""
+    """Cancel the task, because its work is no longer wanted."""

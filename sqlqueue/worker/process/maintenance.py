@@ -1,4 +1,4 @@
-"""The maintenance of queues: rescue, prune and report, by any number of workers at once."""
+"""Maintenance of queues: rescue, prune and report.  Any number of workers may run it at once."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ RESCUE_EVERY = timedelta(seconds=30)
 PRUNE_EVERY = timedelta(minutes=5)
 REPORT_EVERY = timedelta(minutes=1)
 PRUNED = 1_000
-"""Rows that one transaction deletes, or discards, at the most."""
+"""The most rows that one transaction deletes or discards."""
 
 NAMED = 20
-"""Crashed tasks that are told of one by one; of more at once, how many they are."""
+"""Crashed tasks that are logged one by one; of more at once, only the number is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chore:
-    """What is done to one queue every now and then."""
+    """A periodic operation on one queue."""
 
     name: str
-    """As in "pruning Order failed"."""
+    """As in the log line "pruning Order failed"."""
     work: Callable[[Session], int]
     every: timedelta
 
 
 async def maintain(specs: Iterable[QueueSpec], context: WorkerContext) -> None:
-    """Do the chores of all queues until cancelled."""
+    """Run the chores of all queues until cancelled."""
     async with asyncio.TaskGroup() as tasks:
         for spec in specs:
             for chore in _chores(spec, context.reports):
@@ -59,7 +59,7 @@ def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
 
 
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
-    """:func:`.rescue`, if there is anything to be rescued, and tell of it once it is committed."""
+    """Call :func:`.rescue` if any task is exhausted, and report it after the commit.  Returns the number of rows."""
     some = exhausted(session, spec.entity, limit=NAMED)
     number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
     if number:
@@ -68,7 +68,7 @@ def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
 
 
 def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
-    reports.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot say that it is a lower bound
+    reports.depth(spec, operations.stats(session, spec.entity, cap=None))  # a gauge cannot express a lower bound
     return 0
 
 

@@ -34,22 +34,22 @@ from ..running.heartbeat import Heartbeat
 from .maintenance import maintain
 
 TICK = 0.02
-"""Seconds between two looks at whether the last handler has ended, while the worker stops."""
+"""Seconds between two checks whether the last handler has ended, while the worker stops."""
 
 ONE_SIGNAL = 0.5
-"""Seconds within which two signals are one."""
+"""Seconds within which two signals count as one."""
 
 LAST_WORDS = 5.0
-"""Seconds for what is left to be written when the worker stops."""
+"""Seconds for writing the last outcomes when the worker stops."""
 
 
 class Run:
-    """On the event loop that is running when it is made."""
+    """Runs on the event loop that is running when it is created."""
 
     def __init__(self, handlers: Sequence[Handler], database: Database, reports: Reports, settings: Settings) -> None:
         self._loop = asyncio.get_running_loop()
         for handler in handlers:
-            picks(handler.spec, handler.where, ())  # criteria that make no sense are refused before anything begins
+            picks(handler.spec, handler.where, ())  # rejects invalid criteria before anything starts
         self._specs: list[QueueSpec] = list(dict.fromkeys(handler.spec for handler in handlers))
         self._database = database
         self._grace = settings.grace
@@ -84,27 +84,29 @@ class Run:
 
     @property
     def hurries(self) -> bool:
-        """Whether it has been told to end at once."""
+        """Whether it was told to end without waiting."""
         return self._hurrying.is_set()
 
     def signalled(self) -> None:
-        """The first one drains, the second does not wait.  Whoever signals a group of processes means it once, even if
-        their supervisor passes it on."""
+        """Drain at the first signal, and stop waiting at the second.
+
+        A signal to a process group arrives twice, once directly and once through the supervisor: that is one signal.
+        """
         now = time.monotonic()
         if self._signalled is None:
             self._signalled = now
         self.stop(at_once=now - self._signalled > ONE_SIGNAL)
 
     def stop(self, *, at_once: bool) -> None:
-        """From any thread."""
+        """Stop the run.  Thread-safe."""
         soon(self._loop, self._stopping.set)
         if at_once:
             soon(self._loop, self._hurrying.set)
 
     async def serve(self) -> None:
-        """Until :meth:`stop`, or until the calling task is cancelled, which is taken as a signal, again and again.
+        """Work until :meth:`stop`.  Each cancellation of the calling task counts as a signal.
 
-        :class:`.SchemaMismatchError` at once if the tables are not what the queues need.
+        Raises :class:`.SchemaMismatchError` at once if the tables do not match the models.
         """
         serving = asyncio.create_task(self._serve())
         cancelled = False
@@ -150,7 +152,7 @@ class Run:
             await _end(settling)
 
     async def _until_stopped(self, parts: Sequence[asyncio.Task[None]]) -> None:
-        """A part that ends by an error of its own would be missed by nobody: the whole ends with it."""
+        """Wait until the run is stopped, or raise the error of the first part that fails."""
         stopping = asyncio.create_task(self._stopping.wait())
         working: set[asyncio.Task[Any]] = set(parts)
         try:
@@ -163,7 +165,7 @@ class Run:
             await cancel(stopping)
 
     async def _verify(self) -> bool:
-        """Look at the schema, as soon as there is a database to be looked at; false if the worker is stopped first."""
+        """Verify the schema once the database can be reached; false if the worker is stopped first."""
         look = insist(self._look_at_schema, "look at the schema", self._context.reports, self._passes)
         looking = asyncio.create_task(look)
         stopping = asyncio.create_task(self._stopping.wait())
@@ -182,7 +184,7 @@ class Run:
         await self._paused.verify()
 
     async def _drain(self) -> None:
-        """Give what runs its time; release the rest."""
+        """Wait for running handlers up to the grace period; release the other tasks."""
         for fetcher in self._fetchers:
             fetcher.drain()
         deadline = self._loop.time() + self._grace.total_seconds()
@@ -203,7 +205,7 @@ class Run:
         deadline = self._loop.time() + LAST_WORDS
         await self._database.end(LAST_WORDS)
         while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
-            await asyncio.sleep(TICK)  # they have connections, which are in the way of whoever drops a table
+            await asyncio.sleep(TICK)  # their connections would block a DROP TABLE
 
 
 def _verify(session: Session, spec: QueueSpec) -> None:
@@ -214,7 +216,7 @@ def _verify(session: Session, spec: QueueSpec) -> None:
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """They are about to end, unless the database does not answer: then leases will have to."""
+    """Wait for tasks that are about to end.  If the database does not answer, the leases of their rows will expire."""
     ended, pending = await asyncio.wait(tasks, timeout=LAST_WORDS)
     for task in pending:
         task.cancel()

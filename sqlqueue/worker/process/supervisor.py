@@ -1,4 +1,4 @@
-"""Worker processes: started, watched, and replaced when they die."""
+"""The supervisor: starts worker processes, watches them, and replaces those that die."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from .worker import Worker
 
 _PRELOADED = [__name__]
 CANNOT_START = 3
-"""The exit status of a process that will not do better the next time."""
+"""The exit status of a process that would fail the same way again."""
 SETTLED = 30.0
-"""Seconds after which a process that dies was well, so that its successor need not wait long."""
+"""Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
 
 
 def supervise(load: Callable[[int], Worker], processes: int) -> int:
-    """Run so many processes of the worker that ``load``, which is pickled, returns for each's number; the exit status.
+    """Run ``processes`` worker processes, and return the exit status.
 
-    SIGTERM and SIGINT are passed on, the second one too.  A process that dies is replaced, after a pause that grows
-    from one time to the next.  One that cannot start at all, such as for a missing table, ends them all.
+    ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
+    second signals too.  A process that dies is replaced after a pause that grows each time.  A process that cannot
+    start at all, for example because a table is missing, ends them all.
     """
     context = [_Child(number, load) for number in range(processes)]
     CONTEXT.set_forkserver_preload(_PRELOADED)
@@ -48,7 +49,7 @@ def supervise(load: Callable[[int], Worker], processes: int) -> int:
 
 
 class _Child:
-    """One place among the processes, and who holds it."""
+    """One of the processes, and its replacements."""
 
     def __init__(self, number: int, load: Callable[[int], Worker]) -> None:
         self._number = number
@@ -83,7 +84,7 @@ class _Child:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it lives, or is to live again."""
+        """Whether it is alive or waiting to be replaced."""
         return self.lives or self._due is not None
 
     def signal(self, number: int) -> None:
@@ -93,13 +94,13 @@ class _Child:
             os.kill(self._process.pid, number)
 
     def look(self) -> None:
-        """Replace it if it has died."""
+        """Schedule its replacement if it has died, and start the replacement when it is due."""
         if self._due is not None and time.monotonic() >= self._due:
             self.start()
         elif self._process is not None and not self.lives and self._due is None:
             self.status = self._process.exitcode
             if self._stopping and self.status == -signal.SIGTERM:
-                self.status = 0  # it had not come as far as to handle signals
+                self.status = 0  # it had not installed its signal handlers yet
             self._process.join()
             self._process = None
             if self.status not in (0, CANNOT_START) and not self._stopping:
@@ -114,7 +115,7 @@ class _Child:
 
 
 def _main(load: Callable[[int], Worker], number: int) -> None:
-    """A worker process from its beginning to its end."""
+    """The main function of a worker process."""
     try:
         worker = load(number)
     except SQLQueueError as error:
@@ -128,7 +129,7 @@ def _main(load: Callable[[int], Worker], number: int) -> None:
 
 
 def run_to_end(worker: Worker) -> None:
-    """:meth:`.Worker.run` where it is all that the process is for: after a second signal, no thread keeps it."""
+    """Call :meth:`.Worker.run` in a process that does nothing else: after a second signal, no thread keeps it alive."""
     settle_in()
     worker.run()
     if worker.hurried:
@@ -136,7 +137,7 @@ def run_to_end(worker: Worker) -> None:
 
 
 def _follow_parent(worker: Worker) -> None:
-    """Nobody would stop, or replace, a worker whose supervisor is gone."""
+    """Stop the worker when its supervisor dies: otherwise nothing would stop or replace it."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

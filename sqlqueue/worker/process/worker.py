@@ -1,4 +1,4 @@
-"""The worker: the loop that claims tasks and calls handlers, written once for everybody."""
+"""The worker: registers handlers, claims tasks and calls the handlers until it is stopped."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .run import Run
 S = TypeVar("S")
 R = TypeVar("R")
 THREADS = 32
-"""For what coroutines do by ``asyncio.to_thread``."""
+"""Threads for calls of ``asyncio.to_thread`` in coroutine handlers."""
 Task = TypeVar("Task")
 
 
 class Register(Protocol[Task]):
-    """Takes a handler, and returns it as it is."""
+    """A decorator that registers a handler and returns it unchanged."""
 
     @overload
     def __call__(self, function: Callable[[Task], R], /) -> Callable[[Task], R]: ...
@@ -50,14 +50,14 @@ class Register(Protocol[Task]):
 
 
 class Worker:
-    """Claims tasks and calls handlers, until it is stopped.  Survives outages and handler errors.
+    """Claims tasks and calls handlers until it is stopped.  Survives database outages and errors of handlers.
 
-    ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, of sessions of any class.
-    ``name``: by which its claims are known (``claimed_by``); ``host:pid`` if not given.
-    ``poll``: the longest time between two looks for work, where nothing tells it.
-    ``grace``: how long running handlers are waited for when it stops.
-    ``notify``: whether to listen for notifications where the engine has them; it does not work through transaction
-    pooling.
+    ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, for sessions of any class.
+    ``name``: stored in ``claimed_by`` of the tasks it claims; ``host:pid`` by default.
+    ``poll``: the longest time between two queries for work when no notification arrives.
+    ``grace``: how long a stopping worker waits for running handlers.
+    ``notify``: whether to listen for notifications on engines that have them.  LISTEN does not work through a pooler
+    in transaction mode.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Worker:
         self._run: Run | None = None
         self._stop_first = self._has_run = False
         self.hurried = False
-        """Whether its last run was ended at once, so that threads may still be busy with its handlers."""
+        """Whether the last run ended without waiting, so that threads may still be running handlers."""
 
     def handler(
         self,
@@ -95,26 +95,28 @@ class Worker:
         mode: Mode = "lease",
         options: Sequence[ExecutableOption] = (),
     ) -> Register[T]:
-        """Register a function, or a coroutine function, for the tasks of ``entity`` that satisfy ``where``.
+        """Register a function or coroutine function for the tasks of ``entity`` that satisfy ``where``.
 
-        ``(session, task)``: its writes through the session and the completion of the task are one commit, tried at
-        least once and effective exactly once.  The session is the worker's, a new one for each call.
-        ``(task)``: it is completed afterwards, together with others.  The task is detached, its columns are loaded.
+        A handler ``(session, task)`` writes through the session; its writes and the completion of the task are one
+        commit, attempted at least once and effective exactly once.  Each call gets a new session from ``sessions``.
+        A handler ``(task)`` gets a detached task with its columns loaded; the task is completed afterwards, in a batch
+        with others.
 
-        An exception rolls back what was written and is recorded: the task is retried after the model's backoff, and
-        discarded after its last attempt.  :class:`.Retry`, :class:`.Snooze`, :class:`.Discard` and :class:`.Cancel`
-        say otherwise.  A transaction that fell victim to a deadlock or a serialization failure is run again at once.
+        An exception rolls back the handler's writes and is recorded: the task is retried after the model's backoff and
+        discarded after its last attempt.  A handler raises :class:`.Retry`, :class:`.Snooze`, :class:`.Discard` or
+        :class:`.Cancel` to choose another outcome.  A transaction that loses a deadlock or fails to serialize is run
+        again at once, without counting an attempt.
 
-        ``concurrency``: how many run at a time, functions in threads, coroutines on the event loop.
-        ``timeout``: a coroutine is cancelled, and has failed; of a thread it is only reported.
-        ``lease``: the model's if not given; it is extended while the worker lives.
-        ``batch``: how many tasks one claim takes at the most; less the longer they take.
-        ``mode``: ``"lock"`` holds the task by its row's lock in one transaction from claim to completion, without a
-        lease; ``"at-most-once"`` completes it before the handler is called.
-        ``options``: any loader options, with which each task is loaded; a detached one has no other relationships.
+        ``concurrency``: how many calls run at a time; functions in threads, coroutines on the event loop.
+        ``timeout``: a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged.
+        ``lease``: the model's by default; extended as long as the worker lives.
+        ``batch``: the most tasks that one claim takes; the longer tasks run, the fewer are claimed ahead.
+        ``mode``: ``"lock"`` holds the task by its row lock, in one transaction from claim to completion, without a
+        lease; ``"at-most-once"`` completes the task before the handler is called.
+        ``options``: loader options with which each task is loaded.  A detached task has no other relationships.
 
-        Raises :class:`.ArgumentError` for what makes no sense, and if another function of this worker is registered for
-        the same tasks: for equal criteria, or for all of which these are a part.
+        Raises :class:`.ArgumentError` for invalid arguments, and if another function of this worker is registered for
+        the same tasks: for equal criteria, or for criteria that include these.
         """
         _check_model("handler", entity)
 
@@ -146,21 +148,22 @@ class Worker:
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
     ) -> RegisterTask[J]:
-        """Make a function, or a coroutine function, a task: its calls can be enqueued as rows of ``entity``.
+        """Make a function or coroutine function a task, whose calls can be enqueued as rows of ``entity``.
 
-        What it becomes is called as before, and ``enqueue(session, *args, **kwargs)`` stores a call.  Its arguments
-        are JSON; those of other kinds (moments, UUIDs, enumerations, models of pydantic) need an annotation and the
-        extra ``pydantic``, and come back as what is annotated.  What it returns is dropped,
-        unless ``entity`` derives from :class:`.ResultMixin`: it is JSON then.
+        The decorated function is still called as before; its ``enqueue(session, *args, **kwargs)`` stores a call.
+        Arguments are stored as JSON.  Datetimes, UUIDs, enums and pydantic models need an annotation and the extra
+        ``pydantic``, and arrive as the annotated type.  The return value is dropped unless ``entity`` derives from
+        :class:`.ResultMixin`; then it is stored as JSON.
 
-        If its first parameter is a session, by its annotation or by the name ``session``, it gets the worker's, with
-        the guarantees of :meth:`handler`; all that is said there of exceptions holds too.  A name that this worker
-        does not know, and arguments that no longer fit, are failures of that one row and are retried, for another
-        worker may be newer.
+        If the first parameter is a session, by its annotation or by the name ``session``, the function gets a session
+        with the guarantees of :meth:`handler`.  Exceptions have the effects described there.  An unknown function name,
+        or arguments that no longer fit, fail that one row, which is retried: another worker may run newer code.
 
-        ``name``: by which rows know the function, ``module.qualname`` if not given.  Give one to what may be moved.
-        ``concurrency`` (10), ``timeout``, ``lease``: as for :meth:`handler`; one value for all tasks of ``entity``,
-        which share one handler.  They are all functions or all coroutine functions.
+        ``name``: identifies the function in rows; ``module.qualname`` by default.  Name functions that may move.
+        ``concurrency`` (10), ``timeout``, ``lease``: as for :meth:`handler`, with one value for all tasks of
+        ``entity``, which share one handler.  Either all of them are functions or all are coroutine functions.
+
+        Raises :class:`.ArgumentError` for invalid arguments and for a name that is taken.
         """
         _check_model("task", entity)
 
@@ -199,19 +202,23 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or :meth:`stop`, in the calling thread.
+        """Work in the calling thread until SIGTERM, SIGINT or :meth:`stop`.
 
-        The first signal drains: nothing more is claimed, what runs is given the grace period, the rest is released
-        (the attempt does not count) and is picked up by others at once.  A second one does not wait.
+        The first signal drains the worker: it claims nothing more, waits for running handlers up to ``grace``, and
+        releases the other tasks, which count no attempt and are available to other workers at once.  A second signal
+        does not wait.  Raises what :meth:`serve` raises.
         """
         asyncio.run(self._serve_with_signals())
 
     async def serve(self) -> None:
-        """:meth:`run` as a part of an application's own event loop, which handles the signals.
+        """Work on the running event loop, as :meth:`run` does; the application handles signals itself.
 
-        :class:`.SchemaMismatchError`, and whatever else it cannot go on after, is logged and raised: see to it that
-        the task in which this runs is awaited, or the application goes on without a worker.
-        Cancelled, it drains; cancelled again, it does not wait, but releases what it holds before it ends.
+        Cancelling it drains the worker; cancelling it again ends it without waiting, after it has released the tasks
+        it holds.
+
+        Raises :class:`.SchemaMismatchError` if the tables do not match the models, and any error that the worker cannot
+        recover from.  Both are logged.  Await the task in which this runs, or the application goes on without a worker.
+        :class:`.HandlerNotFoundError` without handlers, :class:`.IllegalTransitionError` if it runs already.
         """
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
@@ -233,22 +240,22 @@ class Worker:
             self._run, self._stop_first, self._has_run = None, False, True
 
     def health(self) -> Health | None:
-        """How it is, ``None`` unless it runs.  From any thread; asks nothing of the database."""
+        """Return the worker's health, or ``None`` unless it runs.  Thread-safe; sends nothing to the database."""
         run = self._run
         return None if run is None else run.health()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let :meth:`run` or :meth:`serve` end, as by a signal; ``at_once`` as by the second.  From any thread.
+        """Stop :meth:`run` or :meth:`serve` as a signal does; with ``at_once`` as a second signal does.  Thread-safe.
 
-        One that has never begun ends as soon as it does; one that has ended can be run again.
+        A worker that has not started yet stops as soon as it starts.  A stopped worker can be run again.
         """
-        self._stop_first = not self._has_run  # before the look: it may begin between the two
+        self._stop_first = not self._has_run  # set before reading _run: the worker may start between the two
         run = self._run
         if run is not None:
             run.stop(at_once=at_once)
 
     async def _serve_with_signals(self) -> None:
-        # the loop's own threads would keep the process, for as long as what a cancelled handler left them to do takes
+        # the loop's own threads would keep the process alive until the calls of cancelled handlers return
         asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "handlers"))
         with handling_signals(self.signalled):
             try:
@@ -258,7 +265,7 @@ class Worker:
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
     def signalled(self) -> None:
-        """SIGTERM or SIGINT has come: the first drains, the next one does not wait."""
+        """Handle SIGTERM or SIGINT: the first drains the worker, the next one does not wait."""
         if self._run is None:
             self.stop()
         else:
@@ -266,7 +273,7 @@ class Worker:
 
 
 def _check_model(decorator: str, entity: object) -> None:
-    """A decorator without parentheses is given the function in place of the model."""
+    """Raise :class:`.ArgumentError` for a decorator without parentheses, which gets the function as the model."""
     if callable(entity) and not isinstance(entity, type):
         raise ArgumentError(f"@worker.{decorator} needs the model of the tasks: write @worker.{decorator}(Task)")
     spec_of(entity)

@@ -1,11 +1,11 @@
-"""What a worker says of itself: log lines, counts, its health page, and OpenTelemetry's spans and metrics."""
+"""What a worker reports: log lines, counts, a health page, and OpenTelemetry spans and metrics."""
 
 from ..._support.tracing import HAS_OPENTELEMETRY
 from .reports import Reports
 
 
 def make_reports() -> Reports:
-    """With OpenTelemetry where its API is installed."""
+    """Return the reports of a worker, with OpenTelemetry if its API is installed."""
     if not HAS_OPENTELEMETRY:
         return Reports()
     from .telemetry import Telemetry  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Whether a worker is well, for whatever restarts it: a page that answers over HTTP."""
+"""The health of a worker, served over HTTP for orchestrators."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ..._support.exc import ArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How a worker is."""
+    """The health of a worker."""
 
     alive: bool
-    """Its event loop turns and its heartbeat thread lives.  If not, nothing but a new process will help."""
+    """Whether its event loop runs and its heartbeat thread is alive.  If not, only a new process will help."""
     ready: bool
-    """It also reaches its database."""
+    """Whether it also reaches its database."""
     stalled_seconds: float
-    """Since its event loop last turned."""
+    """Seconds since the event loop last ran."""
     away_seconds: float
-    """For how long its database has not answered."""
+    """Seconds for which the database has not answered."""
     running: int
-    """How many tasks it holds."""
+    """The number of tasks it holds."""
     counts: Mapping[str, int]
-    """What has happened since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
+    """Counts since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
     letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
 
 
 STALLED = 30.0
-"""Seconds."""
+"""Seconds without progress after which a worker is not alive, or not ready."""
 LOOPBACK = "127.0.0.1"
-"""Where health is answered unless another address is given: others are not to see it unasked."""
+"""The default address: health is not exposed to other hosts unless asked for."""
 LARGEST_PORT = 65_535
 
 
@@ -47,24 +47,24 @@ class Address(NamedTuple):
 
 
 class Pulse:
-    """When things were last seen to work."""
+    """When the event loop and the database last responded."""
 
     def __init__(self) -> None:
         self._turned = time.monotonic()
         self._away: float | None = None
 
     async def beat(self) -> None:
-        """On the event loop, for as long as it turns."""
+        """Record once a second that the event loop runs."""
         while True:
             self._turned = time.monotonic()
             await asyncio.sleep(1)
 
     def reached(self) -> None:
-        """The database has answered."""
+        """Record that the database answered."""
         self._away = None
 
     def missed(self) -> None:
-        """The database has not."""
+        """Record that the database did not answer."""
         if self._away is None:
             self._away = time.monotonic()
 
@@ -83,7 +83,7 @@ class Pulse:
 
 
 def address_of(text: str) -> Address:
-    """``8080`` on this machine alone, ``0.0.0.0:8080`` for all, ``[::1]:8080``; :class:`.ArgumentError` otherwise."""
+    """Parse ``8080`` (loopback), ``0.0.0.0:8080`` or ``[::1]:8080``; :class:`.ArgumentError` for anything else."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
     if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:
@@ -92,9 +92,10 @@ def address_of(text: str) -> Address:
 
 
 def serve_health(address: Address, health: Callable[[], Health | None]) -> ThreadingHTTPServer:
-    """Answer ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) with JSON, from a thread.
+    """Serve ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) as JSON, in a thread.
 
-    A worker that has not started yet is alive, and not ready.  :class:`.ArgumentError` if the address is not to be had.
+    A worker that has not started yet is alive but not ready.  Raises :class:`.ArgumentError` if the address cannot be
+    bound.
     """
 
     class Page(BaseHTTPRequestHandler):
@@ -112,7 +113,7 @@ def serve_health(address: Address, health: Callable[[], Health | None]) -> Threa
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Probes come every few seconds."""
+            """Do not log probes, which come every few seconds."""
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

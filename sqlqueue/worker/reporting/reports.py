@@ -1,4 +1,4 @@
-"""What a worker says of itself: one place, through which everything that happens to a task goes."""
+"""Reports of a worker: the one place that every event of a task goes through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
 from ...operations import QueueStats
-from ...operations.attempts import brief, given_up, retry_text, spoken, task_name
+from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
@@ -27,7 +27,7 @@ _NOTHING = nullcontext()
 
 
 class Reports:
-    """Log lines, each with its facts as attributes of the record, and counts of what has happened."""
+    """Writes log lines, whose records carry the facts as attributes, and counts events."""
 
     def __init__(self) -> None:
         self.pulse = Pulse()
@@ -35,14 +35,14 @@ class Reports:
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
 
     wants_depth = False
-    """Whether :meth:`depth` does anything with what it is told."""
+    """Whether :meth:`depth` uses what it is given."""
 
     def running(self, job: Job) -> AbstractContextManager[None]:
-        """The handler is called within."""
+        """Return a context manager around the call of the handler."""
         return _NOTHING
 
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
-        """How many tasks there are."""
+        """Report the number of tasks by status."""
 
     def claimed(self, job: Job) -> None:
         self.counts["claimed"] += 1
@@ -50,7 +50,7 @@ class Reports:
             self._say(logging.DEBUG, "%s claimed", job)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
-        """A handler has ended; ``error`` is what it raised, if it did.  Returns what that comes to for the task."""
+        """Report the end of a handler; ``error`` is what it raised.  Returns the resulting outcome of the task."""
         if error is not None:
             return self._ended_early(job, outcome, error)
         self.counts[outcome.kind] += 1
@@ -59,15 +59,17 @@ class Reports:
         return outcome.kind
 
     def _ended_early(self, job: Job, outcome: Outcome, error: BaseException) -> Kind:
-        """A retry is a warning, a dead letter an error; of signals there is no traceback."""
+        """Log a retry as a warning and a dead letter as an error; signals without a traceback."""
         kind: Kind = outcome.kind
         level, text, retry_in = logging.DEBUG, str(kind), outcome.delay
         raised = None if is_signal(error) else error
-        if outcome.kind == "failed":
+        if job.handler.mode == "at-most-once":
+            kind, level, text, retry_in = _completed_before(outcome)
+        elif outcome.kind == "failed":
             kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
         elif outcome.kind == "discarded":
             level = logging.ERROR
-        elif raised is not None:  # an outage, of which nothing is known that its text does not tell
+        elif raised is not None:  # an outage: a traceback would add nothing to its text
             level, text, raised = logging.WARNING, f"does not count, {retry_text(retry_in)}", None
         self.counts[kind] += 1
         facts: dict[str, Any] = {"outcome": kind, "seconds": job.seconds, "retry_in": retry_in}
@@ -79,10 +81,10 @@ class Reports:
         return kind
 
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
-        """Of ``number`` tasks the last attempt has crashed; ``some`` of them, with the number of that attempt."""
+        """Report ``number`` tasks whose last attempt crashed; ``some`` of them with the number of that attempt."""
         kind, level, text, _ = given_up(recurs=spec.has("schedule"))
         self.counts[kind] += number
-        named = some if number >= len(some) else ()  # another worker was faster with some of them, and tells of those
+        named = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
         for claim, tries in named:
             facts = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
             line, shown = "%s: attempt %d/%d failed (%s), %s", (task_name(claim), tries, tries, CRASHED, text)
@@ -107,7 +109,7 @@ class Reports:
         self._say(logging.INFO, "%s runs again at once, its transaction fell victim to another: %s", job, said)
 
     def reached(self) -> None:
-        """The database does what it is asked."""
+        """Report that the database answered."""
         self.pulse.reached()
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
@@ -117,11 +119,11 @@ class Reports:
 
     def broken(self, what: str, error: BaseException) -> None:
         self.counts["database_errors"] += 1
-        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # of the database's refusals the text says enough
+        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error says enough
         logger.error("cannot %s", what, exc_info=error, extra=frames)
 
     def chore_failed(self, name: str, error: Exception) -> None:
-        """Log that the chore of this ``name`` failed: what the database says of it, but no statement."""
+        """Log that the chore of this ``name`` failed, with the database's message but without the statement."""
         self.counts["database_errors"] += 1
         if isinstance(error, DBAPIError):
             logger.error("%s failed: %s", name, str(error.orig).strip())
@@ -134,6 +136,13 @@ class Reports:
             logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
 
 
+def _completed_before(outcome: Outcome) -> Prospect:
+    """Return what an outcome means for a task that was completed before its handler was called: it stays completed."""
+    if outcome.kind in ("failed", "discarded"):
+        return Prospect("failed", logging.ERROR, "not retried: it was completed before its handler was called")
+    return Prospect("completed", logging.DEBUG, "stays completed")
+
+
 def _is_wordy() -> bool:
-    """Whether to say what there is to say of every job; it is not even put together otherwise."""
+    """Return whether to log every job; otherwise the lines are not even formatted."""
     return logger.isEnabledFor(logging.DEBUG)

@@ -1,4 +1,4 @@
-"""Spans and metrics of a worker, by OpenTelemetry's API; where they go is for the application's SDK to say."""
+"""Spans and metrics of a worker through OpenTelemetry's API; the application's SDK exports them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Telemetry(Reports):
     wants_depth = True
 
     def _is_heard(self) -> bool:
-        """Whether there is an SDK, as of the last second.  Without one nothing need be said for each task."""
+        """Return whether an SDK is installed, as of the last second.  Without one nothing is recorded."""
         now = time.monotonic()
         if now >= self._asked + 1:
             self._asked = now

@@ -1,4 +1,4 @@
-"""Writes outcomes, those of a few milliseconds together."""
+"""Writes the outcomes of attempts, batched over a few milliseconds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ..handling.outcomes import Outcome, Written, outcome_of, write_what_is_free
 from ..reporting.reports import Reports
 
 GATHER = 0.003
-"""Seconds for which the first outcome waits for others.  What is not written yet is done again after a crash."""
+"""Seconds that the first outcome of a batch waits for others.  A crash before the write repeats their tasks."""
 LARGEST = 500
+"""The most outcomes in one batch."""
 LOCKED = 0.2
-"""Seconds until a row that others have locked is tried again."""
+"""Seconds until a row that another transaction has locked is tried again."""
 WAITING = ("failed", "snoozed")
-"""Outcomes that come due at a moment of which no poller knows yet."""
+"""Outcomes whose tasks come due at a time that no poller knows yet."""
 
 
 class _Pending(NamedTuple):
@@ -32,7 +33,7 @@ class _Pending(NamedTuple):
 
 
 class Completer:
-    """Takes the outcomes of one queue from any thread; a task of the event loop writes them, as long as it takes."""
+    """Takes outcomes of one queue from any thread; a task of the event loop writes them, through outages too."""
 
     def __init__(self, database: Database, adapter: Adapter, in_flight: InFlight, reports: Reports) -> None:
         self._database = database
@@ -44,12 +45,12 @@ class Completer:
         self._postponed: list[_Pending] = []
         self._some = asyncio.Event()
         self._told = False
-        """Whether the loop is to look, or about to."""
+        """Whether the loop has been told to look and has not looked yet."""
         self._closing = False
 
     @property
     def backlog(self) -> int:
-        """How many tasks are done and not settled."""
+        """The number of finished tasks whose outcome is not written yet."""
         return len(self._pending) + len(self._postponed)
 
     def put(self, job: Job, outcome: Outcome) -> None:
@@ -59,11 +60,11 @@ class Completer:
             soon(self._loop, self._some.set)
 
     async def settle(self, outcomes: Iterable[tuple[Job, Outcome]]) -> None:
-        """Write these now; what others have locked is tried again later, by :meth:`run`."""
+        """Write these outcomes now; :meth:`run` retries those whose rows are locked."""
         await self._write([_Pending(*each) for each in outcomes])
 
     def close(self) -> None:
-        """Let :meth:`run` end, once all is written."""
+        """End :meth:`run` once everything is written."""
         self._closing = True
         self._some.set()
 
@@ -73,9 +74,9 @@ class Completer:
             if len(self._pending) < LARGEST and not self._closing:
                 await asyncio.sleep(GATHER)
             self._some.clear()
-            self._told = False  # first, so that who finds it so has its outcome in this batch
+            self._told = False  # before the batch is taken: an outcome put after this sets the event again
             batch = self._pending[:LARGEST]
-            del self._pending[: len(batch)]  # and not what came in the meantime
+            del self._pending[: len(batch)]  # keep what was put in the meantime
             if self._pending:
                 self._some.set()
             await self._write(batch)
@@ -116,7 +117,7 @@ class Completer:
         return await self._database.run(lambda session: write_what_is_free(session, outcomes))
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:
-        """Try again a little later, and let nothing else wait for it."""
+        """Retry these a little later without delaying the others."""
         if batch:
             self._postponed += batch
             self._loop.call_later(LOCKED, self._resume)
@@ -127,13 +128,16 @@ class Completer:
         self._some.set()
 
     async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
-        """One of them cannot be written, and must not keep the others from it.  Its lease will end."""
+        """Write each outcome on its own, so that one that cannot be written does not block the others.
+
+        The lease of a task whose outcome cannot be written will expire.
+        """
         if len(batch) > 1:
             for each in batch:
                 await self._write([each])
             return
         (one,) = batch
-        if one.outcome.result is not None:  # which is no JSON, or none that the database takes
+        if one.outcome.result is not None:  # not JSON, or JSON that the database rejects
             self.put(one.job, failure := outcome_of(error))
             self._reports.finished(one.job, failure, error)
             return

@@ -1,4 +1,4 @@
-"""Calls handlers.  Written once: a coroutine handler's turn runs in a greenlet, where it is awaited."""
+"""Calls handlers.  Coroutine handlers use the same code: it runs in a greenlet, which awaits them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ..handling.outcomes import Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 
 TRIES = 4
-"""How often a handler is called in one attempt whose transaction falls victim to others."""
+"""How often a handler is called in one attempt if its transaction keeps losing deadlocks."""
 
 
 class Executor:
-    """Does one job after the other with one handler."""
+    """Runs jobs with one handler."""
 
     def __init__(self, handler: Handler, database: Database, adapter: Adapter, reports: Reports) -> None:
         self.handler = handler
@@ -42,7 +42,7 @@ class Executor:
         self.reports = reports
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
-        """:meth:`perform` with a coroutine handler, which losing the task cancels."""
+        """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
         from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -52,19 +52,19 @@ class Executor:
         return outcome
 
     def perform(self, job: Job) -> Outcome | None:
-        """Call the handler; what is left to be written, or nothing if it is written or the task is lost."""
+        """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
         job.begin()
         return self._perform(job)
 
     def _perform(self, job: Job) -> Outcome | None:
         try:
             return self._performed(job)
-        except Exception as error:  # such as of a retry policy; the slot must not end with it
+        except Exception as error:  # for example from a retry policy; the thread must survive it
             self.reports.broken(f"tell what becomes of {job}", error)
             return None
 
     def _performed(self, job: Job) -> Outcome | None:
-        if job.is_lost:  # while it waited for its turn
+        if job.is_lost:  # while it was queued
             self.reports.lost(job)
             return None
         try:
@@ -80,7 +80,7 @@ class Executor:
         return None if self.handler.takes_session else outcome
 
     def known(self, job: Job, work: Callable[[], object]) -> object:
-        """What ``work`` returns, which may ask for :func:`.current_job`."""
+        """Return what ``work`` returns; within it, :func:`.current_job` returns ``job``."""
         token = current.set(job)
         try:
             with self.reports.running(job):
@@ -89,7 +89,7 @@ class Executor:
             current.reset(token)
 
     def _try(self, job: Job) -> object:
-        """What the handler returned."""
+        """Call the handler, again after a deadlock.  Returns what it returned."""
         for left in reversed(range(TRIES)):
             try:
                 if self.handler.takes_session:
@@ -106,7 +106,7 @@ class Executor:
         raise AssertionError
 
     def _in_session(self, job: Job) -> object:
-        """The handler's writes and the completion are one commit."""
+        """Commit the handler's writes and the completion together."""
         handed, session = self.database.open()
         with closing(session):
             try:
@@ -122,24 +122,24 @@ class Executor:
                 session.commit()
                 return result
             except BaseException:
-                session.rollback()  # a close alone would leave instances as the handler made them, for the next try
+                session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
 
     def _attach(self, session: Session, job: Job) -> Any:
-        """The claimed task in the handler's session."""
+        """Return the claimed task as an instance of the handler's session."""
         spec, options = job.handler.spec, job.handler.options
         if spec.is_plain and not options:
             session.add(job.task)
-            if instance_state(job.task).expired_attributes:  # by the rollback of the try before
+            if instance_state(job.task).expired_attributes:  # by the rollback of the previous try
                 session.refresh(job.task)
             return job.task
-        # what was loaded with it may be shared with other jobs, and cannot be in two sessions
+        # objects loaded with it may be shared with other jobs, and cannot be in two sessions
         (task,) = self.adapter.rows.load(session, spec, [job.claim.identity], options)
         carry(job.task, task)
         return task
 
     def call(self, *arguments: Any) -> object:
-        """What the handler returns, if its model keeps that."""
+        """Call the handler.  Returns its result if the model stores results, else ``None``."""
         result: Any = self.handler.function(*arguments)
         is_awaitable = result is not None and inspect.isawaitable(result)
         if is_awaitable != self.handler.is_coroutine:
@@ -150,7 +150,7 @@ class Executor:
             result = await_only(_within(result, self.handler.timeout))
         if not self.handler.spec.has("result"):
             return None
-        check_json("result", result)  # in the handler's own attempt, and not when it is written along with others
+        check_json("result", result)  # now, so that it fails this attempt and not a batch of others
         return result
 
     def _sleep(self, seconds: float) -> None:
@@ -168,7 +168,7 @@ class Executor:
         if isinstance(error, PoolTimeoutError) or (
             isinstance(error, DBAPIError) and self.adapter.errors.is_outage(error)
         ):
-            # no fault of the task's: not counted, but not at once either, in case it is after all
+            # not the task's fault, so it does not count; delayed, in case it is after all
             return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
         return outcome_of(error)
 
@@ -180,7 +180,7 @@ def _refuse_deletion(session: Session, task: Any) -> None:
 
 
 def _refuse(handler: Handler, result: Any) -> None:
-    """What a wrapper returns may be something else than what it wraps."""
+    """Raise :class:`.ArgumentError`: a decorator may return something other than what it wraps."""
     if inspect.iscoroutine(result):
         result.close()
     kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")
@@ -188,7 +188,7 @@ def _refuse(handler: Handler, result: Any) -> None:
 
 
 def _refuse_lost(job: Job) -> None:
-    """A handler that was told to stop may have returned early: that completes nothing."""
+    """Raise :class:`.ClaimLostError` for a lost job: its handler may have returned early, which completes nothing."""
     if job.is_lost:
         raise ClaimLostError([job.claim])
 
@@ -214,4 +214,4 @@ def closing(session: Session) -> Iterator[None]:
         try:
             session.close()
         except DBAPIError:
-            session.close()  # a deadlock has taken a savepoint along, and the first time ended at that
+            session.close()  # after a deadlock that removed a savepoint, the first call fails

@@ -1,4 +1,4 @@
-"""Extends the leases of all that the worker holds, whatever its handlers are up to."""
+"""Extends the leases of all tasks that the worker holds, even if its handlers block."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from ..handling.jobs import InFlight, Job
 from ..reporting.reports import Reports
 
 BEATS = 3
-"""Heartbeats to a lease."""
+"""Heartbeats per lease."""
 
 
 def _interval(handler: Handler) -> timedelta:
-    """Between two looks at its jobs; nothing else reports that a thread takes too long."""
+    """Return the time between two heartbeats, which also report threads that exceed their timeout."""
     beat = handler.lease / BEATS
     return beat if handler.timeout is None or handler.is_coroutine else min(beat, handler.timeout)
 
 
 class Heartbeat(threading.Thread):
-    """A thread with a connection of its own, for one queue: neither a blocked event loop nor a busy pool nor another
-    queue's trouble ends a lease."""
+    """A thread with its own connection that extends the leases of one queue.
+
+    A blocked event loop, an exhausted pool or trouble with another queue does not let a lease expire.
+    """
 
     def __init__(
         self, spec: QueueSpec, handlers: Iterable[Handler], database: Database, in_flight: InFlight, reports: Reports
@@ -47,7 +49,7 @@ class Heartbeat(threading.Thread):
 
     @property
     def has_died(self) -> bool:
-        """Whether it has begun, and ended without being told to."""
+        """Whether the thread ended without being stopped."""
         return self.ident is not None and not self.is_alive() and not self._stopped.is_set()
 
     def stop(self) -> None:
@@ -70,7 +72,7 @@ class Heartbeat(threading.Thread):
             own.close()
 
     def _beat(self, own: OwnConnections) -> bool:
-        """Whether the database was asked for anything."""
+        """Extend the leases that are due.  Returns whether anything was sent to the database."""
         self._look_at_the_clock()
         alike: defaultdict[timedelta, list[Job]] = defaultdict(list)
         for job in self._mine():
@@ -88,7 +90,7 @@ class Heartbeat(threading.Thread):
         return [job for job in self._in_flight if job.handler.spec is self._spec and job.handler.mode == "lease"]
 
     def _lose(self, job: Job) -> None:
-        if not job.settling:  # else it is its own doing, or will be seen there
+        if not job.settling:  # otherwise the job itself changed the row, or will notice
             self._in_flight.remove(job)
             job.lose("its lease ended, or it was cancelled or deleted")
 

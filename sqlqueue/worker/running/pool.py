@@ -1,4 +1,4 @@
-"""Where handlers run: threads for functions, tasks of the event loop for coroutines."""
+"""Pools in which handlers run: threads for functions, event loop tasks for coroutines."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ..handling.outcomes import Outcome
 from .executor import Executor
 
 Done = Callable[[Job, "Outcome | None"], None]
-"""Called with a job and what is left to be written of it, on whatever thread."""
+"""Called on any thread with a finished job and the outcome that is left to write."""
 
 
 class Pool(Protocol):
-    """So many jobs at a time; the others wait their turn."""
+    """Runs a fixed number of jobs at a time and queues the others."""
 
     def put(self, job: Job) -> None: ...
 
     def withdraw(self) -> list[Job]:
-        """Take back what has not begun."""
+        """Remove and return the jobs that have not started."""
         ...
 
     async def ended(self) -> None:
-        """Wait for what runs, as far as it can be stopped."""
+        """Wait for the running jobs that can be stopped."""
         ...
 
     def close(self) -> None: ...
 
 
 class ThreadPool:
-    """Daemon threads: a handler that never returns does not keep the process from ending."""
+    """Runs handlers in daemon threads: one that never returns does not keep the process alive."""
 
     def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
         self._executor = executor
@@ -70,6 +70,8 @@ class ThreadPool:
 
 
 class CoroutinePool:
+    """Runs coroutine handlers in tasks of the event loop."""
+
     def __init__(self, executor: Executor, count: int, done: Done) -> None:
         self._executor = executor
         self._done = done
