@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin, UnsupportedDialectError
-from sqlqueue.dialects import adapter_for, adapters
+from sqlqueue.dialects import adapter_for, adapters, moment_defaults
+from sqlqueue.dialects.postgresql import PostgreSQL
 from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Base, Task
@@ -180,7 +182,31 @@ def test_the_suite_that_packages_import_passes_with_an_adapter_from_outside(tmp_
     site = tmp_path / "site"
     site.mkdir()
     _install(site)
-    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path))
+    pytest_ = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+    )
     done = _run(site, *pytest_, f"--basetemp={tmp_path / 'databases'}", str(OUTSIDE / "conformance.py"))
     # the one that is skipped needs several writers
     assert re.search(r"^\d\d passed, 1 skipped in", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_an_adapter_whose_dialect_is_not_installed_is_left_out_of_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of CockroachDB, whose dialect is a package of its own."""
+
+    class Absent(PostgreSQL):
+        def __init__(self) -> None:
+            super().__init__()
+            self.product = replace(self.product, dialect="absent")
+
+    present = dict(adapters())
+    monkeypatch.setattr("sqlqueue.dialects.adapters", lambda: {**present, "absent": Absent()})
+    assert set(moment_defaults()) == set(present)

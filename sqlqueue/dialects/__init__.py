@@ -10,6 +10,7 @@ from typing import Any, cast
 from sqlalchemy import JSON, URL, DateTime, String, TextClause, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
+from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
@@ -99,8 +100,9 @@ def _on_every_engine(kind: TypeEngine[Any], variant_of: Callable[[Types], TypeEn
 
 
 def moment_defaults() -> dict[str, str]:
-    """What fills in a moment that an INSERT leaves out: the words of each engine, by the name of its dialect."""
-    return {name: str(utcdefault().compile(dialect=_dialect(name))) for name in adapters()}
+    """Return the SQL that fills in a moment which an INSERT leaves out, by the name of each installed dialect."""
+    installed = (name for name in adapters() if _is_installed(name))
+    return {name: str(utcdefault().compile(dialect=_dialect(name))) for name in installed}
 
 
 def lasting_keys() -> dict[str, Any]:
@@ -124,6 +126,15 @@ def index_options(predicate: Criterion) -> dict[str, Any]:
 def _in_words_of(name: str, criterion: Criterion) -> TextClause:
     literal = {"literal_binds": True, "include_table": False}
     return text(str(criterion.compile(dialect=_dialect(name), compile_kwargs=literal)))
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether SQLAlchemy finds this dialect: some are packages of their own."""
+    try:
+        _dialect(name)
+    except NoSuchModuleError:
+        return False
+    return True
 
 
 @cache
