@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -52,7 +53,16 @@ def typing(session: nox.Session) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))  # the documentation uses what tests do
     session.run("mypy")
     session.run("pyright")
-    session.run("pytest", "tests/test_documented_types.py")
+    session.run("pytest", "tests/docs/test_types.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site; a broken link, or a public name without a docstring, is an error."""
+    session.install("-e", ".[alembic,asyncio,cli,cron]", *group("docs"))
+    site = Path(session.create_tmp()).resolve() / "site"
+    session.run("sphinx-build", "-W", "--keep-going", "-n", "-E", "-q", "docs", str(site), *session.posargs)
+    session.log(f"{site}/index.html")
 
 
 @nox.session
@@ -100,6 +110,31 @@ def grammar(session: nox.Session) -> None:
     session.run("npm", "install", "--silent", "--legacy-peer-deps", "--prefix", str(node), *GRAMMARS, external=True)
     parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
     session.run("pytest", "tests/grammar", *session.posargs, env=parsers)
+
+
+@nox.session
+def babelfish(session: nox.Session) -> None:
+    """The suite on Babelfish, which speaks T-SQL: `nox -s babelfish -- URL [pytest's options]`, of an empty database.
+
+    Not part of any other session: it takes a server of https://babelfishpg.org, which comes as source.
+    """
+    urls = [given for given in session.posargs if "://" in given] or [os.environ.get("SQLQUEUE_TEST_BABELFISH_URL")]
+    if len(urls) != 1 or not urls[0]:
+        session.error(
+            "Babelfish for PostgreSQL answers to SQL Server's protocol and dialect. Build it (https://babelfishpg.org),"
+            " run tests/babelfish.sql in its PostgreSQL database, make an empty database, and give its URL here or as"
+            " SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
+            "&TDS_Version=7.4&ClientCharset=UTF-8"
+        )
+    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
+    chosen = {
+        "SQLQUEUE_TEST_BABELFISH_URL": urls[0],
+        "SQLQUEUE_REQUIRE": "babelfish",
+        "SQLQUEUE_TEST_ENGINES": "babelfish",
+    }
+    options = [given for given in session.posargs if "://" not in given]
+    folders = [f"tests/{folder}" for folder in ("suite", "worker", "outbox", "migrations")]
+    session.run("pytest", *folders, "-rs", *options, env={**COMPILING, **chosen})
 
 
 @nox.session

@@ -19,10 +19,9 @@ from ._support.exc import (
 )
 from .diagnostics.check import check, verify_schema
 from .diagnostics.old_alembic import watch as _watch
-from .model.mixins import (
+from .kinds import (
     JobMixin,
     LimitMixin,
-    QueueMixin,
     RecurringMixin,
     ResultMixin,
     SlotMixin,
@@ -31,6 +30,7 @@ from .model.mixins import (
     TraceMixin,
     UniqueMixin,
 )
+from .model.mixins import QueueMixin
 from .model.pause import PauseMixin
 from .operations import (
     Bucket,

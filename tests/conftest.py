@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from tests.databases import Databases
@@ -70,10 +69,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """All processes of this run are done with their databases."""
     used = sum_up(terminalreporter)
-    for given in (os.environ.get(case.url_variable) for case in ENGINES if case.name in used):
+    for given in (case.given for case in ENGINES if case.name in used):
         with suppress(DBAPIError, ImportError):  # the tests were skipped for that
             if given:
-                move_out(make_url(given))
+                move_out(given)
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:

@@ -13,7 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, NullPool, create_engine
+from sqlalchemy import URL, NullPool, create_engine, make_url
+
+from tests.babelfish import PLUGIN
 
 ACCOUNT = "sqlqueue"
 PASSWORD = "Sql-queue-0"  # SQL Server and Oracle refuse one without capitals and digits
@@ -67,10 +69,17 @@ class EngineCase:
     small: bool = False
     """Its directory has room in memory, where a commit waits for no disk."""
 
-    locks_rows: bool = True
-    """Claimers lock single rows; without it, one writer locks the database."""
+    plugin: str | None = None
+    """Of SQLAlchemy's engines; makes up for what the server lacks."""
+    only_by_url: bool = False
+    """Tests run on it if its URL is given, and otherwise only when it is asked for by name."""
+
+    one_writer: bool = False
+    """A writer locks the database; without it, claimers lock single rows."""
+    obeys_hints: bool = True
+    """Rows are locked, and passed over, as the statements say; without it, two claimers may get the same row."""
     statements_row: str = ""
-    """The row of the README's table of guarantees that counts its statements."""
+    """The row of the table of guarantees in docs/explanation/semantics.md that counts its statements."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
@@ -192,12 +201,20 @@ class EngineCase:
             yield self.time_zone_sql.format(offset="-08:00", hours="-8")
 
     @property
-    def one_writer(self) -> bool:
-        return not self.locks_rows
+    def locks_rows(self) -> bool:
+        """What is about claimers beside each other can be tested."""
+        return not self.one_writer and self.obeys_hints
 
     @property
     def url_variable(self) -> str:
         return f"SQLQUEUE_TEST_{self.name.upper()}_URL"
+
+    @property
+    def given(self) -> URL | None:
+        """The database that somebody else keeps, if one is given."""
+        if not (given := os.environ.get(self.url_variable)):
+            return None
+        return make_url(given).update_query_dict({"plugin": self.plugin} if self.plugin else {})
 
     @property
     def image_variable(self) -> str:
@@ -331,6 +348,38 @@ _MYSQL_REQUESTS = "SELECT variable_value FROM {schema}.session_status WHERE vari
 _MYSQL_PARTITIONS = "SELECT count(partition_name) FROM information_schema.partitions WHERE table_name = 'parted'"
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
+_SQL_SERVER = EngineCase(
+    name="mssql",
+    own_clock_default=True,
+    blanks_count=False,
+    names_defaults=True,
+    hide_index="ALTER INDEX {index} ON {table} DISABLE",
+    partial_indexes=True,
+    sync_driver="mssql+pyodbc",
+    async_driver="mssql+aioodbc",
+    container=Container(
+        image="mcr.microsoft.com/mssql/server:2022-latest",
+        port=1433,
+        environment={"ACCEPT_EULA": "Y", "MSSQL_PID": "Developer", "MSSQL_SA_PASSWORD": PASSWORD},
+        username="sa",
+        query={"driver": "ODBC Driver 18 for SQL Server", "TrustServerCertificate": "yes"},
+        prepare=(f"CREATE DATABASE {ACCOUNT}", f"ALTER DATABASE {ACCOUNT} SET READ_COMMITTED_SNAPSHOT ON"),
+        large=True,
+        patience=timedelta(minutes=3),
+    ),
+    drops_any_column=False,
+    reads_defaults_back=False,
+    grants="in {database}: ALTER ROLE db_owner ADD MEMBER {name}",
+    condition=(
+        "SELECT CAST(is_read_committed_snapshot_on AS int) FROM sys.databases WHERE database_id = DB_ID()",
+        "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE",
+    ),
+    another_database=(
+        ("CREATE DATABASE {name}", "ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT OFF"),
+        ("ALTER DATABASE {name} SET SINGLE_USER WITH ROLLBACK IMMEDIATE", "DROP DATABASE {name}"),
+    ),
+)
+
 ENGINES = (
     EngineCase(
         name="sqlite",
@@ -340,7 +389,7 @@ ENGINES = (
         async_driver="sqlite+aiosqlite",
         embedded=_sqlite,
         small=True,
-        locks_rows=False,
+        one_writer=True,
         reuses_keys=True,
         foreign_keys_sql="PRAGMA foreign_keys = ON",
         statistics="ANALYZE {table}",
@@ -490,37 +539,7 @@ ENGINES = (
         insert_returns=True,
         timeout_preparation=_mysql_preparation("max_statement_time"),
     ),
-    EngineCase(
-        name="mssql",
-        own_clock_default=True,
-        blanks_count=False,
-        names_defaults=True,
-        hide_index="ALTER INDEX {index} ON {table} DISABLE",
-        partial_indexes=True,
-        sync_driver="mssql+pyodbc",
-        async_driver="mssql+aioodbc",
-        container=Container(
-            image="mcr.microsoft.com/mssql/server:2022-latest",
-            port=1433,
-            environment={"ACCEPT_EULA": "Y", "MSSQL_PID": "Developer", "MSSQL_SA_PASSWORD": PASSWORD},
-            username="sa",
-            query={"driver": "ODBC Driver 18 for SQL Server", "TrustServerCertificate": "yes"},
-            prepare=(f"CREATE DATABASE {ACCOUNT}", f"ALTER DATABASE {ACCOUNT} SET READ_COMMITTED_SNAPSHOT ON"),
-            large=True,
-            patience=timedelta(minutes=3),
-        ),
-        drops_any_column=False,
-        reads_defaults_back=False,
-        grants="in {database}: ALTER ROLE db_owner ADD MEMBER {name}",
-        condition=(
-            "SELECT CAST(is_read_committed_snapshot_on AS int) FROM sys.databases WHERE database_id = DB_ID()",
-            "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE",
-        ),
-        another_database=(
-            ("CREATE DATABASE {name}", "ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT OFF"),
-            ("ALTER DATABASE {name} SET SINGLE_USER WITH ROLLBACK IMMEDIATE", "DROP DATABASE {name}"),
-        ),
-    ),
+    _SQL_SERVER,
     EngineCase(
         name="oracle",
         own_clock_default=True,
@@ -558,6 +577,17 @@ ENGINES = (
         ),
         time_zone_sql="SET TIME ZONE {hours}",
     ),
+    replace(
+        _SQL_SERVER,
+        name="babelfish",
+        plugin=PLUGIN,
+        only_by_url=True,
+        container=None,
+        obeys_hints=False,
+        hide_index=None,
+        condition=None,
+        another_database=None,
+    ),
 )
 
 
@@ -571,4 +601,8 @@ def engines_named_by(variable: str) -> frozenset[str]:
 
 REQUIRED = engines_named_by("SQLQUEUE_REQUIRE")
 CHOSEN = engines_named_by("SQLQUEUE_TEST_ENGINES")
-SELECTED = tuple(case for case in ENGINES if not CHOSEN or case.name in CHOSEN | REQUIRED)
+SELECTED = tuple(
+    case
+    for case in ENGINES
+    if case.name in CHOSEN | REQUIRED or (not CHOSEN and (not case.only_by_url or case.url_variable in os.environ))
+)

@@ -84,8 +84,8 @@ def missing_driver(case: EngineCase) -> Unavailable | None:
 
 
 def _find(case: EngineCase, stack: ExitStack) -> Server:
-    if given := os.environ.get(case.url_variable):
-        return _given(case, make_url(given))
+    if case.given:
+        return _given(case, case.given)
     reason = Unavailable(f"{case.name} has no source but {case.url_variable}")
     if case.container:
         try:

@@ -114,7 +114,7 @@ def test_models_are_declared_whatever_the_dialect() -> None:
 
 def test_each_server_is_known_by_what_it_is(sync_db: Database) -> None:
     with sync_db.engine.connect() as connection:
-        assert adapter_for(connection.dialect).name == sync_db.case.name
+        assert adapter_for(connection.dialect).name == sync_db.case.sync_driver.partition("+")[0]
 
 
 def test_mariadb_behind_a_url_of_mysql(sync_db: Database) -> None:

@@ -22,6 +22,7 @@ class Claim:
     """
 
     entity: type[Any]
+    """The model of the task."""
     identity: tuple[Any, ...]
     attempt: int
     """Which attempt at the row it is, from 1 on."""

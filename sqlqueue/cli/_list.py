@@ -59,7 +59,7 @@ def columns_of(spec: QueueSpec, names: str) -> list[_Column]:
 def print_tasks(spec: QueueSpec, tasks: Sequence[Facts], columns: Sequence[_Column] | None) -> None:
     """The queue's columns and as many of the model's own as there is room for, unless ``columns`` are given."""
     if columns is None:
-        queues = [_Column(role, is_role=True) for role in _ROLES if spec.has(role)]
+        queues = [_Column(role, is_role=True) for role in _ROLES if role in spec.columns]
         columns = [*queues, *_fitting(spec, tasks, queues), _Column("error", is_role=True)]
     rows = [[task["key"], *(each.value(task) for each in columns)] for task in tasks]
     print_table(["Key", *(each.heading for each in columns)], rows, one_line=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..diagnostics.check import specs_of
+from ..lifecycle.kind import holds_tasks
 from ..queue.spec import QueueSpec
 from ._output import refusal
 from ._target import load
@@ -26,7 +27,7 @@ Queue = Annotated[
 def queues_of(target: str, name: str | None) -> list[QueueSpec]:
     """Those of ``target`` that hold tasks, or the one of this name."""
     every = specs_of(load(target))
-    found = [spec for spec in every if spec.holds_tasks]
+    found = [spec for spec in every if holds_tasks(spec)]
     if not found:
         raise refusal(f"{_names(every)} holds the slots of limits, and no tasks: name the model with the limits")
     chosen = [spec for spec in found if name in (None, spec.entity.__name__, spec.table.name, spec.table.fullname)]

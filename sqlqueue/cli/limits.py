@@ -8,6 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
+from ..lifecycle.kind import holding_slots
 from ..operations import Limit
 from ..queue.spec import QueueSpec
 from ._database import refusals, transact
@@ -86,7 +87,7 @@ def set_limit(
 
 def _limited(target: str, name: str | None) -> list[QueueSpec]:
     found = queues_of(target, name)
-    limited = [spec for spec in found if spec.options.slots is not None]
+    limited = [spec for spec in found if holding_slots(spec) is not None]
     if not limited:
         names = ", ".join(spec.entity.__name__ for spec in found)
         raise refusal(f"there are no limits: derive {names} from LimitMixin")

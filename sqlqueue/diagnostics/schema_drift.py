@@ -12,6 +12,7 @@ from sqlalchemy.sql import operators
 
 from ..dialects import adapter_for
 from ..dialects.parts.schema import LiveIndex, Term
+from ..model.indexes import kind_indexes
 from ..queue.spec import QueueSpec
 
 
@@ -160,8 +161,7 @@ def needed_indexes(spec: QueueSpec) -> list[Index]:
     by_name = {str(index.name): index for index in spec.table.indexes}
     partitions = ((), *((column,) for column in spec.partitions))
     names = [spec.index_name(kind, partition) for partition in partitions for kind in ("claim", "due")]
-    kinds = (("unique_key", "unique"), ("slot_key", "holder"), ("message_key", "order"))
-    names += [spec.index_name(kind) for role, kind in kinds if spec.has(role)]
+    names += [spec.index_name(index.name) for index in kind_indexes(spec)]
     return [by_name[name] for name in names]
 
 

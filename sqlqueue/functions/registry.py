@@ -38,6 +38,7 @@ class Functions(Generic[J]):
 
     @property
     def is_coroutine(self) -> bool:
+        """Whether the functions are coroutine functions."""
         return any(task.is_coroutine for task in self._tasks.values())
 
     def perform(self, job: J) -> Any:

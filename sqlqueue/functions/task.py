@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from .. import operations
 from .._support.checks import duration, key
 from .._support.exc import ArgumentError
-from ..model.columns import LONGEST_TASK
-from ..model.mixins import JobMixin
+from ..kinds.jobs import LONGEST_TASK, JobMixin
 from ..queue.spec import QueueSpec, spec_of
 from ..sql.clock import utcnow
 from .arguments import arguments_of
@@ -54,6 +53,7 @@ class TaskFunction(Generic[Call, P, R, J]):
 
     @property
     def takes_session(self) -> bool:
+        """Whether the function's first parameter is a session."""
         return self._arguments.takes_session
 
     @overload

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Column, Connection, FromClause, event, select
+from sqlalchemy import Column, Connection, FromClause, select
 from sqlalchemy.orm import Mapped, MappedAsDataclass, MappedColumn, Mapper, mapped_column
 from sqlalchemy.orm.attributes import instance_state
 
 from .._support.exc import ConfigurationError
 from ..dialects import adapter_for
+from ..lifecycle.kind import ColumnMaker, Kind, kinds_in, kinds_of
 from ..queue.options import QueueOptions
-from ..queue.schedules import Cron, Every, parse, text_of
 from ..queue.spec import QueueSpec
 from ..queue.status import Status
 from ..sql.clock import aware, utcnow
-from .columns import COLUMNS, LONGEST_STAGE, check_values
+from .columns import COLUMNS, check_values
 from .indexes import attach_indexes
 
-_MIXINS = f"{__package__}.mixins"
 
-
-def _roles(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(role for base in cls.__mro__ for role in base.__dict__.get("__queue_roles__", ())))
+def _columns(cls: type[Any]) -> dict[str, ColumnMaker]:
+    """role -> column: those of every queue, and those of its kinds."""
+    columns = dict(COLUMNS)
+    for kind in kinds_in(cls):
+        columns |= kind.columns
+    return columns
 
 
 def _attributes(cls: type[Any]) -> dict[str, str]:
@@ -34,8 +37,8 @@ def _attributes(cls: type[Any]) -> dict[str, str]:
     options = cls.__queue__
     if not isinstance(options, QueueOptions):
         raise ConfigurationError(f"{cls.__name__}.__queue__ must be a QueueOptions, not {options!r}", model=cls)
-    roles = _roles(cls)
-    unknown = sorted(set(options.columns) - set(roles))
+    roles = _columns(cls)
+    unknown = sorted(options.columns.keys() - roles.keys())
     if unknown:
         raise ConfigurationError(
             f"{cls.__name__}: QueueOptions(columns=...) renames {', '.join(unknown)}; the queue's columns are"
@@ -53,9 +56,13 @@ def _attributes(cls: type[Any]) -> dict[str, str]:
 
 def declares_columns(cls: type[Any]) -> bool:
     """Whether this class brings columns: not a mixin of ours, not an abstract base, not the child of a mapped queue."""
-    if cls.__module__ == _MIXINS or cls.__dict__.get("__abstract__"):
+    if _is_mixin(cls) or cls.__dict__.get("__abstract__"):
         return False
     return not any("__queue_spec__" in base.__dict__ for base in cls.__mro__)
+
+
+def _is_mixin(cls: type[Any]) -> bool:
+    return "__queue_kind__" in cls.__dict__
 
 
 def declare(cls: type[Any]) -> None:
@@ -67,8 +74,9 @@ def declare(cls: type[Any]) -> None:
     if existing is not None:
         _refuse_missing(cls, [name for name in attributes.values() if name not in existing.c])
         attributes = {}
+    columns = _columns(cls)
     for role, name in attributes.items():
-        place(cls, name, COLUMNS[role](cls.__queue__))
+        place(cls, name, columns[role](cls.__queue__))
     for name in _inherited_declarations(cls) - set(attributes.values()):
         setattr(cls, name, None)  # a mixin's own mixin declared it, by a name that this class has changed
     cls.__queue_declared__ = frozenset(attributes.values())
@@ -76,24 +84,7 @@ def declare(cls: type[Any]) -> None:
 
 def _refuse_options(cls: type[Any], roles: Container[str]) -> None:
     """What the options say has to be about something, and what a mixin needs has to be said."""
-    options = cls.__queue__
-    problem = None
-    if "stage" in roles and not options.stages:
-        problem = "which stages are there? Name them in order: QueueOptions(stages=('fetch', 'parse'))"
-    elif options.stages and "stage" not in roles:
-        problem = "stages are for models that derive from StageMixin"
-    elif any(len(stage) > LONGEST_STAGE for stage in options.stages):
-        problem = f"the name of a stage has at most {LONGEST_STAGE} characters"
-    elif "stage" in roles and "schedule" in roles:
-        problem = "a recurring task has no stages: let its last statement enqueue a task of another model"
-    elif "limit_key" in roles and options.slots is None:
-        problem = "where are its slots? Name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
-    elif options.slots is not None and "limit_key" not in roles:
-        problem = "slots are for models that derive from LimitMixin"
-    elif options.slots is not None and "slot_key" not in _roles(options.slots):
-        problem = f"its slots are no slots: {options.slots.__name__} does not derive from SlotMixin"
-    elif "result" in roles and options.on_complete == "delete":
-        problem = "on_complete='delete' leaves nobody to ask for the result"
+    problem = next(filter(None, (kind.problem(cls.__queue__, roles) for kind in Kind.known)), None)
     if problem:
         raise ConfigurationError(f"{cls.__name__} cannot be a queue: {problem}", model=cls)
 
@@ -151,7 +142,7 @@ def _refuse_collisions(cls: type[Any], attributes: dict[str, str]) -> None:
 
 
 def _defines(base: type[Any], name: str) -> bool:
-    if base.__module__ == _MIXINS or name in base.__dict__.get("__queue_declared__", ()):
+    if _is_mixin(base) or name in base.__dict__.get("__queue_declared__", ()):
         return False
     if name in base.__dict__ or name in inspect.get_annotations(base):
         return True
@@ -185,12 +176,19 @@ def make_spec(mapper: Mapper[Any], cls: type[Any]) -> None:
         columns=columns,
         primary_key=tuple(table.primary_key),
         options=inherited.options if inherited and "__queue__" not in cls.__dict__ else cls.__queue__,
+        divided_by=_divisions(cls, columns),
     )
     cls.__queue_spec__ = spec
     if inherited is None:
         attach_indexes(spec)
-    if "schedule" in attributes:
-        event.listen(getattr(cls, attributes["schedule"]), "set", _set_schedule, retval=True)
+    for kind in kinds_of(spec):
+        kind.mapped(spec)
+
+
+def _divisions(cls: type[Any], roles: Container[str]) -> tuple[str, ...]:
+    parts = (kind.partition for kind in kinds_in(cls))
+    found = sorted((part for part in parts if part is not None and part.role in roles), key=attrgetter("width"))
+    return tuple(part.role for part in found)
 
 
 def _refuse_partitions(mapper: Mapper[Any], cls: type[Any], table: FromClause) -> None:
@@ -230,11 +228,6 @@ def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
     return bool(columns or order or options.stages != inherited.stages or options.slots is not inherited.slots)
 
 
-def _set_schedule(task: object, value: object, *_: object) -> object:
-    """An attribute shows what its column holds: the text of a schedule."""
-    return text_of(value) if isinstance(value, (str, Every, Cron)) else value
-
-
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Refuse values of an instance that is about to be written."""
     check_values(task.__queue_spec__, instance_state(task).dict)
@@ -248,13 +241,20 @@ def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """A task with an ``available_at``, its own or from its schedule, and no ``status`` is a scheduled one."""
-    attributes = task.__queue_spec__.attributes
-    planned = getattr(task, attributes["schedule"], None) if "schedule" in attributes else None
-    if planned is not None and getattr(task, attributes["available_at"], None) is None:
-        now = connection.execute(select(utcnow())).scalar_one()
-        setattr(task, attributes["available_at"], parse(planned).after(now))
-    moment = getattr(task, attributes["available_at"], None)
+    spec: QueueSpec = task.__queue_spec__
+    status, available_at = spec.attributes["status"], spec.attributes["available_at"]
+    if getattr(task, available_at, None) is None and kinds_of(spec):
+        first = first_moment(spec, instance_state(task).dict, lambda: connection.execute(select(utcnow())).scalar_one())
+        if first is not None:
+            setattr(task, available_at, first)
+    moment = getattr(task, available_at, None)
     if isinstance(moment, datetime):
         aware(moment)
-    if moment is not None and getattr(task, attributes["status"], None) is None:
-        setattr(task, attributes["status"], Status.SCHEDULED.value)
+    if moment is not None and getattr(task, status, None) is None:
+        setattr(task, status, Status.SCHEDULED.value)
+
+
+def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
+    """When a task with these values, by names of attributes, is first due, if its kinds say so."""
+    moments = (kind.moment(spec, values, now) for kind in kinds_of(spec))
+    return next((moment for moment in moments if moment is not None), None)

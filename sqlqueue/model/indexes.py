@@ -5,9 +5,10 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Index
 from sqlalchemy.sql.elements import conv
 
-from ..dialects import index_options, lasting_keys
+from ..dialects import index_options
+from ..lifecycle.kind import KindIndex, kinds_of
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.selection import is_available, is_due, is_held, is_keyed
+from ..sql.selection import is_available, is_due
 
 
 def attach_indexes(spec: QueueSpec) -> None:
@@ -25,20 +26,13 @@ def attach_indexes(spec: QueueSpec) -> None:
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
     if spec.options.prunes:
         _index(spec, spec.index_name("finished"), [spec["finished_at"]], spec["finished_at"].is_not(None))
-    if spec.has("unique_key"):
-        _index(spec, spec.index_name("unique"), [spec["unique_key"]], is_keyed(spec), unique=True)
-    if spec.has("slot_key"):
-        _index(spec, spec.index_name("holder"), [spec["claimed_by"]], is_held(spec))
-    if spec.has("message_key"):
-        _make_outbox(spec)
+    for index in kind_indexes(spec):
+        _index(spec, spec.index_name(index.name), list(index.columns), index.predicate, unique=index.unique)
 
 
-def _make_outbox(spec: QueueSpec) -> None:
-    """What comes before a message of the same key is found by an index; who has had a message knows it by its key."""
-    unfinished: list[ColumnElement[object]] = [spec["message_key"], spec["finished_at"], *spec.primary_key]
-    _index(spec, spec.index_name("order"), unfinished, spec["finished_at"].is_(None))
-    if len(spec.primary_key) == 1:
-        spec.table.dialect_kwargs.update(lasting_keys())
+def kind_indexes(spec: QueueSpec) -> list[KindIndex]:
+    """What the kinds of the queue need besides."""
+    return [index for kind in kinds_of(spec) for index in kind.indexes(spec)]
 
 
 def _index(

@@ -11,13 +11,17 @@ from typing import Any
 from sqlalchemy import Executable, and_, func, literal_column, or_, select
 from sqlalchemy.orm import Session
 
-from .._support.checks import count
+from .._support import checks
 from .._support.claim import Claim
 from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.kind import holding_slots, recurs, renewed
+from ..lifecycle.reactivation import redriving
+from ..lifecycle.transitions import ending, finishing
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import FINAL, Status
-from ..sql.reactivation import redriving
 from ..sql.selection import (
     Assignment,
     exhausted_picks,
@@ -29,15 +33,11 @@ from ..sql.selection import (
     state,
     write,
 )
-from ..sql.transitions import Held, ending, finishing
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .batches import limited
 from .duplicates import translating
-from .fenced_updates import updating
-from .recurring import Renewals
 from .session_criteria import within
-from .slots import Slots
 
 CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
 
@@ -85,10 +85,12 @@ def _end_limited(
 
 def _end(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment]) -> int:
     """Those that hold slots give them up with that."""
-    if spec.options.slots is None:
+    holding = holding_slots(spec)
+    if holding is None:
         return change(session, spec, chosen, values)
     waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
-    running = Slots(session, open_(session, spec), spec).end(chosen, values)  # or waiting again, in the meantime
+    # or waiting again, in the meantime
+    running = holding.end_running(open_(session, spec), session, spec, chosen, values)
     if running:
         announce(session, spec)
         _expire(session, spec)
@@ -105,7 +107,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     spec = spec_of(entity)
     session = session_of(session)
     values = finishing(Held(spec=spec), Status.DISCARDED, error=CRASHED)
-    if spec.has("schedule"):
+    if recurs(spec):
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
     discard = partial(change, session, spec, assignments=values)
@@ -115,7 +117,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
 def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assignment], limit: int | None) -> int:
     """A statement's worth at a time, each of which locks what it renews."""
     if limit is not None:
-        count("limit", limit)
+        checks.count("limit", limit)
     adapter = open_(session, spec, Access.CLAIM)
     rescued = 0
     while limit is None or rescued < limit:
@@ -137,8 +139,9 @@ def _renew_crashed(
     read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.keys.key_in(spec, keys))
     rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
     claims = [Claim(spec.entity, tuple(identity), attempt, token) for *identity, attempt, token in rows]
-    renewals = Renewals(adapter, session, Held(spec=spec))
-    return len(renewals.renew(claims, [(spec["error"], CRASHED)], updating(lambda *_: values)))
+    mine, ending = renewed(Fenced(adapter, session, Held(spec=spec), claims), [(spec["error"], CRASHED)])
+    ending.write(values)
+    return len(mine)
 
 
 LAST = 20_000
@@ -150,9 +153,13 @@ class ErrorGroup:
     """Failures with the same text: how many tasks, and when the first and the last of them was claimed."""
 
     message: str
+    """The text of the error."""
     count: int
+    """How many tasks failed with it."""
     first_seen: datetime | None
+    """When the first of them was claimed."""
     last_seen: datetime | None
+    """When the last of them was claimed."""
     example: Identity
     """The primary key of one of them, the last by key."""
     capped: bool = False
@@ -168,7 +175,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
     spec = spec_of(entity)
     session = session_of(session)
     if cap is not None:
-        count("cap", cap)
+        checks.count("cap", cap)
     adapter = open_(session, spec)
     failed = (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
     statement = _grouped(spec, only(spec, *failed, *within(session, spec, where)), cap)

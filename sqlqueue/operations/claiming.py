@@ -24,16 +24,17 @@ from .._support.statement_cache import MOST
 from ..dialects.base import Adapter
 from ..dialects.parts.claims import Taking
 from ..dialects.parts.rows import Parameters
+from ..lifecycle.fenced import TOKEN, Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.kind import holding_slots, kinds_of, recurs
+from ..lifecycle.transitions import consuming, taking
 from ..model.columns import LONGEST_NAME
 from ..model.mixins import T
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.selection import Assignment, Pick, named_picks, picks
-from ..sql.transitions import TOKEN, Held, consuming, taking
 from ..transaction.claims import Hold, claim_of, guard, is_unsettled, ledger_of, settle
 from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
 from .attempts import Attempt, brief
-from .limited_claims import LimitedClaim
-from .recurring import Renewals
 from .session_criteria import scope_of
 from .settling import complete, fail
 
@@ -135,9 +136,9 @@ def claim_wanted(
     _check(limit, lease)
     session = session_of(session)
     wanted = _scoped(session, wanted)
-    claiming = _claim_due if wanted.spec.options.slots is None else _claim_limited
+    claim_now = _claim_due if holding_slots(wanted.spec) is None else _claim_together
     until = wanted.spec.options.lease if lease == "default" else lease
-    return claiming(session, wanted, limit, _claimer(claimed_by), until)
+    return claim_now(session, wanted, limit, _claimer(claimed_by), until)
 
 
 def _scoped(session: Session, wanted: Wanted) -> Wanted:
@@ -147,7 +148,7 @@ def _scoped(session: Session, wanted: Wanted) -> Wanted:
 
 
 def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    if wanted.spec.has("schedule"):
+    if recurs(wanted.spec):
         return _claim_runs(session, wanted, limit, claimer, lease)
     return _hold(session, wanted, limit, claimer, lease)
 
@@ -159,9 +160,8 @@ def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: str, leas
     while True:
         tasks = _hold(session, wanted, limit - len(kept), claimer, lease)
         held = Held(spec=spec, claimed_by=claimer if lease is None else None)
-        renewals = Renewals(open_(session, spec), session, held)
-        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
-        skipped = renewals.skip([claim_of(task) for task in doubtful]) if doubtful else set()
+        fenced = Fenced(open_(session, spec), session, held, [claim_of(task) for task in tasks])
+        skipped = set().union(*(kind.skip(fenced, tasks) for kind in kinds_of(spec)))
         kept += [task for task in tasks if spec.identity_of(task) not in skipped]
         for task in tasks:
             if spec.identity_of(task) in skipped:
@@ -188,25 +188,16 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: str, lease: tim
     return tasks
 
 
-def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
-    """Whether another program may have inserted it with a schedule and no moment, as far as the instance shows."""
-    shown = instance_state(task).dict
-    needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
-    if not shown.keys() >= set(needed.values()):
-        return True  # the call has left something out by its loader options
-    schedule, created_at, *planned = (shown[name] for name in needed.values())
-    return schedule is not None and created_at in planned
-
-
-def _claim_limited(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    """Each with a slot of its key."""
+def _claim_together(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
+    """Each with the slot that it needs."""
 
     def take(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
         tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer, lease)
         return [(task, claim_of(task)) for task in tasks]
 
-    adapter = open_to_claim(session, wanted.spec)
-    return LimitedClaim(session, adapter, wanted.spec, take, lease).claim(wanted.where, wanted.order, limit)
+    adapter, spec = open_to_claim(session, wanted.spec), wanted.spec
+    (together,) = filter(None, (kind.claim_together(adapter, session, spec, take, lease) for kind in kinds_of(spec)))
+    return together.claim(wanted.where, wanted.order, limit)
 
 
 def consume(
@@ -243,7 +234,7 @@ def consume_many(
 def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_by: str | None = None) -> Sequence[Any]:
     """:func:`consume_many`."""
     spec, session = wanted.spec, session_of(session)
-    if spec.goes_on or spec.options.slots is not None:
+    if any(kind.continues(spec) for kind in kinds_of(spec)):
         return _complete_at_once(session, spec, claim_wanted(session, wanted, limit, claimed_by=claimed_by))
     _check(limit, "default")
     deletes = spec.options.on_complete == "delete"

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..dialects.parts.inserts import Replacement
+from ..lifecycle.reactivation import replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.reactivation import replacing
-from ..sql.selection import UniqueBy, unique_by, write
+from ..sql.selection import UniqueBy, write
 from ..transaction.claims import ledger_of
 
 Row = dict[str, Any]

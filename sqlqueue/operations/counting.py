@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Subquery, case, func, literal_column, null, or_, select, union_all
 
+from ..lifecycle.kind import kinds_of
 from ..queue.spec import Criterion, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import utcnow
-from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, is_unplanned, only
+from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, only
 
 CAP = 50_000
 """So many tasks that are available, so many others that are unfinished, and so many final ones are counted."""
@@ -34,7 +35,8 @@ class Portion:
 
 def waits(spec: QueueSpec) -> Criterion:
     """Available by its status, which another program left to its default, and not to be claimed yet."""
-    return or_(is_early(spec), is_unplanned(spec)) if spec.has("schedule") else is_early(spec)
+    others = (kind.unplanned(spec) for kind in kinds_of(spec))
+    return or_(is_early(spec), *(criterion for criterion in others if criterion is not None))
 
 
 def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:

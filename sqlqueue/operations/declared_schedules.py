@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError, DuplicateTaskError
 from ..dialects.base import Adapter
-from ..model.mixins import RecurringMixin
+from ..kinds import RecurringMixin
+from ..lifecycle.reactivation import overwriting
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..queue.status import FINAL, Status
-from ..sql.reactivation import keeping_slot
 from ..sql.selection import is_final, only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
@@ -138,10 +138,10 @@ class _Declaring:
         alive = and_(mine, ~is_final(spec), schedule == row[schedule])
         if schedule in changes:
             return "updated" if self._plan(alive, text, changes) else None
-        return "updated" if change(self._session, spec, alive, keeping_slot(spec, changes)) else None
+        return "updated" if change(self._session, spec, alive, overwriting(spec, changes)) else None
 
     def _plan(self, chosen: Criterion, text: str, changes: Mapping[Column[Any], Any]) -> int:
-        return plan(self._session, self._spec, chosen, text, keeping_slot(self._spec, changes))
+        return plan(self._session, self._spec, chosen, text, overwriting(self._spec, changes))
 
     def _insert(self, identity: Identity) -> bool:
         """Returns False if another process was faster."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import groupby
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, overload
@@ -14,9 +15,10 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from .._support.checks import duration
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
+from ..lifecycle.kind import kinds_of, other_keys
 from ..model.columns import check_values
+from ..model.declaration import first_moment
 from ..model.mixins import QueueMixin
-from ..queue.schedules import parse, text_of
 from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import aware, utcnow
@@ -176,7 +178,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
     adapter = open_(session, spec, Access.READ if how.on_conflict == "raise" else Access.CHANGE)
     adapter.inserts.check_keys(spec, rows)
     fixed = _delayed(spec, how.delay)
-    if spec.has("schedule") and not fixed:
+    if kinds_of(spec) and not fixed:
         _plan(session, adapter, spec, rows)
     if how.copy or how.on_conflict != "raise":  # elsewhere the ORM does so
         _give_versions(spec, rows)
@@ -238,12 +240,13 @@ def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
 
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
-    """The first runs of recurring tasks."""
-    now: datetime = adapter.rows.execute(session, spec, select(utcnow())).scalar_one()
-    schedule, moment, status = (spec.attributes[role] for role in ("schedule", "available_at", "status"))
+    """Rows that say when they are first due by other means than a moment are scheduled for then."""
+    now = cache(lambda: adapter.rows.execute(session, spec, select(utcnow())).scalar_one())
+    moment, status = spec.attributes["available_at"], spec.attributes["status"]
     for row in rows:
-        if row.get(schedule) is not None and row.get(moment) is None:
-            row[moment] = parse(row[schedule]).after(now)
+        first = first_moment(spec, row, now) if row.get(moment) is None else None
+        if first is not None:
+            row[moment] = first
             row.setdefault(status, Status.SCHEDULED.value)
 
 
@@ -287,9 +290,8 @@ def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
     if not spec.column_names.keys() >= row.keys():
         unknown = ", ".join(sorted(map(str, row.keys() - spec.column_names.keys())))
         raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
-    schedule = spec.attributes.get("schedule")
-    if schedule is not None and row.get(schedule) is not None:
-        row[schedule] = text_of(row[schedule])
+    for kind in kinds_of(spec):
+        kind.normalize(spec, row)
     check_values(spec, row)
 
 
@@ -301,7 +303,7 @@ def _check_delay(spec: QueueSpec, number: int, row: Row) -> None:
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
     key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
-    if key.issubset(row) or spec.has("unique_key"):
+    if key.issubset(row) or other_keys(spec):
         return
     needed = ", ".join(sorted(key))
     raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} goes by the primary key: give {needed}")

@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 from .._support import checks
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
+from ..kinds.new_slots import ENDLESS, introduce, make, slots_of
+from ..kinds.slots import FOREVER, is_busy, is_usable
 from ..model.columns import LONGEST_KEY
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
@@ -18,8 +20,6 @@ from ..queue.status import Status
 from ..sql.clock import utcnow
 from ..sql.selection import Assignment, remove, state, write
 from ..transaction.connection import Access, AnySession, open_, session_of
-from .new_slots import ENDLESS, introduce, make, slots_of
-from .slots import FOREVER, is_busy, is_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,11 @@ class Limit:
     """How many tasks with ``key`` may run at once, and how many do now."""
 
     key: str
+    """The ``limit_key`` of these tasks."""
     limit: int
+    """How many may run at once."""
     running: int
+    """How many run now."""
 
 
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:

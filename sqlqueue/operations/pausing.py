@@ -14,7 +14,9 @@ from .._support import checks
 from .._support.error_text import error_text
 from .._support.exc import ArgumentError, ConfigurationError
 from ..dialects.base import Adapter
-from ..model.columns import LONGEST_NAME, LONGEST_TOPIC
+from ..kinds.topics import LONGEST_TOPIC, TOPICS
+from ..lifecycle.kind import kinds_of
+from ..model.columns import LONGEST_NAME
 from ..model.mixins import QueueMixin
 from ..model.pause import pause_table
 from ..queue.spec import Criterion, QueueSpec, spec_of
@@ -29,8 +31,11 @@ class Pause:
 
     topic: str | None
     paused_at: datetime
+    """Since when, by the database's clock."""
     paused_by: str
+    """The name that was given, or that of the host and the process."""
     reason: str | None
+    """The reason that was given."""
 
 
 def pause(
@@ -109,7 +114,8 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
     """The topics of this queue among ``keys``, as ``pause`` has written them."""
     prefix = f"{spec.table.fullname}:"
-    return sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix)) if spec.has("topic") else []
+    found = sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return found if TOPICS in kinds_of(spec) else []
 
 
 def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
@@ -123,7 +129,7 @@ def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tupl
 def _key(spec: QueueSpec, topic: str | None) -> str:
     if topic is None:
         return spec.table.fullname
-    if "topic" not in spec.columns:
+    if TOPICS not in kinds_of(spec):
         raise ArgumentError(f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause all of it")
     checks.key("topic", topic, LONGEST_TOPIC)
     return f"{spec.table.fullname}:{topic}"

@@ -10,11 +10,12 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError
+from ..kinds.recurring import planning, stopping
+from ..lifecycle.kind import recurs
 from ..model.mixins import QueueMixin
 from ..queue.schedules import Schedule, parse, text_of
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..sql.clock import utcnow
-from ..sql.reactivation import planning, stopping
 from ..sql.selection import Assignment, is_final, is_held, only
 from ..transaction.claims import ledger_of
 from ..transaction.connection import AnySession, open_, session_of
@@ -87,6 +88,6 @@ def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
 def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
     """The queue of a model; raises :class:`.ArgumentError` if its tasks cannot recur."""
     spec = spec_of(entity)
-    if not spec.has("schedule"):
+    if not recurs(spec):
         raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")
     return spec

@@ -9,7 +9,9 @@ from sqlalchemy import Column, and_
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support.exc import ArgumentError
-from ..model.mixins import QueueMixin, RecurringMixin
+from ..kinds import RecurringMixin
+from ..lifecycle.kind import kinds_of, other_keys
+from ..model.mixins import QueueMixin
 from ..queue.schedules import is_same
 from ..queue.spec import Criterion, Identity, QueueSpec
 from .conflicts import column_values
@@ -18,7 +20,6 @@ from .row_values import values_of
 
 _WRITTEN_BY_THE_QUEUE = (
     *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "finished_at", "error", "created_at"),
-    *("scheduled_for", "attempts_before", "result", "former_key"),
 )
 Values = dict[str, Any]
 """By names of columns."""
@@ -85,7 +86,8 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
     else:
         raise ArgumentError(f"row {number}: give a dictionary or a {spec.entity.__name__}, not {type(task).__name__}")
     check_attributes(spec, number, row)
-    refused = sorted({spec.attributes[role] for role in _WRITTEN_BY_THE_QUEUE if spec.has(role)} & row.keys())
+    untold = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.untold))
+    refused = sorted({spec.attributes[role] for role in untold} & row.keys())
     if refused:
         raise ArgumentError(f"row {number}: leave {', '.join(refused)} out: the queue itself writes that")
     if spec.attributes["schedule"] not in row:
@@ -99,14 +101,15 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
 
 def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
     """What all rows give by which they can be known."""
-    ways = [spec.primary_key, *([(spec["unique_key"],)] if spec.has("unique_key") else [])]
+    others = [way.columns for way in other_keys(spec)]
+    ways = [spec.primary_key, *others]
     if not rows:
         return ways[-1]
     for way in ways:
         if all(column.name in row for row in rows for column in way):
             return way
     needed = " or ".join(", ".join(column.name for column in way) for way in ways)
-    advice = "" if spec.has("unique_key") else ", or derive the model from UniqueMixin and give unique_key"
+    advice = "" if others else ", or derive the model from UniqueMixin and give unique_key"
     raise ArgumentError(
         f"declared tasks are known by their keys: give {needed} for each {spec.entity.__name__}{advice}"
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import NamedTuple
+from typing import ClassVar
 
-from sqlalchemy import Delete, null
+from sqlalchemy import null
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 
@@ -15,141 +15,161 @@ from .._support.checks import duration
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
 from .._support.jsontext import check_json
-from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.kind import keeps_results, kinds_of, renewed
+from ..lifecycle.transitions import earlier_attempts, extending, failing, finishing, handing_back, lives_on
 from ..queue.retries import policy_for
-from ..queue.spec import Criterion, Identity, QueueSpec
+from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.selection import Assignment, remove
-from ..sql.transitions import Held, extending, failing, finishing, handing_back
-from .fenced_updates import Apply, change, updating
-from .recurring import Renewals
-from .slots import Slots
+from ..sql.selection import Assignment
 
 
-class Settlement(NamedTuple):
+class Settlement:
     """What is to become of claimed tasks."""
 
-    how: str | None
+    how: ClassVar[str | None]
     """In a word, that refuses a second one; ``None`` if the claims go on."""
-    apply: Apply
+
+    like: ClassVar[Hashable | None] = None
+    """Names the assignments, if they go by nothing but how the rows are held, so that their statement is kept."""
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        """What is written to the rows of ``claims``."""
+        raise NotImplementedError
+
+    def apply(self, fenced: Fenced) -> set[Identity]:
+        """Write to the rows of claims that are still theirs; returns which those are."""
+        return fenced.update(self.assignments, like=self.like)
 
 
-def completing(result: object = None, stage: str | None = None) -> Settlement:
-    """Raises :class:`.ArgumentError` for a result that is not JSON."""
-    check_json("result", result)
-    return Settlement("completed", partial(_completing, result=result, stage=stage))
+@dataclass(frozen=True)
+class Completing(Settlement):
+    """Making it raises :class:`.ArgumentError` for a result that is not JSON."""
+
+    how = "completed"
+    result: object = None
+    stage: str | None = None
+
+    def __post_init__(self) -> None:
+        check_json("result", self.result)
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [*self._kept(held.spec), *finishing(held, Status.COMPLETED, stage=self.stage)]
+
+    def apply(self, fenced: Fenced) -> set[Identity]:
+        """Those that have a next run go on to it; of the others, those that end are deleted if the model says so."""
+        spec = fenced.spec
+        self._check(spec)
+        like = (self.how, self.stage) if self.result is None else None
+        going_on, fenced = renewed(fenced, [(spec["error"], null()), *self._kept(spec)])
+        if spec.options.on_complete == "keep":
+            return going_on | fenced.update(self.assignments, like=like)
+        lives = lives_on(fenced.held, Status.COMPLETED, self.stage)
+        gone = fenced.delete(like=("deleted", self.stage), spared=lives)
+        _expunge(fenced.session, spec, gone)
+        if lives is None:  # what was passed over may be free by now, and is not to be kept for that
+            return going_on | gone
+        return going_on | gone | fenced.without(gone).update(self.assignments, like=like, only=lives)
+
+    def _kept(self, spec: QueueSpec) -> list[Assignment]:
+        return [] if self.result is None else [(spec["result"], self.result)]
+
+    def _check(self, spec: QueueSpec) -> None:
+        if self.result is not None and not keeps_results(spec):
+            raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
+        if self.stage is not None and self.stage not in spec.options.stages:
+            stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
+            raise ArgumentError(f"stage={self.stage!r}: the stages of {spec.entity.__name__} are {stages}")
 
 
-def failing_because(text: str, cause: type[BaseException] | None, retry_in: timedelta | None) -> Settlement:
-    return Settlement("failed", partial(_failing, text=text, cause=cause, retry_in=retry_in))
-
-
-def discarding(text: str) -> Settlement:
-    return Settlement("discarded", updating(lambda held, _: finishing(held, Status.DISCARDED, error=text)))
-
-
-def snoozing(delay: timedelta) -> Settlement:
-    return Settlement("snoozed", updating(lambda held, _: handing_back(held, delay)))
-
-
-def extending_by(lease: timedelta | None) -> Settlement:
-    return Settlement(None, partial(_extending, lease=lease))
-
-
-CANCELLING = Settlement("cancelled", updating(lambda held, _: finishing(held, Status.CANCELLED), "cancelled"))
-RELEASING = Settlement("released", updating(lambda held, _: handing_back(held, None), "released"))
-
-
-def _completing(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], *, result: object, stage: str | None
-) -> set[Identity]:
-    spec = held.spec
-    _check_completion(spec, result, stage)
-    kept: list[Assignment] = [] if result is None else [(spec["result"], result)]
-    like = ("completed", stage) if result is None else None
-
-    def end(adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim]) -> set[Identity]:
-        gone, only = set[Identity](), None
-        if spec.options.on_complete == "delete":
-            gone, only = _deleting(adapter, session, held, claims, stage), held.lives_on(Status.COMPLETED, stage)
-            claims = [claim for claim in claims if claim.identity not in gone]
-            if only is None or not claims:  # what was passed over may be free by now, and is not to be kept for that
-                return gone
-        update = updating(lambda held, _: [*kept, *finishing(held, Status.COMPLETED, stage=stage)], like, only)
-        return gone | update(adapter, session, held, claims)
-
-    if spec.has("schedule"):
-        return Renewals(adapter, session, held).renew(claims, [(spec["error"], null()), *kept], end)
-    return end(adapter, session, held, claims)
-
-
-def _deleting(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], stage: str | None
-) -> set[Identity]:
-    lives = held.lives_on(Status.COMPLETED, stage)
-
-    def removing(mine: Criterion) -> Delete:
-        return remove(held.spec, mine if lives is None else mine & ~lives)
-
-    gone = change(adapter, session, held, claims, removing, like=("deleted", stage))
-    for identity in gone:
-        task = session.identity_map.get(identity_key(held.spec.entity, identity))
+def _expunge(session: Session, spec: QueueSpec, identities: Iterable[Identity]) -> None:
+    for identity in identities:
+        task = session.identity_map.get(identity_key(spec.entity, identity))
         if task is not None:
             session.expunge(task)
-    return gone
 
 
-def _check_completion(spec: QueueSpec, result: object, stage: str | None) -> None:
-    if result is not None and not spec.has("result"):
-        raise ArgumentError(f"{spec.entity.__name__} has no column for a result: derive it from ResultMixin")
-    if stage is not None and stage not in spec.options.stages:
-        stages = ", ".join(spec.options.stages) or "none: that is for models that derive from StageMixin"
-        raise ArgumentError(f"stage={stage!r}: the stages of {spec.entity.__name__} are {stages}")
+@dataclass(frozen=True)
+class Failing(Settlement):
+    how = "failed"
+    text: str
+    cause: type[BaseException] | None
+    """The class of the exception, by which a retry policy may go."""
+    retry_in: timedelta | None
 
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        spec, policy = held.spec, policy_for(held.spec.options.retry, self.cause)
+        if self.retry_in is not None:
+            delays = dict.fromkeys(_tries(spec, claims), self.retry_in)
+        elif policy is not None:
+            delays = {number: policy(number) for number in _tries(spec, claims)}
+        else:
+            return finishing(held, Status.DISCARDED, error=self.text)
+        for delay in delays.values():
+            duration("retry", delay, zero=True)
+        return [*failing(held, delays), (spec["error"], self.text)]
 
-def _extending(
-    adapter: Adapter, session: Session, held: Held, claims: Sequence[Claim], *, lease: timedelta | None
-) -> set[Identity]:
-    spec, lease = held.spec, lease or held.spec.options.lease
-    kept = updating(lambda held, _: extending(held, lease))(adapter, session, held, claims)
-    if not kept or spec.options.slots is None:
-        return kept
-    mine = [claim for claim in claims if claim.identity in kept]
-    return kept - {claim.identity for claim in Slots(session, adapter, spec).extend(mine, lease, waits=held.waits)}
-
-
-def _failing(
-    adapter: Adapter,
-    session: Session,
-    held: Held,
-    claims: Sequence[Claim],
-    *,
-    text: str,
-    cause: type[BaseException] | None,
-    retry_in: timedelta | None,
-) -> set[Identity]:
-    spec, policy = held.spec, policy_for(held.spec.options.retry, cause)
-    error: Assignment = (spec["error"], text)
-    given_up = retry_in is None and policy is None
-
-    def values(held: Held, claims: Sequence[Claim]) -> list[Assignment]:
-        if given_up:
-            return finishing(held, Status.DISCARDED, error=text)
-        wait = policy if retry_in is None and policy is not None else lambda _: retry_in or timedelta(0)
-        delays = {n: duration("retry", wait(n), zero=True) for n in _tries(spec, claims)}
-        return [*failing(held, delays), error]
-
-    if not spec.has("schedule"):
-        return updating(values)(adapter, session, held, claims)
-    renewals = Renewals(adapter, session, held)
-    if given_up:
-        return renewals.renew(claims, [error], updating(values))
-    return renewals.renew_exhausted(claims, [error], updating(values))
+    def apply(self, fenced: Fenced) -> set[Identity]:
+        """Those that have used up their attempts, and have a next run, go on to it."""
+        spec = fenced.spec
+        given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
+        going_on, fenced = renewed(fenced, [(spec["error"], self.text)], spent=not given_up)
+        return going_on | super().apply(fenced)
 
 
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
     """The numbers of attempts for which a delay is needed.  Those beyond the last have its."""
     attempts = sorted({claim.attempt for claim in claims})
-    if not spec.has("attempts_before"):
+    if earlier_attempts(spec) is None:
         return attempts
     return range(1, min(attempts[-1], spec.options.max_attempts) + 1)
+
+
+@dataclass(frozen=True)
+class Discarding(Settlement):
+    how = "discarded"
+    text: str
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return finishing(held, Status.DISCARDED, error=self.text)
+
+
+class Cancelling(Settlement):
+    how = like = "cancelled"
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return finishing(held, Status.CANCELLED)
+
+
+class Releasing(Settlement):
+    how = like = "released"
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(held, None)
+
+
+@dataclass(frozen=True)
+class Snoozing(Settlement):
+    how = "snoozed"
+    delay: timedelta
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(held, self.delay)
+
+
+@dataclass(frozen=True)
+class Extending(Settlement):
+    how = None
+    lease: timedelta | None
+    """The model's if not given."""
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return extending(held, self.lease or held.spec.options.lease)
+
+    def apply(self, fenced: Fenced) -> set[Identity]:
+        kept = super().apply(fenced)
+        for kind in kinds_of(fenced.spec) if kept else ():
+            mine = fenced.of([claim for claim in fenced.claims if claim.identity in kept])
+            kept -= kind.extend(mine, self.lease or fenced.spec.options.lease)
+        return kept

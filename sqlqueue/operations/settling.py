@@ -17,25 +17,26 @@ from .._support.claim import Claim
 from .._support.error_text import error_text
 from .._support.exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.kind import holding_slots, kinds_of, other_keys
 from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.selection import is_available
-from ..sql.transitions import Held
 from ..transaction.claims import Hold, holds_of, ledger_of
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .settlements import (
-    CANCELLING,
-    RELEASING,
+    Cancelling,
+    Completing,
+    Discarding,
+    Extending,
+    Failing,
+    Releasing,
     Settlement,
-    completing,
-    discarding,
-    extending_by,
-    failing_because,
-    snoozing,
+    Snoozing,
 )
-from .slots import Slots
 
 Tasks: TypeAlias = QueueMixin | Claim | Iterable[QueueMixin] | Iterable[Claim]
 Holds: TypeAlias = Sequence[tuple[Hold, InstanceState[Any] | None]]
@@ -53,7 +54,7 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     if a row is no longer the claim's: let it end the transaction, so that nothing done for a lost claim is committed.
     Raises :class:`.IllegalTransitionError`, before anything is sent, for what was not claimed or is settled already.
     """
-    _settle(session, tasks, completing(result, stage))
+    _settle(session, tasks, Completing(result, stage))
 
 
 def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
@@ -66,7 +67,7 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
     cause = type(error) if isinstance(error, BaseException) else None
-    _settle(session, tasks, failing_because(error_text(error), cause, retry_in))
+    _settle(session, tasks, Failing(error_text(error), cause, retry_in))
 
 
 @overload
@@ -99,7 +100,7 @@ def discard(
         return discard_where(session_of(session), spec_of(tasks), where, error_text(error), limit)
     if len(where) + (error is not None) != 1 or limit is not None:
         raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
-    _settle(session, tasks, discarding(error_text(where[0] if error is None else error)))
+    _settle(session, tasks, Discarding(error_text(where[0] if error is None else error)))
     return None
 
 
@@ -124,30 +125,30 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
         return cancel_where(session_of(session), spec_of(tasks), where, limit)
     if where or limit is not None:
         raise ArgumentError("criteria go with a model: cancel(session, Task, Task.id == 7)")
-    _settle(session, tasks, CANCELLING)
+    _settle(session, tasks, Cancelling())
     return None
 
 
 def release(session: AnySession, tasks: Tasks) -> None:
     """Hand back unfinished: ``available`` at once; the attempt does not count.  For the rest see :func:`complete`."""
-    _settle(session, tasks, RELEASING)
+    _settle(session, tasks, Releasing())
 
 
 def snooze(session: AnySession, tasks: Tasks, delay: timedelta) -> None:
     """Not now: ``scheduled`` after ``delay``, and the attempt does not count.  For the rest see :func:`complete`."""
     duration("delay", delay, zero=True)
-    _settle(session, tasks, snoozing(delay))
+    _settle(session, tasks, Snoozing(delay))
 
 
 def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None) -> None:
     """Still at it: the lease ends ``lease`` (the model's if not given) from now.  For the rest see :func:`complete`."""
     if lease is not None:
         duration("lease", lease)
-    _settle(session, tasks, extending_by(lease))
+    _settle(session, tasks, Extending(lease))
 
 
-_UNTOUCHED = ("priority", "created_at", "topic", "task", "arguments", "trace_context", "schedule", "drift", "limit_key")
-"""Roles of columns that settling never writes."""
+_UNTOUCHED = ("priority", "created_at")
+"""Roles of columns that settling never writes, besides those of the queue's kinds."""
 
 
 def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
@@ -170,7 +171,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
     # what waits for nobody can do so in an isolation level that knows of such reads alone; and slots have to be seen
-    meets = Access.CHANGE if spec.options.slots is not None else Access.READ
+    meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
     adapter = open_(session, spec, meets if waits else Access.CLAIM)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
@@ -178,7 +179,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
         alike[hold.claim.entity, hold.locked_by].append(hold.claim)
     for (entity, locked_by), claims in alike.items():
         held = Held(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
-        lost += _apply(session, adapter, held, claims, settlement)
+        lost += _apply(Fenced(adapter, session, held, claims), settlement)
     if lost:
         gone = set(lost)
         holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
@@ -188,18 +189,18 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     return lost
 
 
-def _apply(
-    session: Session, adapter: Adapter, held: Held, claims: Sequence[Claim], settlement: Settlement
-) -> list[Claim]:
+def _apply(fenced: Fenced, settlement: Settlement) -> list[Claim]:
+    """Returns the claims that are lost."""
+    spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
     lost: list[Claim] = []
-    for some in chain.from_iterable(adapter.keys.batches(held.spec, each) for each in _of_different_rows(claims)):
-        kept = settlement.apply(adapter, session, held, some)
+    for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
+        kept = settlement.apply(fenced.of(some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
-    if held.spec.options.slots is not None and settlement.how is not None:
+    for kind in kinds_of(spec) if settlement.how is not None else ():
         # what is lost has no use for its slot either; what is only locked has
-        done = claims if held.waits else [claim for claim in claims if claim not in lost]
-        Slots(session, adapter, held.spec).free(done)
+        done = claims if fenced.held.waits else [claim for claim in claims if claim not in lost]
+        kind.settled(adapter, fenced.session, spec, done)
     return lost
 
 
@@ -213,16 +214,12 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
 
 def _is_news(spec: QueueSpec, how: str | None) -> bool:
     """Whether something may be claimed now that could not be claimed before."""
-    return (
-        how == "released"
-        or (how == "completed" and bool(spec.moves))
-        or (how is not None and spec.options.slots is not None)
-    )
+    return how == "released" or (how is not None and any(kind.announces(spec, how) for kind in kinds_of(spec)))
 
 
 def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
     """Whether one of them was enqueued anew while it ran.  Where keys tell tasks apart that is worth a look."""
-    if how not in ("completed", "failed", "discarded") or not spec.has("unique_key"):
+    if how not in ("completed", "failed", "discarded") or not other_keys(spec):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
     available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))
@@ -246,7 +243,8 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
 @lru_cache
 def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]:
     """What an instance may no longer show; what cannot have changed stays at hand, for asyncio's sake too."""
-    roles = ["available_at"] if how is None else [role for role in spec.columns if role not in _UNTOUCHED]
+    untouched = {*_UNTOUCHED, *(role for kind in kinds_of(spec) for role in kind.untouched)}
+    roles = ["available_at"] if how is None else [role for role in spec.columns if role not in untouched]
     written = [spec.attributes[role] for role in roles if role != "attempt" or locked]
     mapper = spec.mapper
     if mapper.version_id_col is not None and not mapper.version_id_generator:  # the server makes a new one each time

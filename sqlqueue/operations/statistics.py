@@ -34,6 +34,7 @@ class QueueStats:
     """How many tasks there are in each state; one that was inserted as available, but for later, is scheduled."""
 
     counts: Mapping[Status, int]
+    """The number of tasks in each state, zeros included."""
     hung: int = 0
     """How many of those that are running have been so for longer than their lease."""
     capped: frozenset[str] = frozenset()
@@ -44,10 +45,12 @@ class QueueStats:
 
     @property
     def total(self) -> int:
+        """The number of all tasks."""
         return sum(self.counts.values())
 
     @property
     def unfinished(self) -> int:
+        """The number of tasks in a state that is not final."""
         return sum(count for status, count in self.counts.items() if status not in FINAL)
 
 
@@ -64,8 +67,9 @@ class QueueOverview(QueueStats):
     oldest_running: timedelta | None = None
     """How long ago the first of those that are running was claimed."""
     finished_last_minute: int = 0
+    """How many have become final within the last minute."""
     finished_last_hour: int = 0
-    """How many have become final since; not those that were deleted, by ``on_complete="delete"`` or ``prune``."""
+    """The same for the last hour.  Rows deleted by ``on_complete="delete"`` or ``prune`` count in neither."""
 
 
 def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:

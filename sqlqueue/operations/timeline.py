@@ -37,8 +37,11 @@ class Durations:
     count: int = 0
     """How many they are; if none, the rest is ``None``."""
     mean: timedelta | None = None
+    """The arithmetic mean."""
     p50: timedelta | None = None
+    """The median."""
     p95: timedelta | None = None
+    """What 95 of 100 did not exceed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,11 @@ class Bucket:
 
     start: datetime
     completed: int = 0
+    """Tasks that were completed."""
     failed: int = 0
     """Discarded: given up after the last attempt, or at once."""
     cancelled: int = 0
+    """Tasks that were cancelled."""
     run_time: Durations = Durations()
     """Of those that were completed, from their last claim on."""
     waiting_time: Durations = Durations()

@@ -13,6 +13,10 @@ from sqlalchemy.orm import Session
 from .._support.checks import count
 from .._support.claim import Claim
 from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.held import Held
+from ..lifecycle.kind import kinds_of
+from ..lifecycle.transitions import earlier_attempts
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
@@ -25,16 +29,14 @@ from ..sql.selection import (
     is_due,
     is_early,
     picks,
+    present_status,
     state,
     write,
 )
-from ..sql.transitions import Held
 from ..transaction.connection import Access, AnySession, open_, session_of
-from .fenced_updates import fence
 from .session_criteria import within
-from .settlements import extending_by
+from .settlements import Extending
 from .settling import settle_some
-from .slots import Slots
 
 
 def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
@@ -84,7 +86,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     count("limit", limit)
     adapter = open_(session, spec, Access.CLAIM)
     _, due = picks(spec, within(session, spec), ())
-    waits = (*_waits(spec), has_come(spec), spec["status"] != state(Status.RUNNING))
+    waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
     keys = adapter.claims.lock(session, pick)
     return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.keys.batches(spec, keys))
@@ -128,7 +130,8 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
     spec = spec_of(entity)
     adapter = open_(session, spec)
     pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
-    before = spec["attempts_before"] if spec.has("attempts_before") else literal_column("0")
+    column = earlier_attempts(spec)
+    before = literal_column("0") if column is None else column
     rows: Any = adapter.rows.execute(
         session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit)
     )
@@ -146,8 +149,9 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     adapter, held = open_(session, spec), Held(spec=spec)
     found: set[tuple[Any, ...]] = set()
     for some in adapter.keys.batches(spec, claims):
-        mine = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(fence(adapter, held, some))
-        found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.keys.by_key(spec, mine)))
+        mine = Fenced(adapter, session, held, some).fence()
+        read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(mine)
+        found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)))
     return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
 
 
@@ -157,12 +161,13 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     A row that is locked is passed over: by whom else than its own handler, whose transaction nobody can take over?  To
     wait for it would let the other leases end.
     """
-    rest = settle_some(session, claims, extending_by(lease), waits=False)
+    rest = settle_some(session, claims, Extending(lease), waits=False)
     still = still_held(session, rest)
     spec = spec_of(claims[0].entity)
-    if still and spec.options.slots is not None:
-        slots = Slots(session, open_(session, spec), spec)
-        still.difference_update(slots.extend([claim for claim in rest if claim in still], lease, waits=False))
+    for kind in kinds_of(spec) if still else ():
+        mine = [claim for claim in rest if claim in still]
+        lost = kind.extend(Fenced(open_(session, spec), session, Held(spec=spec, waits=False), mine), lease)
+        still = {claim for claim in still if claim.identity not in lost}
     return [claim for claim in rest if claim not in still]
 
 

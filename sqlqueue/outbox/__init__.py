@@ -3,7 +3,7 @@
 >>> relay = Relay(Session, Outbox, publish)
 """
 
-from ..model.mixins import OutboxMixin
+from ..kinds import OutboxMixin
 from .message_claims import claim_messages
 from .relay import Relay
 

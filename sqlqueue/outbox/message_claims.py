@@ -20,12 +20,12 @@ from .._support.checks import count, duration
 from .._support.claim import Claim, new_token
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..model.mixins import OutboxMixin
+from ..kinds import OutboxMixin
+from ..lifecycle.transitions import taking
 from ..operations import default_claimer
 from ..operations.session_criteria import within
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.selection import Assignment, Pick, picks, write
-from ..sql.transitions import taking
 from ..transaction.claims import Hold, ledger_of
 from ..transaction.connection import AnySession, open_to_claim, session_of
 from .order import Head, first_of, followers_of
@@ -53,7 +53,8 @@ def claim_messages(
     keys whose first message comes first in the claim order of the model.
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
-    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it waits for nobody.
+    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it waits for nobody.  Locked besides may
+    be messages that come after one that another claim has, and that nobody could claim meanwhile.
     """
     spec = outbox_of(entity)
     count("limit", limit)
@@ -63,9 +64,7 @@ def claim_messages(
     scoped = within(session, spec, where)
     adapter = open_to_claim(session, spec)
     wanted = _Wanted(spec, scoped, limit)
-    lines = _followed(session, adapter, wanted, _heads(session, adapter, wanted))
-    free = _lock(session, adapter, wanted, list(chain(*lines)))
-    mine = _without_gaps(lines, free)
+    lines, mine = _locked_lines(session, adapter, wanted)
     token = new_token()
     writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
     taken = _take(session, adapter, wanted, mine, writing)
@@ -91,12 +90,29 @@ class _Wanted(NamedTuple):
         return and_(or_(*(and_(*step.state) for step in steps)), *steps[0].where)
 
 
-def _heads(session: Session, adapter: Adapter, wanted: _Wanted) -> list[Head]:
+def _locked_lines(session: Session, adapter: Adapter, wanted: _Wanted) -> tuple[list[list[Identity]], list[Identity]]:
+    """The messages of each key, and those of them that are locked now.  In the place of keys that others are just
+    claiming come those that are next."""
+    lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
+    while room := wanted.limit - len(mine):
+        heads = _heads(session, adapter, wanted._replace(limit=room), passed)
+        some = _followed(session, adapter, wanted._replace(limit=room), heads)
+        lines += some
+        free |= _lock(session, adapter, wanted, list(chain(*some)))
+        mine = _without_gaps(lines, free)
+        if len(heads) < room or free.issuperset(head.identity for head in heads):
+            break
+        passed += [head.identity for head in heads]
+    return lines, mine
+
+
+def _heads(session: Session, adapter: Adapter, wanted: _Wanted, passed: Sequence[Identity]) -> list[Head]:
     spec, heads = wanted.spec, list[Head]()
     for near in (NEAR, None):
         for step in picks(spec, wanted.where, ()):
             if room := wanted.limit - len(heads):
-                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(step(room), near))
+                pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
+                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(pick, near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
             break

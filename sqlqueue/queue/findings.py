@@ -25,6 +25,7 @@ class Finding:
     """One thing that is wrong, or worth knowing, and what to do about it."""
 
     severity: Severity
+    """How bad it is."""
     code: str
     """What kind of finding it is, for programs: ``"missing-index"``.  Does not change between versions."""
     message: str

@@ -40,6 +40,7 @@ class LinearBackoff:
     """``step * attempt``, at most ``cap``, give or take the share ``jitter`` of it."""
 
     step: timedelta = timedelta(minutes=5)
+    """The delay after the first attempt, and what each further one adds."""
     cap: timedelta = timedelta(hours=1)
     jitter: float = 0.1
 
@@ -57,7 +58,9 @@ class ExponentialBackoff:
     """``base * factor ** (attempt - 1)``, at most ``cap``, give or take the share ``jitter`` of it."""
 
     base: timedelta = timedelta(seconds=15)
+    """The delay after the first attempt."""
     factor: float = 4
+    """By which each delay is longer than the one before; at least 1."""
     cap: timedelta = timedelta(hours=1)
     jitter: float = 0.1
 
@@ -87,6 +90,7 @@ class RetryByError:
     """
 
     policies: Mapping[type[BaseException], RetryPolicy | None]
+    """A policy for each class of exceptions; ``None`` discards the task at once."""
     otherwise: RetryPolicy = field(default_factory=ExponentialBackoff)
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ class Every:
     """An interval, at least a second.  Stored as an ISO 8601 duration: ``str(Every(timedelta(hours=1)))``."""
 
     interval: timedelta
+    """The time from one run to the next."""
 
     def __post_init__(self) -> None:
         if duration("interval", self.interval) < _SHORTEST:
@@ -55,7 +56,9 @@ class Cron:
     """
 
     expression: str
+    """Five fields: minute, hour, day of the month, month and day of the week."""
     timezone: str = "UTC"
+    """A name of the IANA database."""
 
     def __post_init__(self) -> None:
         self.after(datetime.now(UTC))
@@ -85,6 +88,7 @@ class Cron:
             ) from None
 
     def first_after(self, planned: datetime, now: datetime) -> datetime:
+        """Return the first planned time later than both ``planned`` and ``now``; all in UTC."""
         return self.after(max(planned, now))
 
 

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 from sqlalchemy import Column, ColumnElement, Select, Table, UnaryExpression, and_, select, update
@@ -33,8 +32,6 @@ QUEUE_ROLES = (
     "created_at",
 )
 """The columns of ``QueueMixin``, by the names they have unless the model renames them."""
-PARTITIONS = ("slot_key", "limit_key", "stage", "topic")
-"""Roles that divide a queue, the narrowest first."""
 
 Criterion: TypeAlias = ColumnElement[bool]
 Where: TypeAlias = ColumnElement[bool] | SQLCoreOperations[bool]
@@ -70,6 +67,8 @@ class QueueSpec:
     """role -> column of the table"""
     primary_key: tuple[Column[Any], ...]
     options: QueueOptions
+    divided_by: tuple[str, ...]
+    """Roles of columns that divide the queue, the narrowest first."""
 
     def __getitem__(self, role: str) -> Column[Any]:
         return self.columns[role]
@@ -93,12 +92,7 @@ class QueueSpec:
     def partitions(self) -> tuple[Column[Any], ...]:
         """Columns that divide the queue: a claim that fixes one gets an index that starts with it, the first's."""
         named = (self.mapper.columns[name] for name in self.options.partitions)
-        return (*(self.columns[role] for role in PARTITIONS if role in self.columns), *named)
-
-    @property
-    def holds_tasks(self) -> bool:
-        """Whether its rows are tasks, which people look after, and not slots of limits, which are claimed alongside."""
-        return not self.has("slot_key")
+        return (*(self.columns[role] for role in self.divided_by), *named)
 
     @cached_property
     def column_names(self) -> dict[str, str]:
@@ -117,25 +111,12 @@ class QueueSpec:
         keys = (table.autoincrement_column for table in self.mapper.tables if isinstance(table, Table))
         return tuple(key for key in keys if key is not None and key.default is None and key.server_default is None)
 
-    def has(self, role: str) -> bool:
-        return role in self.columns
-
-    @cached_property
-    def moves(self) -> dict[str, str]:
-        """stage -> the next one; the last is in none."""
-        return dict(pairwise(self.options.stages))
-
-    @cached_property
-    def goes_on(self) -> bool:
-        """Whether a completed task may have something before it: another stage, another run."""
-        return bool(self.moves) or self.has("schedule")
-
     @cached_property
     def ready_order(self) -> tuple[Ordering, ...]:
         """The order among available rows."""
         if not self.options.order_by:
             return (*(Ordering(self[role]) for role in ("priority", "available_at")), *self._key_order)
-        terms = tuple(self._ordering(term) for term in self.options.order_by)
+        terms = tuple(self._declared(term) for term in self.options.order_by)
         taken = {term.column for term in terms}
         return (*terms, *(term for term in self._key_order if term.column not in taken))
 
@@ -148,7 +129,7 @@ class QueueSpec:
     def _key_order(self) -> tuple[Ordering, ...]:
         return tuple(Ordering(column) for column in self.primary_key)
 
-    def _ordering(self, term: str | ColumnElement[Any]) -> Ordering:
+    def _declared(self, term: str | ColumnElement[Any]) -> Ordering:
         if isinstance(term, UnaryExpression) and isinstance(term.element, UnaryExpression):
             raise ConfigurationError(
                 f"{self.entity.__name__}: order_by={term}: ascending or descending, no other modifier",

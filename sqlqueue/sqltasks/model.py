@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Boolean, Float, Identity, Integer, MetaData, Text, Unicode
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from ..model.mixins import LimitMixin, RecurringMixin, SlotMixin
+from ..kinds import LimitMixin, RecurringMixin, SlotMixin
 from ..queue.options import QueueOptions
 
 LONGEST_USER = 128

@@ -32,7 +32,9 @@ class Queue(Generic[S]):
     """
 
     worker: Worker
+    """The worker that the fixture ``queue_worker`` returned."""
     session: S
+    """The session that the fixture ``queue_session`` returned."""
 
     def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
         """See :func:`sqlqueue.testing.drain`."""
@@ -60,7 +62,9 @@ class AsyncQueue(Generic[A]):
     """:class:`Queue` with an asyncio session: ``AsyncQueue[AsyncQueueSession]``."""
 
     worker: Worker
+    """The worker that the fixture ``queue_worker`` returned."""
     session: A
+    """The session that the fixture ``queue_session`` returned."""
 
     async def drain(self, *models: type[QueueMixin], raise_errors: bool = True, ahead: timedelta = _NOW) -> Counts:
         """See :func:`sqlqueue.testing.drain`."""

@@ -17,6 +17,7 @@ from .. import operations
 from .._support.checks import count, duration
 from .._support.exc import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
+from ..lifecycle.kind import keeps_results
 from ..model.mixins import QueueMixin
 from ..queue.spec import Identity, QueueSpec, spec_of
 from ..queue.status import Status
@@ -276,6 +277,6 @@ def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:
             result = await_only(result)
         elif handler.is_coroutine:
             result = asyncio.run(cast("Coroutine[Any, Any, object]", result))
-        return result if handler.spec.has("result") else None
+        return result if keeps_results(handler.spec) else None
     finally:
         current.reset(token)

@@ -16,9 +16,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, QueueSession
 from sqlqueue.dialects import adapter_for
+from sqlqueue.kinds.limited_claims import LimitedClaim
+from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.operations.claiming import Wanted, _claim_due
-from sqlqueue.operations.limited_claims import LimitedClaim
-from sqlqueue.operations.new_slots import introduce
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages

@@ -151,9 +151,9 @@ def test_each_integer_key_that_is_pinned_is_an_identity() -> None:
 
 
 def _sources() -> Iterator[tuple[Path, str]]:
-    for folder in ("sqlqueue", "tests"):
+    for folder in ("sqlqueue", "tests", "examples"):
         yield from ((path, path.read_text(encoding="utf-8")) for path in sorted((PROJECT / folder).rglob("*.py")))
-    for page in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+    for page in (PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             yield page, block
 

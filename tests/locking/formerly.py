@@ -91,10 +91,10 @@ FORMER: dict[str, Adapter] = {"mssql": FormerSQLServer(), "oracle": FormerOracle
 
 
 @contextmanager
-def former(dialect: str) -> Iterator[None]:
-    """In here, the library speaks to this engine as it once did."""
+def former(dialect: str, adapter: Adapter | None = None) -> Iterator[None]:
+    """In here, the library speaks to this engine as it once did, or as this ``adapter`` does."""
     present = adapters()[dialect]
-    adapters()[dialect] = FORMER[dialect]
+    adapters()[dialect] = adapter or FORMER[dialect]
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ locks, and what does not match is let go.  https://mariadb.com/kb/en/innodb-lock
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tests.locking.locks import Mode
 from tests.locking.paths import Path, entry
@@ -17,6 +17,11 @@ from tests.locking.server import Server, Transaction
 class InnoDB(Server):
     lets_go_of_entries: ClassVar[bool] = True
     """Of an entry that is found not to match the lock is given back, as that of a row is."""
+
+    def meet(self, transaction: Transaction, table: Any, index: Any, number: int, *, upserts: bool) -> None:
+        """The entry of a key that is met stays locked, for good or for an error."""
+        for resource in self.of_key(table, index, number):
+            self.lock(transaction, resource, Mode.EXCLUSIVE if upserts else Mode.SHARE)
 
     def lock_rows(self, transaction: Transaction, path: Path) -> list[int]:
         found: list[int] = []
@@ -46,7 +51,7 @@ class InnoDB(Server):
             return False
         if self.holds(transaction, path.table, number, path.terms, path.parameters):
             return True
-        for each in fresh:
+        for each in fresh if not path.is_constant else ():
             if each == of_row or self.lets_go_of_entries:
                 self.unlock(transaction, each)
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Table
 
+from sqlqueue import claim_of
 from tests.locking.locks import Resource
 from tests.locking.play import COMMIT, Actor, Judge
 from tests.locking.rows import Row
@@ -31,7 +33,9 @@ class WaitsForUnconcerned(Broken):
 
 
 class LocksTooMuch(Broken):
-    """A claim keeps a lock on a row that it does not return, though nobody else had a hand in it."""
+    """A claim keeps a lock on a row that it does not return, though nobody else had a hand in it.
+
+    So of what else keeps to its rows, and a row that it is not about."""
 
 
 class FindsTooLittle(Broken):
@@ -42,23 +46,31 @@ class TakesWrongly(Broken):
     """A claim returns a row that cannot be claimed, or that it was not asked for."""
 
 
+class OutOfTurn(Broken):
+    """A message goes to a claimer while another one has an earlier or later one of the same key."""
+
+
 class Deadlock(Broken):
     """All that are left wait for one another."""
 
 
 def can_be_claimed(row: Row) -> bool:
     now = datetime.now(UTC).isoformat(sep=" ")
-    return row["status"] in ("available", "scheduled", "retryable", "running") and row["available_at"] <= now
+    if row["status"] in ("scheduled", "retryable", "running"):
+        return row["available_at"] <= now and row["attempt"] < row["max_attempts"]
+    return row["status"] == "available" and row["available_at"] <= now
 
 
 @dataclass
 class _Watched:
-    """A claim from its beginning to its end."""
+    """A claim, or another step that keeps to its rows, from its beginning to its end."""
 
     mine: set[int]
     """What its transaction had locked already."""
+    its: set[int]
+    """What it is about."""
     free: set[int]
-    """What it may take."""
+    """What a claim may take."""
     theirs: set[int]
     touched: set[tuple[Transaction, Resource]] = field(default_factory=set)
     """What others have locked since, for good and not for as long as they looked."""
@@ -67,9 +79,13 @@ class _Watched:
 class Promises(Judge):
     """Of one table's rows."""
 
-    def __init__(self, server: Server, table: Table) -> None:
+    def __init__(self, server: Server, table: Table, line: str | None = None) -> None:
+        """``line``: the column by which rows are told apart of which one claimer has all at a time, in their order."""
         self._server = server
         self._table = table
+        self._line = line
+        self._lines: dict[int, Any] = {}
+        """Also of rows that are gone."""
         self._owner: dict[int, Actor] = {}
         self._settled: set[str] = set()
         self._watched: dict[str, _Watched] = {}
@@ -80,24 +96,32 @@ class Promises(Judge):
     def begins(self, actor: Actor) -> None:
         assert actor.step is not None
         self._actors[actor.name] = actor
-        if not actor.step.claims:
+        if not (actor.step.claims or actor.step.keeps_to_its_rows):
             return
         mine = self._locked(actor.name)
         theirs = set().union(*(self._locked(name) for name in self._server.open if name != actor.name))
         rows = self._server.committed[self._table]
-        free = {number for number, row in rows.items() if can_be_claimed(row) and actor.step.matches(row)}
-        self._watched[actor.name] = _Watched(mine, free - mine - theirs, theirs)
+        its = {number for number, row in rows.items() if actor.step.matches(row)}
+        free = {number for number in its if can_be_claimed(rows[number]) and not self._is_held_back(rows, number)}
+        self._watched[actor.name] = _Watched(mine, its, free - mine - theirs, theirs)
 
     def ends(self, actor: Actor, found: Any, *, lost: bool) -> None:
         assert actor.step is not None
         if actor.step.claims:
-            self._judge_claim(actor, {task.id for task in found})
+            self._judge_claim(actor, self._numbers(found))
+        elif actor.step.keeps_to_its_rows:
+            self._judge_locks(actor, self._watched.pop(actor.name))
         self._judge_waiting_for(actor)
         if actor.step.settles:
             self._settled.add(actor.name)
-        if actor.step is COMMIT and actor.name in self._settled:
+        if actor.step is COMMIT:
+            gone = {actor} if actor.name in self._settled else set()
             self._settled.discard(actor.name)
-            self._owner = {number: owner for number, owner in self._owner.items() if owner is not actor}
+            self._owner = {
+                number: owner
+                for number, owner in self._owner.items()
+                if owner not in gone and not self._is_final(number)
+            }
 
     def _judge_claim(self, actor: Actor, found: set[int]) -> None:
         watched = self._watched.pop(actor.name)
@@ -109,13 +133,29 @@ class Promises(Judge):
             row = self._server.committed[self._table].get(number)
             if row is None or not can_be_claimed(row) or not actor.step.matches(row):
                 raise TakesWrongly(f"{actor.name} gets row {number}, which is {row}")
+            self._judge_turn(actor, number)
         theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
-        surplus = self._locked(actor.name) - watched.mine - found - theirs
+        # what comes after a message that another one has can be had by nobody, and may be locked in vain
+        surplus = self._locked(actor.name) - watched.mine - found - theirs - self._beside(theirs)
         if surplus:
             raise LocksTooMuch(f"{actor.name} gets {found}, and keeps a lock on {surplus}")
-        missing = watched.free - found - theirs
+        missing = watched.free - found - theirs - self._beside(theirs)
         if len(found) < actor.step.limit and missing:
             raise FindsTooLittle(f"{actor.name} gets {found} of {actor.step.limit}, and {missing} were free")
+
+    def _judge_turn(self, actor: Actor, number: int) -> None:
+        for other in self._beside({number}) if self._line else ():
+            owner = self._owner.get(other, actor)
+            if owner is not actor:
+                raise OutOfTurn(f"{actor.name} gets row {number}, and {owner.name} has {other} of the same key")
+
+    def _judge_locks(self, actor: Actor, watched: _Watched) -> None:
+        theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
+        rows = self._server.latest()[self._table]
+        its = watched.its | {number for number, row in rows.items() if actor.step.matches(row)}  # type: ignore[union-attr]
+        surplus = self._locked(actor.name) - watched.mine - its - theirs
+        if surplus:
+            raise LocksTooMuch(f"{actor.name}'s {actor.step} keeps a lock on {surplus}")
 
     def waits(self, actor: Actor, resource: Resource, holders: list[str]) -> None:
         self._waiting.append(actor)
@@ -132,8 +172,9 @@ class Promises(Judge):
                 continue
             if step.claims or step.waits_for_nobody:
                 raise Waits(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
-            row = self._server.latest()[self._table].get(self._number(resource) or 0)
-            if row is not None and not step.matches(row):
+            versions = [rows[self._table].get(self._number(resource) or 0) for rows in self._server.both()]
+            known = [row for row in versions if row is not None]
+            if known and not any(map(step.matches, known)):
                 raise WaitsForUnconcerned(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
 
     def hangs(self, actors: list[Actor]) -> None:
@@ -143,6 +184,33 @@ class Promises(Judge):
         for name, watched in self._watched.items():
             if name != transaction.name:
                 (watched.touched.add if taken else watched.touched.discard)((transaction, resource))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, tasks: Any) -> set[int]:
+        key = [column.name for column in self._table.primary_key]
+        identities = {claim_of(task).identity for task in tasks}
+        rows = self._server.latest()[self._table]
+        return {number for number, row in rows.items() if tuple(row[name] for name in key) in identities}
+
+    def _is_final(self, number: int) -> bool:
+        row = self._server.committed[self._table].get(number)
+        return row is not None and row["finished_at"] is not None
+
+    def _is_held_back(self, rows: Mapping[int, Row], number: int) -> bool:
+        """Whether an earlier one of its line is unfinished."""
+        if self._line is None or rows[number][self._line] is None:
+            return False
+        mine = [each for each in self._beside({number}) & rows.keys() if rows[each]["finished_at"] is None]
+        return min(mine, default=number) < number
+
+    def _beside(self, numbers: set[int | None]) -> set[int]:
+        """The rows of the same lines."""
+        if self._line is None:
+            return set()
+        self._lines |= {number: row[self._line] for number, row in self._server.committed[self._table].items()}
+        lines = {self._lines[number] for number in numbers if number in self._lines} - {None}
+        return {number for number, line in self._lines.items() if line in lines}
 
     def _locked(self, name: str) -> set[int]:
         held = self._server.locks.of(self._server.transaction(name))

@@ -62,4 +62,7 @@ class Locks:
             holders.pop(owner, None)
 
     def of(self, owner: object) -> set[Resource]:
-        return {resource for resource, holders in self.held.items() if owner in holders}
+        return set(self.modes_of(owner))
+
+    def modes_of(self, owner: object) -> dict[Resource, Mode]:
+        return {resource: holders[owner] for resource, holders in self.held.items() if owner in holders}

@@ -30,7 +30,15 @@ class Oracle(Server):
     judges_again: ClassVar[bool] = False
 
     def entries_changed(self, table: Any, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        return iter(())
+        """What has no locks in indexes but for keys: who has the same waits for the transaction that changes it."""
+        for index in (None, *(each for each in table.indexes if each.unique)):
+            names = [column.name for column in (table.primary_key if index is None else index.columns)]
+            before, after = ([row and row[name] for name in names] for row in (old, new))
+            if before != after:
+                yield from self.of_key(table, index, number)
+
+    def of_key(self, table: Any, index: Any, number: int) -> list[Resource]:
+        return [(f"{table.name} {getattr(index, 'name', 'key')}", number)]
 
     def execute(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
         if isinstance(statement, ClaimBlock):

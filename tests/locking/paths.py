@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, Index, Select, Table
+from sqlalchemy import Column, ColumnClause, Index, Select, Table
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BooleanClauseList
 
@@ -36,6 +36,7 @@ class Path:
     """SKIP LOCKED, READPAST."""
     selected: frozenset[str]
     parameters: Parameters
+    is_select: bool
 
     @classmethod
     def of(cls, statement: Any, parameters: Parameters) -> Path:
@@ -54,6 +55,7 @@ class Path:
             skips="READPAST" in hints or (locking is not None and locking.skip_locked),
             selected=frozenset(column.name for column in columns_of_all(columns)),
             parameters=parameters,
+            is_select=isinstance(statement, Select),
         )
 
     @cached_property
@@ -74,6 +76,14 @@ class Path:
         """Whether the statement has all that it needs from the index."""
         needed = self.selected | {column.name for term in self.terms for column in columns_of(term)}
         return self.index is not None and needed <= self.held
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """Whether MySQL and MariaDB read its one row before all else, and know no more of letting go of it.
+        https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
+        """
+        equal = {term.left.name for term in self.terms if _is_equality(term)}
+        return self.is_select and self.index is None and self.key <= equal
 
     @cached_property
     def ranges(self) -> tuple[Any, ...]:
@@ -121,8 +131,12 @@ def columns_of_all(columns: Any) -> set[Column[Any]]:
 
 
 def _table(statement: Any) -> Table:
-    (table,) = statement.get_final_froms() if isinstance(statement, Select) else [statement.table]
-    return table
+    if not isinstance(statement, Select):
+        return statement.table
+    # what it selects says so at less expense than get_final_froms(), which compiles the statement
+    columns = [each for column in statement.selected_columns for each in visitors.iterate(column)]
+    (table,) = {each.table for each in columns if isinstance(each, ColumnClause)}
+    return table  # type: ignore[return-value]
 
 
 def _conjuncts(terms: Sequence[Any]) -> Iterator[Any]:

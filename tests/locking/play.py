@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 from sqlalchemy import Engine
 
-from sqlqueue import ClaimLostError, QueueSession
+from sqlqueue import ClaimLostError, QueueSession, claim_of
 from tests.locking.locks import Resource
 from tests.locking.server import Server, Transaction, Wait
 from tests.locking.wire import Line, engine_for
@@ -30,6 +30,8 @@ class Step:
     """The rows that it is about."""
     waits_for_nobody: bool = False
     """Promised of it, as of claims."""
+    keeps_to_its_rows: bool = False
+    """Promised of it: it keeps no lock on a row that it is not about."""
     settles: bool = False
     """With the commit, what was claimed is no longer held."""
 
@@ -53,6 +55,8 @@ class Actor:
     wait: Wait | None = None
     has_waited: bool = False
     """In this request."""
+    began_to_wait: int = 0
+    """At which turn."""
 
     def play(self, engine: Engine, stage: Stage) -> None:
         with QueueSession(engine, expire_on_commit=False) as session:
@@ -64,13 +68,18 @@ class Actor:
                 except ClaimLostError:
                     session.rollback()
                     found, lost = [], True
-                shown = [task.id for task in found] if step.claims else "lost" if lost else "done"
+                shown = [_shown(task) for task in found] if step.claims else "lost" if lost else "done"
                 stage.tell(f"{self.name}'s {step}: {shown}")
                 self.claimed += found if step.claims else []
                 stage.judge.ends(self, found, lost=lost)
                 if lost or step.settles:
                     self.claimed.clear()
         self.step = None
+
+
+def _shown(task: Any) -> Any:
+    """By what it can be told on any server: one that gets a ``unique_key`` may have got its primary key there."""
+    return getattr(task, "unique_key", None) or claim_of(task).identity
 
 
 class Judge:
@@ -148,7 +157,8 @@ class ModelStage(Stage):
     def go(self, actor: Actor) -> None:
         self._turns[actor.name].switch()
         while not self._finely and (freed := [each for each in self.actors if each.wait and not self._holders(each)]):
-            self._turns[freed[0].name].switch()  # elsewhere nobody has to tell them
+            # elsewhere nobody has to tell them; and who waits longest is first
+            self._turns[min(freed, key=lambda each: each.began_to_wait).name].switch()
 
     def _holders(self, actor: Actor) -> list[str]:
         if actor.wait is None:
@@ -174,6 +184,7 @@ class ModelStage(Stage):
         actor.wait = wait
         if not actor.has_waited:
             self.tell(f"{actor.name}'s {actor.step}: waits")
+            actor.began_to_wait = len(self.trace)
         actor.has_waited = True
         self.judge.waits(actor, wait[0], self._holders(actor))
         if self._waits_for_itself(actor):

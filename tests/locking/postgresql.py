@@ -69,9 +69,10 @@ class PostgreSQL(Server):
         rows: list[tuple[Any, ...]] = []
         changed = 0
         for number, *beside in self.evaluator.read(seen, found, parameters):
+            old = seen[table][number]
             if self._write_seen(transaction, statement, number, seen, parameters, checks=not locked):
                 changed += 1
-                rows += self._returned(transaction, statement, number, dict(zip(others, beside, strict=True)))
+                rows += self._returned(transaction, statement, number, dict(zip(others, beside, strict=True)), old)
         return Answer(rows, changed)
 
     def _version(self, transaction: Transaction, table: Table, number: int) -> Row:
@@ -89,11 +90,12 @@ class PostgreSQL(Server):
         return True
 
     def _returned(
-        self, transaction: Transaction, statement: Any, number: int, beside: dict[Any, Any]
+        self, transaction: Transaction, statement: Any, number: int, beside: dict[Any, Any], old: Row
     ) -> Iterator[tuple[Any, ...]]:
         own = [column for column in statement._returning if column not in beside]
         if statement._returning:
-            shown = dict(zip(own, self.shown(transaction, statement.table, number, own), strict=True)) if own else {}
+            found = self.shown(transaction, statement.table, number, own, old) if own else ()
+            shown = dict(zip(own, found, strict=True))
             yield tuple({**shown, **beside}[column] for column in statement._returning)
 
     def writes_with(self, table: Table, old: Row | None, new: Row | None) -> Mode:
@@ -103,7 +105,11 @@ class PostgreSQL(Server):
         return Mode.NO_KEY_UPDATE
 
     def entries_changed(self, table: Table, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        return iter(())  # the entries of indexes have no locks
+        # the entries of indexes have no locks; but whoever has the same key waits to see what becomes of the row
+        yield from self.of_key(table, None, number)
+
+    def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:
+        return [(f"{table.name}, written", number)]
 
 
 def _expressions(statement: Any) -> set[CTE]:

@@ -75,12 +75,19 @@ class Evaluator:
         (new,) = self._shown_rows(table).values()
         return new
 
-    def inserted(self, world: World, table: Table, given: Mapping[str, Any]) -> tuple[int, Row]:
-        """A new row, with the defaults of its table."""
-        self._show({**world, table: world.get(table, {})})
-        before = set(self._shown_rows(table))
-        self._connection.execute(insert(table), dict(given))
-        ((number, row),) = ((n, row) for n, row in self._shown_rows(table).items() if n not in before)
+    def inserted(self, worlds: Sequence[World], statement: Any, given: Mapping[str, Any]) -> tuple[int, Row]:
+        """A new row, with the defaults of its table, after those that are there; whether it meets one is not judged."""
+        table = statement.table
+        self._show({table: {}})
+        values = {getattr(column, "name", column): value for column, value in (statement._values or {}).items()}
+        self._connection.execute(insert(table).values(values) if values else insert(table), dict(given))
+        ((number, row),) = self._shown_rows(table).items()
+        taken = [each for world in worlds for each in world.get(table, {})]
+        if number in taken or table.autoincrement_column is None:
+            number = max(taken, default=0) + 1
+        key = table.autoincrement_column
+        if key is not None and key.name not in {*given, *values}:
+            row[key.name] = number
         return number, row
 
     def is_within(self, index: Index, row: Row) -> bool:

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlqueue import Claim, claim_of
-from sqlqueue.operations.new_slots import ENDLESS
+from sqlqueue.kinds.new_slots import ENDLESS
 from sqlqueue.operations.upkeep import extend
+from tests.locking import keyed, kinds, upkeep
 from tests.locking.play import COMMIT, Script, Step
+from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scene, claim, rows_of
 from tests.models import Film, Mail, Slot, Task, Visit
 
-_PAST = datetime.now(UTC) - timedelta(hours=1)
 _MINUTE = timedelta(minutes=1)
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Rows of one queue, and transactions that begin at the same time."""
-
-    model: Any
-    rows: Sequence[Mapping[str, Any]]
-    scripts: Callable[[], Sequence[Script]]
-    """Made anew for each play."""
-    beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Rows of other models."""
-
-    @property
-    def all_rows(self) -> Mapping[Any, Sequence[Mapping[str, Any]]]:
-        return {self.model: self.rows, **self.beside}
-
-
-def claim(model: Any, *where: Any, lease: Any = "default", limit: int = 1, **matches: Any) -> Step:
-    name = f"{'lock' if lease is None else 'claim'}({', '.join(map(str, matches.items()))})"
-    return Step(
-        name,
-        lambda session, _: session.claim_many(model, *where, limit=limit, lease=lease),
-        claims=True,
-        limit=limit,
-        matches=lambda row: all(row[column] == value for column, value in matches.items()),
-    )
-
-
-COMPLETE = Step("complete", lambda session, mine: session.complete(mine), settles=True)
-FAIL = Step("fail", lambda session, mine: session.fail(mine, "no"), settles=True)
-RELEASE = Step("release", lambda session, mine: session.release(mine), settles=True)
-
-
-def _rows(number: int, **values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Ready, in the order of their keys; the values of other columns take turns."""
-    turns = [{name: each[n % len(each)] for name, each in values.items()} for n in range(number)]
-    return [{"id": n + 1, "available_at": _PAST + timedelta(seconds=n), **turn} for n, turn in enumerate(turns)]
 
 
 def _leases() -> Sequence[Script]:
@@ -76,7 +38,7 @@ def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
     return lambda: [
         (claim(Mail, lease=lease), COMPLETE, COMMIT),
         (claim(Mail, Mail.topic == "x", lease=lease, topic="x"), COMPLETE, COMMIT),
-        (claim(Mail, Mail.id == 1, lease=lease, id=1), COMPLETE, COMMIT),
+        (*[claim(Mail, Mail.id == number, lease=lease, id=number) for number in (1, 5)], COMPLETE, COMMIT),
     ]
 
 
@@ -150,18 +112,22 @@ def _limits() -> Sequence[Script]:
     return [(claim(Visit), COMPLETE, COMMIT)] * 2
 
 
+_MAILS = [*rows_of(4, topic=["x", "y"]), {"id": 5, "topic": "x", "status": "completed", "finished_at": PAST}]
 _SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
 SCENES = {
-    "leases": Scene(Task, _rows(5), _leases),
-    "locks": Scene(Task, _rows(5), _locks),
-    "ways in": Scene(Mail, _rows(4, topic=["x", "y"]), _ways("default")),
-    "ways in, locks": Scene(Mail, _rows(4, topic=["x", "y"]), _ways(None)),
-    "twice": Scene(Mail, _rows(5, topic=["x"]), _again("default")),
-    "twice, locks": Scene(Mail, _rows(5, topic=["x"]), _again(None)),
-    "criteria": Scene(Task, _rows(5, name=["a", "b"]), _criteria),
-    "heartbeat": Scene(Task, _rows(4), _heartbeat),
-    "sets": Scene(Task, _rows(4, name=["a", "b"]), _sets),
-    "stages": Scene(Film, _rows(2, stage=["cut"]), _stages),
-    "limits": Scene(Visit, _rows(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
-    "enqueueing": Scene(Task, _rows(2), _enqueueing),
+    "leases": Scene(Task, rows_of(5), _leases),
+    "locks": Scene(Task, rows_of(5), _locks),
+    "ways in": Scene(Mail, _MAILS, _ways("default")),
+    "ways in, locks": Scene(Mail, _MAILS, _ways(None)),
+    "twice": Scene(Mail, rows_of(5, topic=["x"]), _again("default")),
+    "twice, locks": Scene(Mail, rows_of(5, topic=["x"]), _again(None)),
+    "criteria": Scene(Task, rows_of(5, name=["a", "b"]), _criteria),
+    "heartbeat": Scene(Task, rows_of(4), _heartbeat),
+    "sets": Scene(Task, rows_of(4, name=["a", "b"]), _sets),
+    "stages": Scene(Film, rows_of(2, stage=["cut"]), _stages),
+    "limits": Scene(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
+    "enqueueing": Scene(Task, rows_of(2), _enqueueing),
+    **upkeep.SCENES,
+    **kinds.SCENES,
+    **keyed.SCENES,
 }

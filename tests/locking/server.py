@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sqlalchemy import Delete, Insert, Select, Table, Update, select
+from sqlalchemy import Delete, Select, Table, Update, insert, select
 from sqlalchemy.sql import visitors
-from sqlalchemy.sql.elements import SavepointClause
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 
+from tests.locking.inserts import DuplicateError, Insert
 from tests.locking.locks import Locks, Mode, Resource
 from tests.locking.paths import Path, entry, in_order
 from tests.locking.rows import Parameters, Row, columns_of, evaluator, rowid
@@ -21,6 +22,8 @@ class Transaction:
 
     name: str
     changes: dict[tuple[Table, int], Row | None] = field(default_factory=dict)
+    savepoints: dict[str, tuple[dict[Any, Any], dict[Resource, Mode]]] = field(default_factory=dict)
+    """What was changed and locked by then."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,24 @@ class Server:
         self.locks.release_all(self.transaction(name))
         del self.open[name]
 
+    def _save(self, transaction: Transaction, statement: SavepointClause | RollbackToSavepointClause) -> None:
+        """What is undone gives its locks back: https://www.postgresql.org/docs/current/explicit-locking.html,
+        https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql and *ROLLBACK*
+        of Oracle's *SQL Language Reference*.  On InnoDB the library makes no savepoint that is gone back to.
+        """
+        if isinstance(statement, SavepointClause):
+            transaction.savepoints[statement.ident] = dict(transaction.changes), self.locks.modes_of(transaction)
+            return
+        changes, modes = transaction.savepoints[statement.ident]
+        transaction.changes = dict(changes)
+        for resource in self.locks.of(transaction) - modes.keys():
+            self.unlock(transaction, resource)
+
     def load(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows that are there before all else."""
         if id(rows) not in _LOADED:
             for given in rows:
-                number, row = self.evaluator.inserted(self.committed, table, given)
+                number, row = self.evaluator.inserted([self.committed], insert(table), given)
                 _put(self.committed, table, number, row)
             _LOADED[id(rows)] = rows, self.committed[table]
         self.committed[table] = dict(_LOADED[id(rows)][1])
@@ -84,6 +100,10 @@ class Server:
     def latest(self) -> Versions:
         """All that has been written, committed or not."""
         return self._with(self.open.values())
+
+    def both(self) -> tuple[Versions, Versions]:
+        """What is committed, and what it will be if all goes well."""
+        return self.committed, self.latest()
 
     def _with(self, transactions: Any) -> Versions:
         found = {table: dict(rows) for table, rows in self.committed.items()}
@@ -118,9 +138,12 @@ class Server:
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def execute(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
-        if isinstance(statement, SavepointClause):
+        if isinstance(statement, ReleaseSavepointClause):
             return Answer()
-        if isinstance(statement, Insert):
+        if isinstance(statement, (SavepointClause, RollbackToSavepointClause)):
+            self._save(transaction, statement)
+            return Answer()
+        if getattr(statement, "is_insert", False):
             return self.insert(transaction, statement, parameters)
         one = parameters[0] if isinstance(parameters, (list, tuple)) and parameters else parameters or {}
         if isinstance(statement, (Update, Delete)):
@@ -146,9 +169,10 @@ class Server:
         table, rows = statement.table, []
         found = self.lock_rows(transaction, Path.of(statement, parameters))
         for number in found:
+            old = self.row(transaction, table, number)
             self.put(transaction, table, number, statement, parameters)
             if statement._returning:
-                rows.append(self.shown(transaction, table, number, statement._returning))
+                rows.append(self.shown(transaction, table, number, statement._returning, old))
         return Answer(rows, len(found))
 
     def put(self, transaction: Transaction, table: Table, number: int, statement: Any, parameters: Parameters) -> None:
@@ -179,24 +203,38 @@ class Server:
         """Whether the index has all rows of its table, or this one at least."""
         return True
 
-    def insert(self, transaction: Transaction, statement: Insert, parameters: Any) -> Answer:
-        table: Any = statement.table
+    def insert(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
         given = parameters if isinstance(parameters, (list, tuple)) else [parameters or {}]
-        for values in given:
-            number, row = self.evaluator.inserted(self.latest(), table, values)
-            for key in table.foreign_keys if self.child_locks_parent else ():
-                parent = row[key.parent.name]
-                if parent is not None:
-                    self.lock(transaction, (key.column.table.name, parent), self.child_locks_parent)
-            self.store(transaction, table, number, None, row)
+        before = dict(transaction.changes)
+        try:
+            for values in given:
+                Insert(self, transaction, statement, values).execute()
+        except DuplicateError:
+            transaction.changes = before  # all or nothing; what is locked stays so
+            raise
         return Answer(count=len(given))
+
+    def meet(self, transaction: Transaction, table: Table, index: Any, number: int, *, upserts: bool) -> None:
+        """Wait for whoever may change that this row has a key, which an INSERT has as well."""
+        for resource in self.of_key(table, index, number):
+            fresh = not self.locks.has(transaction, resource)
+            self.lock(transaction, resource, Mode.SHARE)
+            if fresh:
+                self.unlock(transaction, resource)
+
+    def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:
+        """What is locked by those who give a row its key, or take that away: entries, unless an engine has none."""
+        versions = [row for rows in self.both() if (row := rows[table].get(number)) is not None]
+        if index is None:
+            return [(table.name, number)]
+        return list({(str(index.name), entry(index, number, row)): None for row in versions})
 
     # -- what is found ------------------------------------------------------------------------------------------------
 
     def entries(self, path: Path) -> list[tuple[int, Row]]:
         """What there is to be read on the way, in order: of a row that is being changed both versions."""
         found: dict[Any, tuple[int, Row]] = {}
-        for world in (self.committed, self.latest()):
+        for world in self.both():
             shown = {**world, path.table: world.get(path.table, {})}
             for number in self.evaluator.numbers(shown, path.table, path.ranges, path.parameters):
                 row = shown[path.table][number]
@@ -214,9 +252,11 @@ class Server:
         world = {**self.view(transaction), table: {number: row}} if _reads_others(terms) else {table: {number: row}}
         return bool(self.evaluator.numbers(world, table, terms, parameters))
 
-    def shown(self, transaction: Transaction, table: Table, number: int, columns: Any) -> tuple[Any, ...]:
-        """These columns of a row."""
-        row = self.row(transaction, table, number)
+    def shown(
+        self, transaction: Transaction, table: Table, number: int, columns: Any, old: Row | None
+    ) -> tuple[Any, ...]:
+        """These columns of a row, or of the ``old`` one that has been deleted."""
+        row = self.row(transaction, table, number) or old
         assert row is not None
         return self.columns(table, number, row, columns)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import oracledb
+import psycopg
+import pymysql
 from sqlalchemy import Engine, NullPool, create_engine, event
 
 from sqlqueue.dialects import adapter_for
 from tests.dialects.recorder import Connection, Cursor, Driver
 from tests.dialects.test_pinned import ENGINES
+from tests.locking.inserts import DuplicateError
 from tests.locking.server import Answer, Server
 
 
@@ -55,7 +60,11 @@ def _engine(dialect: str) -> Engine:
         sent, line = context.root_connection.info.pop("sent", None), _LINES[dialect]
         if sent is not None:  # an INSERT of many rows may come in several parts
             line.pause()
-            _give(line.server.execute(line.server.transaction(line.who()), *sent), cursor, context)
+            try:
+                answer = line.server.execute(line.server.transaction(line.who()), *sent)
+            except DuplicateError as error:
+                raise _VIOLATIONS[dialect](error) from error
+            _give(answer, cursor, context)
         return True
 
     @event.listens_for(engine, "commit")
@@ -93,8 +102,22 @@ class _Error(Exception):
     pass
 
 
+class IntegrityError(_Error):
+    """SQLAlchemy goes by the name."""
+
+
 class _Driver(Driver):
-    Error = OperationalError = IntegrityError = ProgrammingError = _Error  # a test's own exceptions are none of these
+    Error = OperationalError = ProgrammingError = _Error  # a test's own exceptions are none of these
+    IntegrityError = IntegrityError
+
+
+_VIOLATIONS: dict[str, Callable[[object], Exception]] = {
+    "postgresql": psycopg.errors.UniqueViolation,
+    "mysql": lambda error: pymysql.err.IntegrityError(1062, str(error)),
+    "mariadb": lambda error: pymysql.err.IntegrityError(1062, str(error)),
+    "mssql": lambda error: IntegrityError("23000", f"[23000] {error} (2627) (SQLExecDirectW)"),
+    "oracle": lambda error: oracledb.IntegrityError(SimpleNamespace(code=1, full_code="ORA-00001")),
+}
 
 
 class _Variable:

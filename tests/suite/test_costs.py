@@ -209,7 +209,7 @@ def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     """What each call costs when it is made again with other values, and what had to be compiled then."""
     costs: dict[str, str] = {}
     compiled: dict[str, list[str]] = {}
-    level = "READ COMMITTED" if db.case.locks_rows else "SERIALIZABLE"
+    level = "SERIALIZABLE" if db.case.one_writer else "READ COMMITTED"
     metered = db.variant(isolation_level=level, pool_size=1, max_overflow=0)
     meter = Meter(metered)
     for name, scene in scenes():

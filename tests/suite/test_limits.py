@@ -31,7 +31,7 @@ from sqlqueue import (
     claim_of,
 )
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.slots import Slots
+from sqlqueue.kinds.slots import Slots
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.fetching import poller
 from tests.harness import Actor, Database

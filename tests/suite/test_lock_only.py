@@ -128,9 +128,8 @@ def test_a_refused_commit_can_be_settled_and_repeated(db: Database, unsettled: t
         assert other.query(Ledger).count() == 1
 
 
+@pytest.mark.requires("locks_rows")
 def test_a_refused_commit_keeps_the_lock(db: Database, unsettled: tuple[Any, Any]) -> None:
-    if not db.case.locks_rows:
-        pytest.skip("one writer: others wait")
     with db.begin() as other:
         assert other.claim(Task).id == 2
         assert other.claim(Task) is None

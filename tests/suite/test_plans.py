@@ -161,7 +161,7 @@ def searches(connection: Connection, case: EngineCase) -> Counter[str]:
 
 def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any) -> dict[str, Read]:
     """What each call reads, and each settlement; all is rolled back."""
-    other = db.variant(isolation_level="READ COMMITTED" if db.case.locks_rows else "SERIALIZABLE", **options)
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
     found: dict[str, Read] = {}
     for name, call in calls.items():
         with other.session() as session, reading(session, db.case) as found[name]:

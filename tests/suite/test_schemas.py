@@ -72,7 +72,7 @@ def tables(db: Database) -> Iterator[dict[str, Any]]:
     engine = db.engine.execution_options(**options)
     Tenants.metadata.drop_all(engine)
     Tenants.metadata.create_all(engine)
-    yield options | ({"isolation_level": "READ COMMITTED"} if db.case.locks_rows else {})
+    yield options | ({} if db.case.one_writer else {"isolation_level": "READ COMMITTED"})
     Tenants.metadata.drop_all(engine)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.pool import Pool
 
 from sqlqueue import Claim, ClaimLostError, Limit, QueueSession, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.new_slots import introduce
+from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.queue.spec import spec_of
 from tests.harness import Actor, Database
 from tests.models import Slot, Visit
@@ -263,14 +263,14 @@ def test_many_who_meet_many_new_keys_at_once(sync_db: Database) -> None:
 @pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
 def test_keys_that_others_have_made_meanwhile_are_left_to_them(sync_db: Database, level: str | None) -> None:
     spec, adapter = spec_of(Visit), adapter_for(sync_db.engine.dialect)
-    options = {"isolation_level": level} if level and sync_db.case.locks_rows else {}
+    options = {"isolation_level": level} if level and not sync_db.case.one_writer else {}
     engine = sync_db.variant(**options).session_engine
     with engine.connect() as connection:
         for bind in (engine, connection):
             name = type(bind).__name__
             with QueueSession(bind) as session:
                 assert session.find(Visit) == []  # it has begun, and sees what was there
-                if sync_db.case.locks_rows:
+                if not sync_db.case.one_writer:
                     with sync_db.begin() as actor:
                         actor.set_limit(Visit, f"{name} b", 7)
                 keys = [f"{name} {key}" for key in "abc"]
@@ -281,7 +281,7 @@ def test_keys_that_others_have_made_meanwhile_are_left_to_them(sync_db: Database
                     introduce(session, adapter, spec, keys)
                 session.commit()
     found = {each.key: each.limit for each in sync_db.session().limits(Visit)}
-    theirs = 7 if sync_db.case.locks_rows else 2
+    theirs = 2 if sync_db.case.one_writer else 7
     assert found == {f"{name} {key}": theirs if key == "b" else 2 for name in ("Engine", "Connection") for key in "abc"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, Select, Table
@@ -9,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, Table
 from ...queue.spec import QueueSpec
 from ...sql.selection import Pick
 from ..parts.locking import Locking, skip_locked
-from .keys import force_index
+from .keys import force_index, unless_constant
 
 
 class MySQLLocking(Locking):
@@ -29,6 +30,8 @@ class MySQLLocking(Locking):
     sweeps_by_key: ClassVar[bool] = True
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        if pick.index is None:
+            pick = replace(pick, where=tuple(unless_constant(pick.spec, term) for term in pick.where))
         # STRAIGHT_JOIN: an EXISTS in a criterion must not become a join that is read from the other table
         statement = skip_locked(pick, *columns).prefix_with("STRAIGHT_JOIN")
         hinted: Select[Any] = force_index(statement, pick.spec, pick.index or "PRIMARY")

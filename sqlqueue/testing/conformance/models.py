@@ -7,7 +7,9 @@ from datetime import timedelta
 from sqlalchemy import ForeignKey, Identity, Integer, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from ...model.mixins import LimitMixin, QueueMixin, SlotMixin, UniqueMixin
+from ...kinds.limits import LimitMixin, SlotMixin
+from ...kinds.unique import UniqueMixin
+from ...model.mixins import QueueMixin
 from ...queue.options import QueueOptions
 from ...queue.retries import ConstantBackoff
 

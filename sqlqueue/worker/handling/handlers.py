@@ -15,6 +15,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from ..._support.checks import count, duration
 from ..._support.exc import ArgumentError
 from ...functions.arguments import is_session
+from ...lifecycle.kind import holding_slots
 from ...model.mixins import QueueMixin
 from ...queue.spec import QueueSpec, Where, spec_of
 
@@ -90,7 +91,7 @@ def handler_of(
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
             " let the handler take the task alone"
         )
-    if mode == "at-most-once" and spec.options.slots is not None:
+    if mode == "at-most-once" and holding_slots(spec) is not None:
         raise ArgumentError(
             f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
             f" limits of {entity.__name__} would have no effect"

@@ -37,9 +37,13 @@ class Job:
 
     def __init__(self, handler: Handler, task: Any) -> None:
         self.handler = handler
+        """The handler that is called for it."""
         self.task = task
+        """The claimed instance."""
         self.claim: Claim = claim_made(task)
+        """The claim on it."""
         self.attempt = Attempt.of(handler.spec, self.claim, task)
+        """The facts about the attempt that the log names."""
         self.started: float | None = None
         """When the handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None

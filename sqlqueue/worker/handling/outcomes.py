@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ...operations.settlements import (
-    CANCELLING,
-    RELEASING,
+    Cancelling,
+    Completing,
+    Discarding,
+    Failing,
+    Releasing,
     Settlement,
-    completing,
-    discarding,
-    failing_because,
-    snoozing,
+    Snoozing,
 )
 from ...operations.settling import settle_some
 from ...operations.upkeep import still_held
@@ -79,12 +79,12 @@ def is_signal(error: BaseException) -> bool:
 
 
 _SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
-    "completed": lambda how: completing(how.result and how.result.value),
-    "failed": lambda how: failing_because(how.error or "", how.cause, how.delay),
-    "discarded": lambda how: discarding(how.error or ""),
-    "cancelled": lambda _: CANCELLING,
-    "released": lambda _: RELEASING,
-    "snoozed": lambda how: snoozing(how.delay or timedelta(0)),
+    "completed": lambda how: Completing(how.result and how.result.value),
+    "failed": lambda how: Failing(how.error or "", how.cause, how.delay),
+    "discarded": lambda how: Discarding(how.error or ""),
+    "cancelled": lambda _: Cancelling(),
+    "released": lambda _: Releasing(),
+    "snoozed": lambda how: Snoozing(how.delay or timedelta(0)),
 }
 
 

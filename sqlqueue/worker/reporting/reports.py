@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
+from ...lifecycle.kind import recurs
 from ...operations import QueueStats
 from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
@@ -82,7 +83,7 @@ class Reports:
 
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
         """Report ``number`` tasks whose last attempt crashed; ``some`` of them with the number of that attempt."""
-        kind, level, text, _ = given_up(recurs=spec.has("schedule"))
+        kind, level, text, _ = given_up(recurs=recurs(spec))
         self.counts[kind] += number
         named = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
         for claim, tries in named:

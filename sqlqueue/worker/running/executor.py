@@ -20,6 +20,7 @@ from ... import operations
 from ..._support.exc import ArgumentError, ClaimLostError
 from ..._support.jsontext import check_json
 from ...dialects.base import Adapter
+from ...lifecycle.kind import keeps_results
 from ...transaction.claims import carry, is_unsettled
 from ..concurrency.event_loop import soon
 from ..database.base import Database
@@ -148,7 +149,7 @@ class Executor:
             from sqlalchemy.util import await_only  # noqa: PLC0415
 
             result = await_only(_within(result, self.handler.timeout))
-        if not self.handler.spec.has("result"):
+        if not keeps_results(self.handler.spec):
             return None
         check_json("result", result)  # now, so that it fails this attempt and not a batch of others
         return result

@@ -1,0 +1,47 @@
+"""The directive `sqlqueue-commands`: every command of the program, as its own `--help` describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import typer
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from typer.main import get_command
+
+from sqlqueue.cli import application
+
+
+class Commands(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes("\n".join(described()), allow_section_headings=True)
+
+
+def described() -> Iterator[str]:
+    """Yield lines of Markdown: each command under a heading."""
+    group = get_command(application())
+    assert isinstance(group, typer.core.TyperGroup)
+    with typer.Context(group, info_name="sqlqueue") as parent:
+        for name in group.list_commands(parent):
+            command = group.commands[name]
+            with typer.Context(command, info_name=name, parent=parent) as context:
+                usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+                records = [parameter.get_help_record(context) for parameter in command.params]
+            yield f"## {name}\n\n```text\n{usage}\n```\n\n{text(command.help or '')}\n"
+            for term, definition in filter(None, records):
+                yield f"`{term}`\n: {text(definition)}\n"
+
+
+def text(help: str) -> str:
+    """Return what Markdown shows as this text.  Indented lines are code, which takes no escapes."""
+    lines = (
+        line if line.startswith("    ") else re.sub(r"([\\`*_\[\]<>|])", r"\\\1", line) for line in help.split("\n")
+    )
+    return "\n".join(lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("sqlqueue-commands", Commands)
+    return {"parallel_read_safe": True}

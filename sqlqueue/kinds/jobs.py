@@ -1,0 +1,38 @@
+"""Queues of function calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy.orm import Mapped
+
+from .._support import checks
+from ..dialects import json_type, key_type
+from ..lifecycle.kind import Kind
+from ..model.columns import check_stored_json, optional
+from ..model.mixins import QueueMixin
+
+LONGEST_TASK = 255
+"""Of the name of a function, in characters."""
+
+
+JOBS = Kind(
+    columns={
+        "task": lambda _: {"type_": key_type(LONGEST_TASK), "nullable": False},
+        "arguments": lambda _: optional(json_type()),
+    },
+    checks={"task": checks.key, "arguments": check_stored_json},
+    untouched=("task", "arguments"),
+)
+
+
+class JobMixin(QueueMixin):
+    """A queue of function calls: each row names a function and has its arguments, see :meth:`.Worker.task`."""
+
+    __queue_kind__: ClassVar[Kind | None] = JOBS
+
+    if TYPE_CHECKING:
+        task: Mapped[str]
+        """The name of the function."""
+        arguments: Mapped[dict[str, Any] | None]
+        """Its arguments by name, as JSON; those that are left out have their defaults when it is called."""

@@ -1,0 +1,125 @@
+"""Queues that limit how many tasks with the same key run at once, and the slots that these hold."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import Column, Integer, case
+from sqlalchemy.orm import Mapped, Session
+
+from .._support import checks
+from .._support.claim import Claim
+from ..dialects import key_type
+from ..dialects.base import Adapter
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.kind import ClaimTogether, Kind, KindIndex, Partition, Take, kinds_in
+from ..model.columns import LONGEST_KEY, optional
+from ..model.mixins import QueueMixin
+from ..queue.options import QueueOptions
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..sql.selection import Assignment, is_held
+from .limited_claims import LimitedClaim
+from .slots import Slots
+
+
+class Limits(Kind):
+    def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
+        if options.slots is None:
+            needed = "where are its slots? Name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
+            return needed if "limit_key" in roles else None
+        if "limit_key" not in roles:
+            return "slots are for models that derive from LimitMixin"
+        if SLOTS not in kinds_in(options.slots):
+            return f"its slots are no slots: {options.slots.__name__} does not derive from SlotMixin"
+        return None
+
+    def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
+        """A task that is running keeps its key, for it holds a slot of that."""
+        key = spec["limit_key"]
+        if key in values:
+            values[key] = case((is_held(spec), key), else_=values[key])
+
+    def claim_together(
+        self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
+    ) -> ClaimTogether:
+        """Each with a slot of its key."""
+        return LimitedClaim(session, adapter, spec, take, lease)
+
+    def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
+        Slots(session, adapter, spec).free(claims)
+
+    def extend(self, fenced: Fenced, lease: timedelta) -> set[Identity]:
+        slots = Slots(fenced.session, fenced.adapter, fenced.spec)
+        return {claim.identity for claim in slots.extend(fenced.claims, lease, waits=fenced.held.waits)}
+
+    def end_running(
+        self, adapter: Adapter, session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment]
+    ) -> int:
+        return Slots(session, adapter, spec).end(chosen, values)
+
+    def announces(self, spec: QueueSpec, how: str) -> bool:
+        return True
+
+    def continues(self, spec: QueueSpec) -> bool:
+        return True
+
+
+class SlotRows(Kind):
+    def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
+        yield KindIndex("holder", [spec["claimed_by"]], is_held(spec))
+
+
+LIMITS = Limits(
+    columns={"limit_key": lambda _: optional(key_type(LONGEST_KEY))},
+    checks={"limit_key": checks.key},
+    untouched=("limit_key",),
+    partition=Partition("limit_key", width=2),
+    holds_slots=True,
+)
+
+
+SLOTS = SlotRows(
+    columns={
+        "slot_key": lambda _: {"type_": key_type(LONGEST_KEY), "primary_key": True},
+        "slot_number": lambda _: {"type_": Integer(), "primary_key": True, "autoincrement": False},
+    },
+    checks={"slot_key": checks.key},
+    partition=Partition("slot_key", width=1),
+    holds_tasks=False,
+)
+
+
+class LimitMixin(QueueMixin):
+    """A queue of whose tasks with the same ``limit_key`` only so many run at once, over all workers.
+
+    As many as there are slots for the key in the model that ``QueueOptions(slots=...)`` names.  A task of another key
+    is never held up by a full one.  A claim may hold a slot that it could not use until its transaction ends: commit
+    claims soon.
+
+    Tasks are claimed in the order of the queue, but for what others are claiming at that moment: in the place of a task
+    that they have locked, the next one of the same key is taken, even if a task of another key comes before that.
+    """
+
+    __queue_kind__: ClassVar[Kind | None] = LIMITS
+
+    if TYPE_CHECKING:
+        limit_key: Mapped[str | None]
+        """``None``: not limited."""
+
+
+class SlotMixin(QueueMixin):
+    """The slots of a :class:`.LimitMixin`: each is held by one running task, with the lease that the task has.
+
+    The primary key is that of the mixin; the rows are made when they are needed, see :func:`.set_limit`.
+    """
+
+    __queue__: ClassVar[QueueOptions] = QueueOptions(max_attempts=2**31 - 1, notify=False)
+    __queue_kind__: ClassVar[Kind | None] = SLOTS
+
+    if TYPE_CHECKING:
+        slot_key: Mapped[str]
+        """The ``limit_key`` of the tasks that may take it."""
+        slot_number: Mapped[int]
+        """Number 0 stands for the key alone, and is never held."""

@@ -1,0 +1,31 @@
+"""What kinds have in common whose tasks are tried anew in each stage or run."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, case
+
+from ..lifecycle.held import Held
+from ..lifecycle.kind import ColumnMaker, Kind
+from ..model.columns import counter
+from ..queue.spec import Criterion, QueueSpec
+from ..sql.selection import Assignment
+
+ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter(0)}
+
+
+class SeveralLives(Kind):
+    """A task's ``attempts_before`` are those of earlier stages or runs."""
+
+    def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
+        return spec["attempts_before"]
+
+    def begun_anew(self, held: Held, again: Criterion) -> list[Assignment]:
+        before = held.spec["attempts_before"]
+        return [(before, case((again, held.attempt), else_=before))]
+
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        before = spec["attempts_before"]
+        return [(before, case((running, before), else_=spec["attempt"]))]
+
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
+        return [(spec["attempts_before"], spec["attempt"])]

@@ -1,0 +1,154 @@
+"""Queues whose tasks run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import Boolean, Unicode, and_, case, event, func, literal, literal_column, null
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.sql.elements import SQLCoreOperations
+
+from ..dialects import timestamp_type
+from ..lifecycle.fenced import Fenced
+from ..lifecycle.kind import Kind
+from ..lifecycle.reactivation import fresh_budget, revived
+from ..lifecycle.transitions import ending
+from ..model.columns import optional
+from ..model.mixins import QueueMixin
+from ..queue.schedules import Cron, Every, Schedule, parse, text_of
+from ..queue.spec import Criterion, Identity, QueueSpec
+from ..queue.status import Status
+from ..sql.selection import Assignment, is_available, is_held, state
+from .lives import ATTEMPTS_BEFORE, SeveralLives
+from .runs import Renewals
+
+LONGEST_SCHEDULE = 128
+
+
+class Recurring(SeveralLives):
+    def mapped(self, spec: QueueSpec) -> None:
+        event.listen(getattr(spec.entity, spec.attributes["schedule"]), "set", _set_schedule, retval=True)
+
+    def normalize(self, spec: QueueSpec, row: dict[str, Any]) -> None:
+        schedule = spec.attributes["schedule"]
+        if row.get(schedule) is not None:
+            row[schedule] = text_of(row[schedule])
+
+    def moment(self, spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
+        schedule = values.get(spec.attributes["schedule"])
+        return None if schedule is None else parse(schedule).after(now())
+
+    def claimed(self, spec: QueueSpec) -> list[Assignment]:
+        """A run keeps the moment for which it was planned; ``available_at`` tells when its lease or a retry is due."""
+        return [(spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"]))]
+
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        planned = spec["scheduled_for"]
+        return [*super().restarted(spec, running), (planned, case((running, planned), else_=null()))]
+
+    def unplanned(self, spec: QueueSpec) -> Criterion | None:
+        """Inserted with a schedule and no moment by another program.  The first claim plans it."""
+        as_created = spec["available_at"] == spec["created_at"]
+        first = spec["attempt"] == literal_column("0")
+        return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
+
+    def skip(self, fenced: Fenced, tasks: Sequence[Any]) -> set[Identity]:
+        """Those that are missed, where the model says so, and those that have not been planned."""
+        spec = fenced.spec
+        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
+        keys = {spec.identity_of(task) for task in doubtful}
+        return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
+
+    def renew(self, fenced: Fenced, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
+        return Renewals(fenced).renew(kept, spent=spent)
+
+    def continues(self, spec: QueueSpec) -> bool:
+        return True
+
+
+def _set_schedule(task: object, value: object, *_: object) -> object:
+    """An attribute shows what its column holds: the text of a schedule."""
+    return text_of(value) if isinstance(value, (str, Every, Cron)) else value
+
+
+def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
+    """Whether another program may have inserted it with a schedule and no moment, as far as the instance shows."""
+    shown = instance_state(task).dict
+    needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
+    if not shown.keys() >= set(needed.values()):
+        return True  # the call has left something out by its loader options
+    schedule, created_at, *planned = (shown[name] for name in needed.values())
+    return schedule is not None and created_at in planned
+
+
+RECURRING = Recurring(
+    columns={
+        "schedule": lambda _: optional(Unicode(LONGEST_SCHEDULE)),
+        "drift": lambda _: optional(Boolean()),
+        "scheduled_for": lambda _: optional(timestamp_type()),
+        **ATTEMPTS_BEFORE,
+    },
+    untouched=("schedule", "drift"),
+    untold=("scheduled_for", "attempts_before"),
+    recurs=True,
+)
+
+
+if TYPE_CHECKING:
+
+    class _MappedSchedule(Mapped[str | None]):
+        """Reads as text, and takes a schedule as well."""
+
+        def __set__(self, instance: Any, value: Schedule | str | SQLCoreOperations[str | None] | None) -> None: ...
+
+
+class RecurringMixin(QueueMixin):
+    """A queue whose tasks run again and again, each by its own ``schedule``.
+
+    When a run is completed, or has failed in its last attempt, the next is scheduled in the same statement.  A task
+    ends by ``cancel``, ``discard`` or :func:`.unschedule`.  One without a schedule is an ordinary task.  An application
+    declares the tasks that are to exist by :func:`.declare_schedules`.
+    """
+
+    __queue_kind__: ClassVar[Kind | None] = RECURRING
+
+    if TYPE_CHECKING:
+        schedule: _MappedSchedule
+        """The text of an :class:`.Every` or a :class:`.Cron`, given as either; see :func:`.reschedule` for changes."""
+        drift: Mapped[bool | None]
+        """An interval counts from the end of a run if true, from its planned time if not."""
+        scheduled_for: Mapped[datetime | None]
+        """For when the run that has been claimed was planned, however often it had to be tried."""
+        attempts_before: Mapped[int]
+        """How many attempts the runs before took."""
+
+
+def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:
+    """A recurring task runs next at ``moment``, whatever it was; one that is running goes on, with what is given."""
+    running = is_held(spec)
+    at = literal(moment, spec["available_at"].type)
+    kept_plan = func.coalesce(spec["scheduled_for"], spec["claimed_at"])
+    anew: list[Assignment] = [
+        (spec["available_at"], at),
+        (spec["finished_at"], null()),
+        (spec["max_attempts"], fresh_budget(spec)),
+        (spec["attempts_before"], spec["attempt"]),
+    ]
+    return [
+        *given,
+        *revived(spec),
+        (spec["scheduled_for"], case((running, kept_plan), else_=null())),
+        *((column, case((running, column), else_=value)) for column, value in anew),
+        (spec["status"], case((running, spec["status"]), else_=state(Status.SCHEDULED))),
+    ]
+
+
+def stopping(spec: QueueSpec, running: Criterion) -> list[Assignment]:
+    """A recurring task has no further run: cancelled, but for one that is running, which is an ordinary task now."""
+    ended = [(column, case((running, column), else_=value)) for column, value in ending(spec, Status.CANCELLED)]
+    (status,) = (each for each in ended if each[0] is spec["status"])
+    rest = [each for each in ended if each is not status]
+    return [*rest, (spec["schedule"], case((running, null()), else_=spec["schedule"])), status]

@@ -1,0 +1,48 @@
+"""Queues that keep the results of their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import case, null
+from sqlalchemy.orm import Mapped
+
+from ..dialects import json_type
+from ..lifecycle.kind import Kind
+from ..model.columns import check_stored_json, optional
+from ..model.mixins import QueueMixin
+from ..queue.options import QueueOptions
+from ..queue.spec import Criterion, QueueSpec
+from ..sql.selection import Assignment
+
+
+class Results(Kind):
+    def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
+        if "result" in roles and options.on_complete == "delete":
+            return "on_complete='delete' leaves nobody to ask for the result"
+        return None
+
+    def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
+        return [(spec["result"], case((running, spec["result"]), else_=null()))]
+
+    def redriven(self, spec: QueueSpec) -> list[Assignment]:
+        return [(spec["result"], null())]
+
+
+RESULTS = Results(
+    columns={"result": lambda _: optional(json_type())},
+    checks={"result": check_stored_json},
+    untold=("result",),
+    keeps_results=True,
+)
+
+
+class ResultMixin(QueueMixin):
+    """A queue that keeps what its tasks come to: ``complete(task, result=...)``, or what a worker's handler returns."""
+
+    __queue_kind__: ClassVar[Kind | None] = RESULTS
+
+    if TYPE_CHECKING:
+        result: Mapped[Any]
+        """JSON; ``None`` until completed."""

@@ -1,0 +1,40 @@
+"""What the documentation points to is there.  The site's own links are checked by its build."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, PROJECT, README, name
+
+ROOT = [README, *(PROJECT / page for page in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
+SEMANTICS = PROJECT / "docs" / "explanation" / "semantics.md"
+
+
+@pytest.mark.parametrize("page", list(dict.fromkeys([*PAGES, *ROOT])), ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", ROOT, ids=name)
+def test_links_within_a_page_lead_to_a_heading(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    headings = {line.lstrip("# ").lower().replace(" ", "-") for line in text.splitlines() if line.startswith("#")}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def test_each_guarantee_has_its_test() -> None:
+    table = re.search(r"^\| effects \|.*?\n\n", SEMANTICS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert table is not None
+    rows = table[0].strip().splitlines()[2:]
+    assert len(rows) > 10
+    for row in rows:
+        proofs = re.findall(r"\[(test_\w+)\]\(([^)]+)\)", row)
+        assert proofs, row
+        for test, path in proofs:
+            functions = ast.walk(ast.parse((SEMANTICS.parent / path).read_text(encoding="utf-8")))
+            assert test in {each.name for each in functions if isinstance(each, ast.FunctionDef)}

@@ -1,0 +1,91 @@
+"""Starts the programs of an example, and stops them as a shell does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+from tests.worker.crew import eventually
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+STARTING = 90.0
+"""Seconds that a program may take to start, or to do its work, on a machine that is busy."""
+
+
+def environment(**variables: str) -> Mapping[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+def run(example: str, *command: str, **variables: str) -> str:
+    """Run a Python command in the folder of the example to its end; return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, *command],
+        cwd=EXAMPLES / example,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@contextmanager
+def running(example: str, *command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python command in the folder of the example.  It is sent SIGTERM at the end, and must then end by itself."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=EXAMPLES / example,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+        assert process.poll() is None, process.communicate()[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+
+def work(target: str) -> Sequence[str]:
+    """The command ``sqlqueue work``."""
+    return ("-c", "from sqlqueue.cli import main; main()", "work", target)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def answers(client: httpx2.Client, path: str) -> bool:
+    """Whether the server does, whatever it says."""
+    try:
+        client.get(path)
+    except httpx2.TransportError:
+        return False
+    return True
+
+
+@contextmanager
+def served(port: int) -> Iterator[httpx2.Client]:
+    """A client of the server that starts on this port."""
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        eventually(lambda: answers(client, "/"), within=STARTING)
+        yield client

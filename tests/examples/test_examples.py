@@ -1,0 +1,96 @@
+"""Each example is started, given something to do, and does it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.running import EXAMPLES, STARTING, free_port, run, running, served, work
+from tests.worker.crew import eventually
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def rows(database: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_every_example_is_tested() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    assert folders == {"fastapi_app", "flask_app", "django_alongside", "script"}
+
+
+def test_fastapi(tmp_path: Path) -> None:
+    database, port = tmp_path / "app.db", free_port()
+    command = ("-m", "uvicorn", "app:app", "--port", str(port))
+    with (
+        running("fastapi_app", *command, DATABASE_URL=f"sqlite+aiosqlite:///{database}"),
+        served(port) as client,
+    ):
+        assert client.post("/customers", params={"name": "nobody"}).status_code == 422
+        created = client.post("/customers", params={"name": "Ada"})
+        assert created.status_code == 201
+        path = f"/customers/{created.json()['id']}"
+        eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
+    assert rows(database, "SELECT status FROM welcome") == [("completed",)]
+
+
+def test_flask(tmp_path: Path) -> None:
+    database, port = tmp_path / "app.db", free_port()
+    url = {"DATABASE_URL": f"sqlite:///{database}"}
+    flask = ("-m", "flask", "--app", "app")
+    run("flask_app", *flask, "init-db", **url)
+    with (
+        running("flask_app", *flask, "run", "--port", str(port), **url),
+        served(port) as client,
+    ):
+        ordered = client.post("/reports/2026")
+        assert ordered.status_code == 202
+        path = f"/reports/{ordered.json()['id']}"
+        assert client.get(path).json() == {"status": "available", "text": None}
+        with running("flask_app", *work("worker:worker"), **url):
+            eventually(
+                lambda: client.get(path).json() == {"status": "completed", "text": "Report for 2026"}, within=STARTING
+            )
+
+
+def test_django(tmp_path: Path) -> None:
+    database, port = tmp_path / "shop.db", free_port()
+    variables = {"DATABASE": str(database)}
+    run("django_alongside", "manage.py", "migrate", **variables)
+    assert "No changes detected" in run("django_alongside", "manage.py", "makemigrations", "--check", **variables)
+    run("django_alongside", "-m", "shop.queues", **variables)
+    with (
+        running("django_alongside", "manage.py", "runserver", "--noreload", str(port), **variables),
+        served(port) as client,
+    ):
+        assert client.post("/customers", data={"name": "nobody"}).status_code == 400
+        created = client.post("/customers", data={"name": "Ada"})
+        assert created.status_code == 201
+        path = f"/customers/{created.json()['id']}"
+        assert client.get(path).json() == {"name": "Ada", "greeting": None}
+        with running("django_alongside", *work("shop.queues:worker"), **variables):
+            eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
+    assert rows(database, "SELECT name FROM shop_customer") == [("Ada",)]
+    assert rows(database, "SELECT status FROM welcome") == [("completed",)]
+
+
+def test_script(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(10):
+        (texts / f"{number}.txt").write_text("three more words", encoding="utf-8")
+    (texts / "no text.txt").write_bytes(b"\xff\xfe")
+    url = {"DATABASE_URL": f"sqlite:///{tmp_path}/words.db"}
+    said = run("script", "count_words.py", str(texts), **url).splitlines()
+    assert said[0] == "30 words in 10 files, 0 files left"
+    assert said[1].startswith("1 files could not be read: UnicodeDecodeError")
+    (texts / "new.txt").write_text("two words", encoding="utf-8")
+    (texts / "0.txt").unlink()  # it has been counted and is not read again
+    assert run("script", "count_words.py", str(texts), **url).startswith("32 words in 11 files, 0 files left\n")
+    assert rows(tmp_path / "words.db", "SELECT max(attempt) FROM document") == [(1,)]

@@ -1,0 +1,64 @@
+"""Tasks that are enqueued by a key which another may have: whoever claims or settles that one is met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.locking.play import COMMIT, Script, Step
+from tests.locking.steps import COMPLETE, FAIL, Scene, claim, rows_of
+from tests.models import Document, Listing
+
+
+def _enqueue(how: Any, model: Any, *rows: dict[str, Any]) -> Step:
+    """It may wait for the rows that have its keys, and for no other."""
+    name = next(iter(rows[0]))
+    keys = {row[name] for row in rows}
+    return Step(
+        how,
+        lambda session, _: session.enqueue(model, [dict(row) for row in rows], on_conflict=how),
+        matches=lambda row: row[name] in keys or row.get("former_key") in keys,
+        keeps_to_its_rows=True,
+    )
+
+
+def _by_primary_key(how: Any) -> Callable[[], Sequence[Script]]:
+    documents = [{"id": "b", "version": 7}, {"id": "new", "version": 7}]
+    return lambda: [
+        (_enqueue(how, Document, *documents), COMMIT),
+        (claim(Document, limit=2), COMPLETE, COMMIT),
+        (_enqueue(how, Document, *documents), COMMIT, claim(Document, lease=None), FAIL, COMMIT),
+    ]
+
+
+def _by_unique_key(how: Any) -> Callable[[], Sequence[Script]]:
+    """While a task with the same key is claimed, and completed, which gives its key away."""
+    listings = [{"unique_key": "b", "version": 7}, {"unique_key": "new", "version": 7}]
+    return lambda: [
+        (_enqueue(how, Listing, *listings), COMMIT),
+        (claim(Listing, limit=2), COMMIT, COMPLETE, COMMIT),
+        (_enqueue(how, Listing, *listings), COMMIT, claim(Listing, lease=None), COMPLETE, COMMIT),
+    ]
+
+
+def _by_both(how: Any) -> Callable[[], Sequence[Script]]:
+    """An engine's own upsert goes by one key alone."""
+    listing = {"id": 2, "unique_key": "b", "version": 7}
+    return lambda: [
+        (_enqueue(how, Listing, listing), COMMIT),
+        (claim(Listing, limit=2), COMPLETE, COMMIT),
+        (_enqueue(how, Listing, listing), COMMIT),
+    ]
+
+
+_DOCUMENTS = [{**row, "id": key} for row, key in zip(rows_of(3), "abc", strict=True)]
+_LISTINGS = [
+    {"id": 1_000 + n, "unique_key": key, "available_at": row["available_at"]}
+    for n, (row, key) in enumerate(zip(rows_of(3), "abc", strict=True))
+]
+_KINDS = ("ignore", "replace", "rerun")
+SCENES = {
+    **{f"{how} by primary key": Scene(Document, _DOCUMENTS, _by_primary_key(how)) for how in _KINDS},
+    **{f"{how} by unique key": Scene(Listing, _LISTINGS, _by_unique_key(how)) for how in _KINDS},
+    **{f"{how} by both keys": Scene(Listing, rows_of(3, unique_key="abc"), _by_both(how)) for how in _KINDS},
+}

@@ -1,0 +1,63 @@
+"""What scenes are made of: rows, and the operations that all of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.locking.play import Script, Step
+
+PAST = datetime.now(UTC) - timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Rows of one queue, and transactions that begin at the same time."""
+
+    model: Any
+    rows: Sequence[Mapping[str, Any]]
+    scripts: Callable[[], Sequence[Script]]
+    """Made anew for each play."""
+    beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Rows of other models."""
+    line: str | None = None
+    """The column by which messages keep their order."""
+
+    @property
+    def all_rows(self) -> Mapping[Any, Sequence[Mapping[str, Any]]]:
+        return {self.model: self.rows, **self.beside}
+
+
+def claim(model: Any, *where: Any, lease: Any = "default", limit: int = 1, **matches: Any) -> Step:
+    name = f"{'lock' if lease is None else 'claim'}({', '.join(map(str, matches.items()))})"
+    return Step(
+        name,
+        lambda session, _: session.claim_many(model, *where, limit=limit, lease=lease),
+        claims=True,
+        limit=limit,
+        matches=lambda row: all(row[column] == value for column, value in matches.items()),
+    )
+
+
+COMPLETE = Step("complete", lambda session, mine: session.complete(mine), settles=True)
+FAIL = Step("fail", lambda session, mine: session.fail(mine, "no"), settles=True)
+RELEASE = Step("release", lambda session, mine: session.release(mine), settles=True)
+
+
+def rows_of(number: int, **values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Ready, in the order of their keys; the values of other columns take turns."""
+    turns = [{name: each[n % len(each)] for name, each in values.items()} for n in range(number)]
+    return [{"id": n + 1, "available_at": PAST + timedelta(seconds=n), **turn} for n, turn in enumerate(turns)]
+
+
+def changed(rows: Sequence[Mapping[str, Any]], *changes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """``rows``, the first of which are not as they would be."""
+    return [{**row, **change} for row, change in zip(rows, [*changes, *[{}] * len(rows)], strict=False)]
+
+
+HUNG = {"status": "running", "attempt": 1, "claim_token": 7, "claimed_at": PAST, "claimed_by": "before"}
+"""Claimed, and left alone until the lease had ended."""
+CRASHED = {**HUNG, "attempt": 3, "max_attempts": 3}
+"""In the last of its attempts."""

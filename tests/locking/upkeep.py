@@ -1,0 +1,100 @@
+"""What keeps a queue in order, among claims: tasks that come due or are early, old ones, and whole sets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlqueue import prune, rescue
+from sqlqueue.operations.upkeep import postpone, promote
+from tests.locking.judging import can_be_claimed
+from tests.locking.play import COMMIT, Do, Script, Step
+from tests.locking.steps import COMPLETE, CRASHED, FAIL, HUNG, PAST, Scene, changed, claim, rows_of
+from tests.models import Task
+
+_LONG = timedelta(days=1)
+
+
+def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]) -> Step:
+    """Of the rows that have one of these values in each column."""
+    return Step(
+        name,
+        do,
+        matches=lambda row: all(row[column] in values for column, values in matches.items()),
+        waits_for_nobody=not waits,
+        keeps_to_its_rows=True,
+    )
+
+
+def _promoting() -> Sequence[Script]:
+    """What comes due is made available while some claim it, and others work on what they have claimed."""
+    come = _sweep("promote", lambda session, _: promote(session, Task), waits=False, status=("scheduled", "retryable"))
+    return [
+        (come, COMMIT, come, COMMIT),
+        (claim(Task, limit=2), COMMIT, FAIL, COMMIT),
+        (claim(Task, lease=None, limit=3), COMPLETE, COMMIT),
+    ]
+
+
+def _postponing() -> Sequence[Script]:
+    """What is available too early is scheduled, and claims come to what is behind it."""
+    early = Step(
+        "postpone",
+        lambda session, _: postpone(session, Task),
+        matches=lambda row: row["status"] in ("available", "scheduled") and not can_be_claimed(row),
+        waits_for_nobody=True,
+        keeps_to_its_rows=True,
+    )
+    return [
+        (early, COMMIT, early, COMMIT),
+        (claim(Task, limit=3), COMPLETE, COMMIT),
+        (claim(Task, lease=None, limit=2), FAIL, COMMIT),
+    ]
+
+
+def _pruning() -> Sequence[Script]:
+    """Old rows are deleted; some of them are called back to life, and what is alive is claimed."""
+    final = ("completed", "discarded")
+    old = _sweep("prune", lambda session, _: prune(session, Task, timedelta(minutes=1)), status=final)
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b"), name=("b",))
+    return [
+        (old, COMMIT),
+        (back, COMMIT),
+        (claim(Task, limit=2), COMPLETE, COMMIT),
+    ]
+
+
+def _redriving() -> Sequence[Script]:
+    """Sets are given up and called back while their tasks are claimed and settled."""
+    up = _sweep("discard", lambda session, _: session.discard(Task, Task.name == "b", error="no"), name=("b",))
+    back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b", limit=1), name=("b",))
+    return [
+        (claim(Task, limit=2), COMMIT, COMPLETE, COMMIT),
+        (up, COMMIT, back, COMMIT),
+        (claim(Task, lease=None), FAIL, COMMIT),
+    ]
+
+
+def _rescuing() -> Sequence[Script]:
+    """What has crashed in its last attempt is given up while what has crashed before is claimed."""
+    crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name=("c",))
+    few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name=("c",))
+    return [
+        (crashed, COMMIT),
+        (few, COMMIT, few, COMMIT),
+        (claim(Task, limit=2), COMPLETE, COMMIT),
+    ]
+
+
+_FUTURE = PAST + _LONG
+_DUE, _HELD = {"status": "scheduled"}, {**HUNG, "available_at": _FUTURE}
+_DONE, _DEAD = ({"status": status, "finished_at": PAST} for status in ("completed", "discarded"))
+_LAST = {**CRASHED, "name": "c"}
+SCENES = {
+    "promoting": Scene(Task, changed(rows_of(6), _HELD, _DUE, HUNG, _DUE), _promoting),
+    "postponing": Scene(Task, changed(rows_of(5), {"available_at": _FUTURE}, {"available_at": _FUTURE}), _postponing),
+    "pruning": Scene(Task, changed(rows_of(6), _DONE, {**_DEAD, "name": "b"}, _DONE, _DEAD), _pruning),
+    "redriving": Scene(Task, rows_of(4, name=["a", "b"]), _redriving),
+    "rescuing": Scene(Task, changed(rows_of(5), _LAST, HUNG, _LAST), _rescuing),
+}
