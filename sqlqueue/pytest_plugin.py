@@ -1,4 +1,4 @@
-"""The fixture ``queue`` for the tests of applications."""
+"""The fixture ``queue`` for the tests of applications, and readable failures of the conformance suite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from ._support.exc import ConfigurationError
 from .testing.fixture import AsyncQueue, Queue
+
+pytest.register_assert_rewrite("sqlqueue.testing.conformance")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError
-from sqlqueue.dialects.requests import Answer
+from sqlqueue.dialects.parts.requests import Answer
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
 from sqlqueue.sqltasks.execution import Executor, Users
 from sqlqueue.sqltasks.response import response

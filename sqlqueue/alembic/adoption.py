@@ -73,7 +73,7 @@ def render_default(context: AutogenContext, default: Any) -> str:
     if isinstance(default, MomentDefault):
         context.imports.add("import datetime")
         # a column that keeps the zone would take a moment without one for the session's
-        zoneless = tuple(sorted(name for name, adapter in adapters().items() if adapter.timestamp is not None))
+        zoneless = tuple(sorted(name for name, adapter in adapters().items() if adapter.types.timestamp is not None))
         here = f"{context.opts['alembic_module_prefix'] or ''}get_context().dialect.name"
         zone = f"None if {here} in {zoneless!r} else datetime.timezone.utc"
         return f"{prefix}literal({default.python}.replace(tzinfo={zone}))"

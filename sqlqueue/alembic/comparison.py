@@ -22,7 +22,7 @@ from sqlalchemy.sql.elements import conv
 
 from ..diagnostics.schema_drift import WrongDefault, WrongIndex, constant, drift
 from ..dialects import adapter_for
-from ..dialects.inspection import LiveIndex
+from ..dialects.parts.schema import LiveIndex
 from ..model.mixins import queues
 from ..queue.spec import QueueSpec
 from .defaults import render_defaults
@@ -133,7 +133,7 @@ class Revision:
         columns: dict[str, Column[Any]] = {term.name: Column(term.name) for term in live.terms}
         Table(table.name, MetaData(), *columns.values(), schema=table.schema)
         terms = [desc(columns[term.name]) if term.descending else columns[term.name] for term in live.terms]
-        option = self.adapter.predicate_option
+        option = self.adapter.schema.predicate_option
         options: dict[str, Any] = {option: text(live.predicate)} if option and live.predicate else {}
         return Index(conv(name), *terms, unique=live.unique, **options)
 
@@ -162,14 +162,14 @@ class Revision:
         if not any(isinstance(each, DropColumnOp) for each in op.ops):
             return {}
         table = Table(op.table_name, MetaData(), schema=op.schema)
-        return renamed(op, spec, self.adapter.live_indexes(self.connection, table))
+        return renamed(op, spec, self.adapter.schema.live_indexes(self.connection, table))
 
     def _keep_order(self, op: ModifyTableOps) -> None:
         """Of indexes that are dropped; SQLAlchemy does not tell of every engine which terms go downward."""
         if not any(isinstance(each, DropIndexOp) for each in op.ops):
             return
         table = Table(op.table_name, MetaData(), schema=op.schema)
-        live = self.adapter.live_indexes(self.connection, table)
+        live = self.adapter.schema.live_indexes(self.connection, table)
         downward = {name: index for name, index in live.items() if any(term.descending for term in index.terms)}
         for number, each in enumerate(op.ops):
             if isinstance(each, DropIndexOp) and (name := str(each.index_name)) in downward:
@@ -185,5 +185,5 @@ class Revision:
         return [
             StorageOp(spec.table)
             for key, spec in self.queues.items()
-            if key in self.created | adopted or self.adapter.lacks_storage(self.connection, spec.table)
+            if key in self.created | adopted or self.adapter.schema.lacks_storage(self.connection, spec.table)
         ]

@@ -31,7 +31,7 @@ def compare_default(
         op.modify_server_default = False  # the engine numbers keys in another way, and SQLAlchemy leaves it out
     if is_ours(wanted.server_default):
         text = getattr(getattr(live.server_default, "arg", None), "text", None)
-        if text is not None and adapter_for(context.dialect).same_default(context.dialect, text):
+        if text is not None and adapter_for(context.dialect).schema.same_default(context.dialect, text):
             op.modify_server_default = False
         else:
             op.modify_server_default = wanted.server_default

@@ -12,7 +12,7 @@ from alembic.operations.ops import AddColumnOp, AlterColumnOp, DropColumnOp, Mig
 from sqlalchemy import Column, MetaData, Table
 
 from ..dialects import adapters
-from ..dialects.catalog import STORAGE_DIALECT, storage_statement
+from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
 from ..queue.status import Status
 from .adoption import Adoption, added, render_default, render_item
 
@@ -201,7 +201,7 @@ def _render_in_batch(
 
 @renderers.dispatch_for(MomentDefaultsOps)
 def _render_moment_defaults(context: AutogenContext, op: MomentDefaultsOps) -> list[str]:
-    others = tuple(name for name, adapter in adapters().items() if not adapter.alters_defaults)
+    others = tuple(name for name, adapter in adapters().items() if not adapter.schema.alters_defaults)
     block = f"if {_op(context)}get_context().dialect.name not in {others!r}:"
     return [block, *(line for each in op.ops for line in render_op(context, each)), ""]
 

@@ -8,7 +8,7 @@ from alembic.operations.ops import AddColumnOp, DropColumnOp, ModifyTableOps
 from sqlalchemy import Column
 
 from .._support.exc import ConfigurationError
-from ..dialects.inspection import LiveIndex
+from ..dialects.parts.schema import LiveIndex
 from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
 
 

@@ -19,7 +19,7 @@ def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> N
     if not any(queues(each) for each in listed(metadata)):
         return
     within = connection.in_transaction()
-    adapter_for(connection.dialect).verify(connection)
+    adapter_for(connection.dialect).server.verify(connection)
     if not within:
         connection.rollback()  # Alembic leaves a transaction that has begun for its beginner to commit
 

@@ -15,7 +15,7 @@ from sqlqueue import Worker
 
 from .._support.processes import CONTEXT, no_interrupts
 from ..demo.database import connect, sessions
-from ..dialects.notifications import CHANNEL
+from ..dialects.postgresql.notifications import CHANNEL
 from ..queue.spec import spec_of
 from .models import Probe
 from .plan import Shape

@@ -18,7 +18,7 @@ def machine_facts(engine: Engine) -> dict[str, Any]:
         dialect = connection.dialect
         server = ".".join(map(str, dialect.server_version_info or ()))
     return {
-        "engine": f"{adapter_for(dialect).product} {server}",
+        "engine": f"{adapter_for(dialect).product.name} {server}",
         "driver": f"{dialect.driver} {getattr(dialect.loaded_dbapi, '__version__', '')}".strip(),
         "cpus": os.cpu_count(),
         "platform": platform.platform(),

@@ -131,7 +131,7 @@ def _drain(engine: Engine, wanted: Wanted, say: Say) -> list[Figure]:
 
 
 def _pickup(engine: Engine, wanted: Wanted, say: Say) -> list[Pickup]:
-    listens = adapter_for(engine.dialect).can_listen(engine.dialect.driver)
+    listens = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver) is not None
     return [
         measure_pickup(engine, sessions(engine), tasks=wanted.tasks, idle=wanted.idle, notify=notify, say=say)
         for notify in ((True, False) if listens else (False,))

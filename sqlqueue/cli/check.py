@@ -61,7 +61,7 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
 
 def _server(connection: Connection) -> tuple[str, str]:
     version = connection.dialect.server_version_info or ()
-    return adapter_for(connection.dialect).product, ".".join(map(str, version))
+    return adapter_for(connection.dialect).product.name, ".".join(map(str, version))
 
 
 def _name(model: type[object]) -> str:

@@ -12,7 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from .._support.exc import ArgumentError, SchemaMismatchError, UnsupportedDialectError
 from ..dialects import adapter_for
-from ..dialects.base import AUTOCOMMIT, READ_COMMITTED, Adapter
+from ..dialects.base import Adapter
+from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
 from ..model.mixins import queues
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec, spec_of
@@ -69,7 +70,7 @@ def verify_schema(connection: Connection, target: Target) -> None:
     """
     specs = specs_of(target)
     with _left_as_found(connection):
-        adapter_for(connection.dialect).verify(connection)
+        adapter_for(connection.dialect).server.verify(connection)
         found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
     differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
     if differences:
@@ -111,12 +112,12 @@ def _left_as_found(connection: Connection) -> Iterator[None]:
 def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
     adapter = adapter_for(connection.dialect)
     try:
-        adapter.verify(connection)
+        adapter.server.verify(connection)
     except UnsupportedDialectError as error:
         message, fix = str(error), f"use {error.needed}"
         yield Finding(severity=Severity.ERROR, code="unsupported-version", message=message, fix=fix)
         return
-    of_server = [*_of_isolation(connection, adapter), *adapter.server_findings(connection)]
+    of_server = [*_of_isolation(connection, adapter), *adapter.server.findings(connection)]
     yield from of_server
     for spec in specs:
         found = list(_of_queue(connection, adapter, spec))
@@ -127,11 +128,11 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
-    level = adapter.present_level(connection)
-    if level is None or level in adapter.harmless_levels:
+    level = adapter.transactions.present_level(connection)
+    if level is None or level in adapter.transactions.harmless_levels:
         return
     severity, outcome = Severity.WARNING, "can fail, be refused or block others"
-    if adapter.chosen_level(connection) is None:
+    if adapter.transactions.chosen_level(connection) is None:
         severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
         severity, outcome = Severity.ERROR, "is refused, and other calls commit one by one"
@@ -149,11 +150,11 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         yield from _of_schema(connection, spec, live)
         of_queue = {column.name for column in spec.columns.values()}
         if any(column["name"] in of_queue for column in live):
-            yield from adapter.table_findings(connection, spec)
-            yield from inexact_keys(spec, adapter.collations(connection, spec.table))
-            yield from _of_privileges(spec, adapter.missing_privileges(connection, spec, live))
+            yield from adapter.server.table_findings(connection, spec)
+            yield from inexact_keys(spec, adapter.schema.collations(connection, spec.table))
+            yield from _of_privileges(spec, adapter.server.missing_privileges(connection, spec, live))
     except DBAPIError as error:
-        if not adapter.is_denied(error):
+        if not adapter.errors.is_denied(error):
             raise
         yield from _of_privileges(spec, ["all privileges"])
 
@@ -181,7 +182,7 @@ def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[Reflected
 
 def _fix(connection: Connection, difference: Difference) -> str:
     if isinstance(difference, WrongIndex) and not difference.live.usable:
-        return adapter_for(connection.dialect).revival(connection, difference.index) or _MIGRATE
+        return adapter_for(connection.dialect).schema.revival(connection, difference.index) or _MIGRATE
     return _MIGRATE
 
 

@@ -42,12 +42,11 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
 def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColumn]) -> Iterator[Finding]:
     """Yield a finding if the server should generate the keys, but would not."""
     adapter, key = adapter_for(dialect), spec.table.autoincrement_column
-    if adapter.numbers_keys or key is None or key.default is not None or key.name not in live:
+    if adapter.inserts.numbers_keys or key is None or key.default is not None or key.name not in live:
         return
     if key in spec.unnumbered:
-        message = (
-            f"{spec.table.fullname} has an integer key, {key.name}, which {adapter.product} does not generate by itself"
-        )
+        product = adapter.product.name
+        message = f"{spec.table.fullname} has an integer key, {key.name}, which {product} does not generate by itself"
         fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
         yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
     elif not _fills_itself(live[key.name]):
@@ -76,7 +75,7 @@ def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: Ref
         yield _finding(spec, "nullable", f"allows NULL in {name}, and no claim finds such a row")
     if column.server_default is not None and not _fills_itself(live):
         yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
-    elif _is_moment(column) and not adapter_for(dialect).same_default(dialect, str(live["default"])):
+    elif _is_moment(column) and not adapter_for(dialect).schema.same_default(dialect, str(live["default"])):
         reason = "for other programs' rows it depends on their session's time zone, or is less precise"
         what = f"has {live['default']} as the default of {name}: {reason}"
         yield _finding(spec, "wrong-default", what, Severity.WARNING)
@@ -92,7 +91,7 @@ def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: 
         yield _finding(spec, "wrong-type", is_not)
     elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
         yield _finding(spec, "wrong-type", f"{is_not}: too short")
-    elif isinstance(declared, DateTime) and not adapter_for(dialect).same_moments(dialect, declared, live):
+    elif isinstance(declared, DateTime) and not adapter_for(dialect).schema.same_moments(dialect, declared, live):
         loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
         severity = Severity.ERROR if loses_zone else Severity.WARNING
         reason = "times shift with the session's time zone" if loses_zone else "times are stored less precisely"

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, bindparam, func, literal, select
 
 from ..dialects.base import Adapter
-from ..dialects.health import Plan
+from ..dialects.parts.plans import Plan
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec
 from ..sql.selection import Pick, picks
@@ -24,16 +24,16 @@ FEW = 100
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not use an index, or could not, of a queue whose schema is correct."""
     for pick in _claims(spec):
-        statement = adapter.picking(pick, *spec.primary_key)
-        plan = adapter.plan(connection, statement)
+        statement = adapter.locking.picking(pick, *spec.primary_key)
+        plan = adapter.plans.of(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"
             yield Finding.of(spec, Severity.NOTE, "plan-not-asked", message, "nothing: the indexes exist as declared")
             return
-        best = adapter.plan(connection, statement, forced=True)
+        best = adapter.plans.of(connection, statement, forced=True)
         unused = f"a claim from {spec.table.fullname} does not use the index {pick.index}"
         if not _serves(best or plan, spec, 0):
-            certain = best is not None or not adapter.orders_freely or _is_large(connection, spec)
+            certain = best is not None or not adapter.locking.orders_freely or _is_large(connection, spec)
             yield _useless(spec, unused, Severity.ERROR if certain else Severity.NOTE)
         elif not _serves(plan, spec, FEW) and _is_large(connection, spec):
             fix = f"update the planner's statistics: ANALYZE {spec.table.fullname}"

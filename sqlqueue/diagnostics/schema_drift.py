@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, Index, UnaryExpression, inspect
 from sqlalchemy.sql import operators
 
 from ..dialects import adapter_for
-from ..dialects.inspection import LiveIndex, Term
+from ..dialects.parts.schema import LiveIndex, Term
 from ..model.indexes import kind_indexes
 from ..queue.spec import QueueSpec
 
@@ -142,7 +142,7 @@ _CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
 
 def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
     adapter = adapter_for(connection.dialect)
-    live = adapter.live_indexes(connection, spec.table)
+    live = adapter.schema.live_indexes(connection, spec.table)
     for index in queue_indexes(spec):
         found = live.get(str(index.name))
         if found is None:
@@ -156,7 +156,7 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
             yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
         elif index.unique and not found.unique:
             yield WrongIndex(spec=spec, index=index, live=found, reason="is not unique")
-        elif not adapter.same_predicate(connection.dialect, index, found):
+        elif not adapter.schema.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
             yield WrongIndex(
                 spec=spec, index=index, live=found, reason=f"{having}, which is not what the model declares"

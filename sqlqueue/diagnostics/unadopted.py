@@ -42,7 +42,7 @@ def _sample(connection: Connection, spec: QueueSpec) -> Sequence[Any]:
 def _of_tasks(connection: Connection, spec: QueueSpec, rows: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding if there are available rows whose timestamps come from an ALTER TABLE instead of an INSERT."""
     waiting = [row for row in rows if row.status == Status.AVAILABLE and row.attempt == 0]
-    added_at = adapter_for(connection.dialect).added_at(connection, spec["created_at"]) if waiting else None
+    added_at = adapter_for(connection.dialect).schema.added_at(connection, spec["created_at"]) if waiting else None
     # on other engines a separate statement fills each column, available_at first
     filled = Counter((row.available_at, row.created_at) for row in waiting if row.available_at < row.created_at)
     if any(row.created_at == added_at for row in waiting) or any(count > 1 for count in filled.values()):

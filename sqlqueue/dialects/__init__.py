@@ -1,7 +1,8 @@
-"""The engines.  A new one is a file here and a line below, or an entry point ``sqlqueue.dialects`` elsewhere."""
+"""The engines.  A new one is an adapter here and a line below, or an entry point ``sqlqueue.dialects`` elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -19,27 +20,25 @@ from ..sql.clock import utc, utcdefault, utcnow
 from ..sql.key_text import key_text
 from .base import Adapter
 from .cockroachdb import CockroachDB
-from .mariadb import MariaDB
 from .mssql import SQLServer
-from .mysql import MySQL
+from .mysql import MariaDB, MySQL
 from .oracle import Oracle
+from .parts.types import Types
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
 ENTRY_POINTS = "sqlqueue.dialects"
-"""The group of entry points: each names a class derived from :class:`.Adapter`."""
+"""The group of entry points: each names a class derived from :class:`.Adapter`, to be called without arguments."""
 
-BUILT_IN: tuple[type[Adapter], ...] = (PostgreSQL, MySQL, MariaDB, SQLServer, Oracle, SQLite, CockroachDB)
+BUILT_IN: tuple[Callable[[], Adapter], ...] = (PostgreSQL, MySQL, MariaDB, SQLServer, Oracle, SQLite, CockroachDB)
 
 
 @cache
 def adapters() -> dict[str, Adapter]:
     """All adapters by the name of their dialect.  One from outside takes the place of a built-in one."""
-    found = {cls.name: cls() for cls in BUILT_IN}
-    for entry_point in entry_points(group=ENTRY_POINTS):
-        cls: type[Adapter] = entry_point.load()
-        found[cls.name] = cls()
-    return found
+    outside: list[Callable[[], Adapter]] = [each.load() for each in entry_points(group=ENTRY_POINTS)]
+    made = [make() for make in (*BUILT_IN, *outside)]
+    return {adapter.name: adapter for adapter in made}
 
 
 def adapter_for(dialect: Dialect) -> Adapter:
@@ -59,7 +58,7 @@ def adapter_for(dialect: Dialect) -> Adapter:
 def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:  # str(statement), for people
         return f"utcnow{compiler.process(element.clause_expr, **kw)}"
-    compiled: str = compiler.process(adapter_for(compiler.dialect).now(element.seconds), **kw)
+    compiled: str = compiler.process(adapter_for(compiler.dialect).types.now(element.seconds), **kw)
     return compiled
 
 
@@ -68,38 +67,33 @@ def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:
         return "utcdefault()"
     # in parentheses, without which most engines take nothing but CURRENT_TIMESTAMP
-    return f"({compiler.process(adapter_for(compiler.dialect).default(), **{**kw, 'literal_binds': True})})"
+    return f"({compiler.process(adapter_for(compiler.dialect).types.default(), **{**kw, 'literal_binds': True})})"
 
 
 def timestamp_type() -> TypeEngine[Any]:
     """Moments in UTC, with microseconds and as aware datetimes, on every engine."""
-    return _on_every_engine(utc(DateTime, timezone=True), "timestamp")
+    return _on_every_engine(utc(DateTime, timezone=True), lambda types: types.timestamp)
 
 
 def error_type() -> TypeEngine[Any]:
     """The texts of errors, of up to 2,000 UTF-16 code units, with all of Unicode on every engine."""
-    return _on_every_engine(String(2000), "error_text")
+    return _on_every_engine(String(2000), lambda types: types.error_text)
 
 
 def key_type(length: int) -> TypeEngine[Any]:
     """Keys of up to ``length`` characters, which are the same only if they are so to the letter, on every engine."""
-    kind: TypeEngine[Any] = key_text(String, length=length)
-    for adapter in adapters().values():
-        variant = adapter.key(length)
-        if variant is not None:
-            kind = kind.with_variant(variant, adapter.name)
-    return kind
+    return _on_every_engine(key_text(String, length=length), lambda types: types.key(length))
 
 
 def json_type() -> TypeEngine[Any]:
     """JSON, in the type that each engine has for it."""
-    return _on_every_engine(JSON(), "json")
+    return _on_every_engine(JSON(), lambda types: types.json)
 
 
-def _on_every_engine(kind: TypeEngine[Any], attribute: str) -> TypeEngine[Any]:
-    """``kind``, but for adapters that have another one as this attribute."""
+def _on_every_engine(kind: TypeEngine[Any], variant_of: Callable[[Types], TypeEngine[Any] | None]) -> TypeEngine[Any]:
+    """``kind``, but for engines that have another one."""
     for adapter in adapters().values():
-        variant: TypeEngine[Any] | None = getattr(adapter, attribute)
+        variant = variant_of(adapter.types)
         if variant is not None:
             kind = kind.with_variant(variant, adapter.name)
     return kind
@@ -113,7 +107,7 @@ def moment_defaults() -> dict[str, str]:
 
 def lasting_keys() -> dict[str, Any]:
     """The options of one ``Table`` for all engines, by which no key that it makes is given out twice."""
-    return {option: value for each in adapters().values() for option, value in each.lasting_keys.items()}
+    return {option: value for each in adapters().values() for option, value in each.schema.lasting_keys.items()}
 
 
 def index_options(predicate: Criterion) -> dict[str, Any]:
@@ -125,7 +119,7 @@ def index_options(predicate: Criterion) -> dict[str, Any]:
     return {
         option: _in_words_of(each.name, criterion)
         for each in adapters().values()
-        for option, criterion in each.index_options(predicate).items()
+        for option, criterion in each.schema.index_options(predicate).items()
     }
 
 

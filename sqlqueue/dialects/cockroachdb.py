@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Collection
 from typing import Any, ClassVar
 
-from sqlalchemy import Column, Connection, Select, Table
+from sqlalchemy import Connection
 
-from .health import Plan
-from .postgresql import PostgreSQL
-from .requests import Interrupt
+from .base import Adapter
+from .parts.product import Product
+from .parts.requests import Interrupt
+from .parts.transactions import READ_COMMITTED, Transactions
+from .postgresql.claims import PostgreSQLClaims, PostgreSQLLocking
+from .postgresql.errors import PostgreSQLErrors
+from .postgresql.inserts import PostgreSQLInserts
+from .postgresql.keys import PostgreSQLKeys
+from .postgresql.requests import PsycopgRequests
+from .postgresql.schema import PARTIAL_INDEX, CatalogSchema
+from .postgresql.server import PostgreSQLServer
+from .postgresql.types import PostgreSQLTypes
 
 
-class CockroachDB(PostgreSQL):
-    """Speaks PostgreSQL's language, claim included.  At SERIALIZABLE, its default, it retries what it can by itself."""
+class CockroachDB(Adapter):
+    """Speaks PostgreSQL's language, claim included.  It has no NOTIFY, and its EXPLAIN has a form of its own."""
 
-    name = "cockroachdb"
-    product = "CockroachDB"
-    minimum: ClassVar[tuple[int, ...]] = (22, 2)
-    needed = "SKIP LOCKED"
-    # its dialect reads the options of PostgreSQL's
-    reviving = None
-    partial_index: ClassVar[str | None] = None
-    harmless_levels = ("READ COMMITTED", "SERIALIZABLE")
+    def __init__(self) -> None:
+        product = Product(dialect="cockroachdb", name="CockroachDB", minimum=(22, 2), needed="SKIP LOCKED")
+        super().__init__(
+            product,
+            types=PostgreSQLTypes(),
+            locking=PostgreSQLLocking(PostgreSQLKeys()),
+            claims=PostgreSQLClaims,
+            inserts=PostgreSQLInserts(product),
+            transactions=CockroachDBTransactions(product),
+            errors=PostgreSQLErrors(),
+            schema=CockroachDBSchema(),
+            server=PostgreSQLServer(product),
+            requests=CockroachDBRequests(),
+        )
 
-    def plan(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
-        return None  # its EXPLAIN has a form of its own
 
-    def lacks_storage(self, connection: Connection, table: Table) -> bool:
-        return False
+class CockroachDBTransactions(Transactions):
+    """At SERIALIZABLE, its default, it retries what it can by itself."""
 
-    def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
-        return None
+    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "SERIALIZABLE")
+
+
+class CockroachDBSchema(CatalogSchema):
+    """Its dialect reads the options of PostgreSQL's, which an index therefore has already."""
 
     @property
     def predicate_option(self) -> str | None:
-        return PostgreSQL.partial_index
+        return PARTIAL_INDEX
+
+
+class CockroachDBRequests(PsycopgRequests):
+    """Ends a statement by the driver: there is no number of a process."""
 
     def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection
         return lambda _: driver.cancel()
-
-    def notify(self, connection: Connection, name: str) -> None:
-        """There is no NOTIFY."""
-
-    def can_listen(self, driver: str) -> bool:
-        return False

@@ -54,7 +54,7 @@ class LimitedClaim:
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
         # asked for once, not of each task: of a full key there may be very many
-        passed: set[Key] = set(self.adapter.execute(self.session, self.slots, _full(self.slots)).scalars())
+        passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, _full(self.slots)).scalars())
         more = True
         while more and len(claimed) < limit:
             wanted, more = self._candidates(where, order, limit - len(claimed), passed)
@@ -75,7 +75,7 @@ class LimitedClaim:
         As far as can be seen without locks.
         """
         key = self.spec["limit_key"]
-        keys = [name for name in passed if name is not None][: self.adapter.most(self.spec)]
+        keys = [name for name in passed if name is not None][: self.adapter.keys.most(self.spec)]
         others = [or_(key.is_(None), key.not_in(keys))] if keys else []
         if None in passed:
             others.append(key.is_not(None))
@@ -93,7 +93,7 @@ class LimitedClaim:
             if len(found) < number:
                 pick = step(number - len(found))
                 seen = pick.select(*self.spec.primary_key, self.spec["limit_key"]).limit(pick.limit)
-                rows: Any = self.adapter.execute(self.session, self.spec, seen)
+                rows: Any = self.adapter.rows.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found
 
@@ -120,7 +120,7 @@ class LimitedClaim:
     ) -> Iterable[tuple[Any, Claim]]:
         """Each only if its key is still the one whose slot it is to have."""
         keys = [(identity, key) for key, identities in chosen.items() for identity in identities]
-        for some in self.adapter.batches(self.spec, keys):
+        for some in self.adapter.keys.batches(self.spec, keys):
             together: dict[Key, list[Identity]] = defaultdict(list)
             for identity, key in some:
                 together[key].append(identity)
@@ -129,7 +129,7 @@ class LimitedClaim:
             yield from self.take([*where, named], len(some), named=True)
 
     def _named(self, identities: Sequence[Identity]) -> Criterion:
-        return self.adapter.key_in(self.spec, identities)
+        return self.adapter.keys.key_in(self.spec, identities)
 
     def _has(self, key: Key) -> Criterion:
         column = self.spec["limit_key"]
@@ -155,9 +155,9 @@ class LimitedClaim:
     def _free(self, needed: Mapping[str, int]) -> dict[str, Free]:
         """What seems to be free of the keys that are known."""
         found: dict[str, list[int]] = {}
-        for some in self.adapter.batches(self.slots, list(needed)):
+        for some in self.adapter.keys.batches(self.slots, list(needed)):
             most = max(needed[key] for key in some) + 2  # slot 0, and one that tells of more
-            rows: Any = self.adapter.execute(self.session, self.slots, _first_free(self.slots, some, most))
+            rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, some, most))
             for key, number in rows:
                 found.setdefault(key, []).extend([number] if number else ())
         return {key: Free(numbers[: needed[key]], len(numbers) > needed[key]) for key, numbers in found.items()}
@@ -166,20 +166,20 @@ class LimitedClaim:
         slots = self.slots
         state = (is_usable(slots, slots.table), ~is_busy(slots, slots.table), ~is_draining(slots, slots.table))
         for some in self._parts(seen):
-            where = (self.adapter.key_in(slots, some),)
+            where = (self.adapter.keys.key_in(slots, some),)
             pick = Pick(spec=slots, state=state, where=where, order=(), limit=len(some), index=None, exact=True)
-            yield from self.adapter.lock(self.session, pick)
+            yield from self.adapter.claims.lock(self.session, pick)
 
     def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
         """Slots of a key some of which others have locked."""
         slots = self.slots
         where = [slots["slot_key"] == key, is_usable(slots, slots.table), ~is_draining(slots, slots.table)]
         if own:
-            where.append(~self.adapter.key_in(slots, own))
+            where.append(~self.adapter.keys.key_in(slots, own))
         locked: list[Identity] = []
         for step in picks(slots, where, ()):
             if len(locked) < count:
-                locked += self.adapter.lock(self.session, step(count - len(locked)))
+                locked += self.adapter.claims.lock(self.session, step(count - len(locked)))
         return locked
 
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
@@ -189,13 +189,13 @@ class LimitedClaim:
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
             (_, (_, first)), *_ = some
             values = dict(taking(slots, "", self.lease, first.token)) | {name: case(*holders, else_=name)}
-            keys = self.adapter.key_in(slots, [slot for slot, _ in some])
-            statement = self.adapter.by_key(slots, write(slots, keys, list(values.items())))
-            self.adapter.execute(self.session, slots, statement)
+            keys = self.adapter.keys.key_in(slots, [slot for slot, _ in some])
+            statement = self.adapter.keys.by_key(slots, write(slots, keys, list(values.items())))
+            self.adapter.rows.execute(self.session, slots, statement)
 
     def _parts(self, items: Sequence[Any]) -> Iterable[Sequence[Any]]:
         # a statement names each slot by two columns, and more than once
-        size = max(self.adapter.most(self.slots) // 3, 1)
+        size = max(self.adapter.keys.most(self.slots) // 3, 1)
         return (items[start : start + size] for start in range(0, len(items), size))
 
 

@@ -32,10 +32,12 @@ def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collect
     transaction.  Keys that another transaction creates at the same time are left as that one creates them.
     """
     slots, numbers = slots_of(spec), range(spec.options.limit + 1)
-    if adapter.one_writer:  # the session is it
+    if adapter.locking.one_writer:  # the session is it
         _Introduction(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
-        _Introduction(session, partial(adapter.tentative, session), adapter, slots, numbers).of(sorted(keys))
+        _Introduction(session, partial(adapter.transactions.tentative, session), adapter, slots, numbers).of(
+            sorted(keys)
+        )
     else:
         with apart(session, slots) as own:
             _Introduction(own, own.begin, adapter, slots, numbers).of(sorted(keys))
@@ -46,7 +48,7 @@ def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tu
     names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
     rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys]
     if rows:
-        adapter.execute(session, slots, insert(slots.table), rows)
+        adapter.rows.execute(session, slots, insert(slots.table), rows)
 
 
 @contextmanager
@@ -94,7 +96,7 @@ class _Introduction:
             with self._begin():
                 make(self._session, self._adapter, self._slots, ((key, n) for key in keys for n in self._numbers))
         except IntegrityError as error:
-            if not self._adapter.is_duplicate(error):
+            if not self._adapter.errors.is_duplicate(error):
                 raise
             for rest in self._rest(keys) if len(keys) > 1 else ():
                 self.of(rest)
@@ -109,7 +111,7 @@ class _Introduction:
     def _known(self, keys: Sequence[str]) -> set[str]:
         column = self._slots["slot_key"]
         found: set[str] = set()
-        for some in self._adapter.batches(self._slots, keys):
+        for some in self._adapter.keys.batches(self._slots, keys):
             read = select(column).where(column.in_(some)).distinct()
-            found.update(self._adapter.execute(self._session, self._slots, read).scalars())
+            found.update(self._adapter.rows.execute(self._session, self._slots, read).scalars())
         return found

@@ -155,11 +155,11 @@ class Renewals:
         read = select(*spec.primary_key, spec["schedule"], spec["drift"], planned, *roles)
         mine = self._fenced.write([(spec["claimed_by"], spec["claimed_by"])])
         found: dict[Identity, Run] = {}
-        for keys in adapter.batches(spec, sorted(mine)):
+        for keys in adapter.keys.batches(spec, sorted(mine)):
             # locking again: a transaction that reads repeatably would see what was there when it began
-            latest = read.where(adapter.key_in(spec, keys)).with_for_update(key_share=True)
-            by_key = adapter.by_key(spec, latest)
-            for row in adapter.execute(self._fenced.session, spec, by_key):
+            latest = read.where(adapter.keys.key_in(spec, keys)).with_for_update(key_share=True)
+            by_key = adapter.keys.by_key(spec, latest)
+            for row in adapter.rows.execute(self._fenced.session, spec, by_key):
                 width = len(spec.primary_key)
                 found[tuple(row[:width])] = Run(*row[width:])
         return found

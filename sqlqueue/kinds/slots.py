@@ -67,9 +67,11 @@ class Slots:
         released and claimed again, with another slot.
         """
         spec, adapter, ended = self.spec, self.adapter, 0
-        for some in adapter.batches(spec, adapter.keys(self.session, spec, select(*spec.primary_key).where(chosen))):
-            mine = and_(adapter.key_in(spec, some), chosen)
-            changed = list(adapter.change(self.session, spec, write(spec, mine, values), some))
+        for some in adapter.keys.batches(
+            spec, adapter.rows.keys(self.session, spec, select(*spec.primary_key).where(chosen))
+        ):
+            mine = and_(adapter.keys.key_in(spec, some), chosen)
+            changed = list(adapter.rows.change(self.session, spec, write(spec, mine, values), some))
             self.free(self._last_claims(changed) if changed else ())
             ended += len(changed)
         return ended
@@ -77,8 +79,10 @@ class Slots:
     def _last_claims(self, identities: Sequence[Identity]) -> list[Claim]:
         """Of tasks that this transaction has written to."""
         spec, adapter = self.spec, self.adapter
-        read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.key_in(spec, identities))
-        rows: Any = adapter.execute(self.session, spec, adapter.by_key(spec, read))
+        read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(
+            adapter.keys.key_in(spec, identities)
+        )
+        rows: Any = adapter.rows.execute(self.session, spec, adapter.keys.by_key(spec, read))
         return [Claim(spec.entity, tuple(identity), attempt, token) for *identity, attempt, token in rows]
 
     def extend(self, claims: Sequence[Claim], lease: timedelta, *, waits: bool) -> list[Claim]:
@@ -93,14 +97,14 @@ class Slots:
 
     def _with_key(self, claims: Sequence[Claim]) -> set[Identity]:
         spec, adapter = self.spec, self.adapter
-        mine = adapter.key_in(spec, [claim.identity for claim in claims])
+        mine = adapter.keys.key_in(spec, [claim.identity for claim in claims])
         read = select(*spec.primary_key).where(mine, spec["limit_key"].is_not(None))
-        return set(adapter.keys(self.session, spec, adapter.by_key(spec, read)))
+        return set(adapter.rows.keys(self.session, spec, adapter.keys.by_key(spec, read)))
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
         """Write to the slots that ``claims`` hold, by primary key; their holders, the locked ones' too."""
         # a statement names each by a key of two columns and by its holder
-        size = max(self.adapter.most(self.slots) // 3, 1)
+        size = max(self.adapter.keys.most(self.slots) // 3, 1)
         changed: set[str] = set()
         for start in range(0, len(claims), size):
             changed |= self._change_of([holder(claim) for claim in claims[start : start + size]], values, waits=waits)
@@ -113,9 +117,9 @@ class Slots:
         if not held:
             return set()
         keys = list(held)
-        named = and_(adapter.key_in(slots, keys), theirs)
-        statement = write(slots, named if waits else adapter.passing_over(slots, named), values)
-        changed = adapter.change(self.session, slots, statement, keys, waits=waits)
+        named = and_(adapter.keys.key_in(slots, keys), theirs)
+        statement = write(slots, named if waits else adapter.locking.passing_over(slots, named), values)
+        changed = adapter.rows.change(self.session, slots, statement, keys, waits=waits)
         return {held[key] for key in changed} if waits else set(held.values())
 
     def _held(self, theirs: Criterion, count: int) -> dict[Identity, str]:
@@ -126,13 +130,15 @@ class Slots:
         """
         read = select(*self.slots.primary_key, self.slots["claimed_by"]).where(theirs)
         held = self._holders(self.session, read)
-        if len(held) < count and self.adapter.may_change_unseen(self.session.connection(self.slots.bind_arguments)):
+        if len(held) < count and self.adapter.transactions.may_change_unseen(
+            self.session.connection(self.slots.bind_arguments)
+        ):
             with apart(self.session, self.slots) as own:
                 held |= self._holders(own, read)
         return held
 
     def _holders(self, session: Session, read: Select[Any]) -> dict[Identity, str]:
-        return {tuple(row[:-1]): row[-1] for row in self.adapter.execute(session, self.slots, read)}
+        return {tuple(row[:-1]): row[-1] for row in self.adapter.rows.execute(session, self.slots, read)}
 
 
 def holder(claim: Claim) -> str:

@@ -74,19 +74,19 @@ class Fenced:
             return set()
         spec, adapter, held = self.spec, self.adapter, self.held
         parameters = None
-        if like is None or not (self._are_alike or adapter.names_rows):
+        if like is None or not (self._are_alike or adapter.keys.names_rows):
             statement = make(self._unlocked(self.fence()))
         else:
-            count = adapter.named_for(spec, len(self.claims))
+            count = adapter.keys.named_for(spec, len(self.claims))
             statement = spec.made.get(
                 (adapter, held, like, count, self._are_alike), lambda: make(self._unlocked(self._fence_named(count)))
             )
             parameters = self._fence_names()
-        return adapter.change(self.session, spec, statement, self.identities, parameters, waits=held.waits)
+        return adapter.rows.change(self.session, spec, statement, self.identities, parameters, waits=held.waits)
 
     def _unlocked(self, mine: Criterion) -> Criterion:
         """Without what others have locked, where that is not waited for."""
-        return mine if self.held.waits else self.adapter.passing_over(self.spec, mine)
+        return mine if self.held.waits else self.adapter.locking.passing_over(self.spec, mine)
 
     @cached_property
     def _are_alike(self) -> bool:
@@ -95,27 +95,27 @@ class Fenced:
 
     def fence(self) -> Criterion:
         """Holds for the rows that are still held by these claims."""
-        keys = self.adapter.key_in(self.spec, self.identities)
+        keys = self.adapter.keys.key_in(self.spec, self.identities)
         if self._are_alike:
             marks = zip(self.held.marked, self.held.marks(self.claims[0]), strict=True)
             return self.held.unsettled(and_(*(column == mark for column, mark in marks), keys))
         # the keys by themselves too, by which rows are found
-        return self.held.unsettled(and_(keys, self.adapter.rows_in(self._columns, self._rows)))
+        return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
 
     def _fence_named(self, count: int) -> Criterion:
         """:meth:`fence` of ``count`` keys with the parameters of :meth:`_fence_names`."""
-        keys = self.adapter.keys_named(self.spec, count)
+        keys = self.adapter.keys.keys_named(self.spec, count)
         if not self._are_alike:
-            return self.held.unsettled(and_(keys, self.adapter.rows_in(self._columns)))
+            return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns)))
         marks = zip(self.held.marked, _MARKS, strict=False)
         return self.held.unsettled(
             and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys)
         )
 
     def _fence_names(self) -> dict[str, Any]:
-        names = self.adapter.key_names(self.spec, self.identities)
+        names = self.adapter.keys.key_names(self.spec, self.identities)
         if not self._are_alike:
-            return {**names, **self.adapter.row_names(self._rows)}
+            return {**names, **self.adapter.keys.row_names(self._rows)}
         return {**names, **dict(zip(_MARKS, self.held.marks(self.claims[0]), strict=False))}
 
     @property

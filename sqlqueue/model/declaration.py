@@ -236,7 +236,7 @@ def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     """Refuse an instance without a key where the server makes none, before the server does so in its own words."""
     if task.__queue_spec__.unnumbered:
-        adapter_for(connection.dialect).check_keys(task.__queue_spec__, [instance_state(task).dict])
+        adapter_for(connection.dialect).inserts.check_keys(task.__queue_spec__, [instance_state(task).dict])
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:

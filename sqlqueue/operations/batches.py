@@ -14,7 +14,7 @@ from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec
 from ..queue.status import DUE, FINAL, Status
 from ..sql.selection import is_due, is_final, state
-from ..transaction.connection import open_
+from ..transaction.connection import Access, open_
 
 BATCH = 1_000
 """Rows that one transaction changes, where the caller does not say."""
@@ -39,13 +39,13 @@ def limited(
     if limit is None:
         return change(criterion)
     count("limit", limit)
-    adapter = open_(session, spec, meets=True)
+    adapter = open_(session, spec, Access.CHANGE)
     changed, before = 0, list[Identity]()
     while changed < limit:
-        keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.most(spec)), among=among)
+        keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.keys.most(spec)), among=among)
         if not keys or keys == before:  # the same as before: these cannot be changed
             break
-        changed += change(and_(criterion, adapter.key_in(spec, keys)))
+        changed += change(and_(criterion, adapter.keys.key_in(spec, keys)))
         before = keys
     return changed
 
@@ -67,13 +67,13 @@ def _first(
     for states, in_state, order in steps:
         if len(found) < number and not set(states).isdisjoint(among):
             statement = select(*spec.primary_key).where(criterion, in_state).order_by(*order)
-            found += adapter.keys(session, spec, statement.limit(number - len(found)))
+            found += adapter.rows.keys(session, spec, statement.limit(number - len(found)))
     return found
 
 
 def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
     """By the index of claims for running tasks alone, where that has them: they are few, and all that are due many."""
-    by_claims = set(among) == {Status.RUNNING} and adapter.indexes_all
+    by_claims = set(among) == {Status.RUNNING} and adapter.schema.indexes_all
     return spec.ready_order if by_claims else spec.due_order
 
 
@@ -98,11 +98,11 @@ def in_batches(
     """
     tried: set[Identity] = set()
     while True:
-        adapter = open_(session, spec, meets=True)
-        found = adapter.keys(session, spec, select(*spec.primary_key).where(criterion).limit(PAGE))
+        adapter = open_(session, spec, Access.CHANGE)
+        found = adapter.rows.keys(session, spec, select(*spec.primary_key).where(criterion).limit(PAGE))
         session.commit()
         keys = [key for key in found if key not in tried]
-        size = min(size, adapter.most(spec))
+        size = min(size, adapter.keys.most(spec))
         for start in range(0, len(keys), size):
             yield from _batch(session, spec, adapter, keys[start : start + size], change)
         if not keys or len(found) < PAGE:
@@ -115,7 +115,7 @@ def _batch(
 ) -> Iterator[Batch]:
     """In halves, and halves of these, if a task among them has lost its key to another."""
     try:
-        changed = change(adapter.key_in(spec, keys))
+        changed = change(adapter.keys.key_in(spec, keys))
         session.commit()
     except DuplicateTaskError:
         session.rollback()

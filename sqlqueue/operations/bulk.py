@@ -33,7 +33,7 @@ from ..sql.selection import (
     state,
     write,
 )
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .batches import limited
 from .duplicates import translating
@@ -118,10 +118,10 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     """A statement's worth at a time, each of which locks what it renews."""
     if limit is not None:
         checks.count("limit", limit)
-    adapter = open_(session, spec, claims=True)
+    adapter = open_(session, spec, Access.CLAIM)
     rescued = 0
     while limit is None or rescued < limit:
-        number = adapter.most(spec) if limit is None else min(limit - rescued, adapter.most(spec))
+        number = adapter.keys.most(spec) if limit is None else min(limit - rescued, adapter.keys.most(spec))
         renewed = _renew_crashed(adapter, session, spec, values, number)
         rescued += renewed
         if renewed < number:
@@ -132,12 +132,12 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
 def _renew_crashed(
     adapter: Adapter, session: Session, spec: QueueSpec, values: Sequence[Assignment], number: int
 ) -> int:
-    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.indexes_all)
-    keys = adapter.lock(session, crashed(number))
+    crashed = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)
+    keys = adapter.claims.lock(session, crashed(number))
     if not keys:
         return 0
-    read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.key_in(spec, keys))
-    rows: Any = adapter.execute(session, spec, adapter.by_key(spec, read))
+    read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.keys.key_in(spec, keys))
+    rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
     claims = [Claim(spec.entity, tuple(identity), attempt, token) for *identity, attempt, token in rows]
     mine, ending = renewed(Fenced(adapter, session, Held(spec=spec), claims), [(spec["error"], CRASHED)])
     ending.write(values)
@@ -179,7 +179,7 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
     adapter = open_(session, spec)
     failed = (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
     statement = _grouped(spec, only(spec, *failed, *within(session, spec, where)), cap)
-    rows: Any = adapter.execute(session, spec, statement).all()
+    rows: Any = adapter.rows.execute(session, spec, statement).all()
     is_capped = cap is not None and sum(row.tasks for row in rows) >= cap
     return [ErrorGroup(text, tasks, first, last, tuple(key), is_capped) for text, tasks, first, last, *key in rows]
 
@@ -211,9 +211,9 @@ def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executab
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
     """Update all rows that satisfy ``criterion``; instances of this session show it when they are next looked at."""
-    adapter = open_(session, spec, meets=True)  # of an older snapshot, MariaDB and PostgreSQL would change no row
+    adapter = open_(session, spec, Access.CHANGE)  # of an older snapshot, MariaDB and PostgreSQL would change no row
     with translating(adapter, spec):
-        changed = adapter.sweep(session, spec, write(spec, criterion, assignments))
+        changed = adapter.rows.sweep(session, spec, write(spec, criterion, assignments))
     _expire(session, spec)
     return changed
 

@@ -22,7 +22,8 @@ from .._support.exc import ArgumentError, ClaimLostError, UnsettledClaimError
 from .._support.logs import logger_of
 from .._support.statement_cache import MOST
 from ..dialects.base import Adapter
-from ..dialects.rows import Parameters
+from ..dialects.parts.claims import Taking
+from ..dialects.parts.rows import Parameters
 from ..lifecycle.fenced import TOKEN, Fenced
 from ..lifecycle.held import Held
 from ..lifecycle.kind import holding_slots, kinds_of, recurs
@@ -315,9 +316,12 @@ def _take(
         if len(tasks) < limit:
             pick = step(limit - len(tasks))
             if held:
-                pick = pick.without(adapter.key_in(wanted.spec, held))
+                pick = pick.without(adapter.keys.key_in(wanted.spec, held))
             _check_order(adapter, pick, wanted.order)
-            tasks += adapter.take(session, pick, assignments, parameters, delete=delete, options=wanted.options)
+            taking = Taking(
+                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=wanted.options
+            )
+            tasks += adapter.claims.take(session, taking)
     return tasks
 
 
@@ -331,9 +335,10 @@ def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
 
 
 def _check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
-    if order and pick.index is not None and not adapter.orders_freely:
+    if order and pick.index is not None and not adapter.locking.orders_freely:
+        name = adapter.product.name
         raise ArgumentError(
-            f"{adapter.product} locks what it sorts, so it claims in the order of an index alone: declare the order in"
+            f"{name} locks what it sorts, so it claims in the order of an index alone: declare the order in"
             f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which makes that index"
         )
 

@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError
-from ..dialects.base import Adapter, Replacement
+from ..dialects.base import Adapter
+from ..dialects.parts.inserts import Replacement
 from ..lifecycle.reactivation import replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.selection import UniqueBy, write
@@ -44,8 +45,8 @@ class Conflicts:
         """A claim that only locks has no mark in its row by which its completion would know of another run."""
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
-        for some in adapter.batches(spec, meets):
-            if adapter.exists(session, spec, and_(adapter.key_in(spec, mine), or_(*some))):
+        for some in adapter.keys.batches(spec, meets):
+            if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), or_(*some))):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} by lease=None: complete it"
                     " first, and it is enqueued anew; or claim it with a lease"
@@ -56,16 +57,16 @@ class Conflicts:
     ) -> None:
         spec, adapter = self.spec, self.adapter
         if not ways:  # a key of NULL meets nobody
-            adapter.execute(session, spec, insert(spec.table).values(common), rows)
+            adapter.rows.execute(session, spec, insert(spec.table).values(common), rows)
             return
         replacements = [self._replacement(names, by) for by in ways]
         # of two with both keys that are inserted at once, an upsert by the one could fail for the other
-        statement = adapter.upsert(spec, ways[0], replacements[0]) if len(ways) == 1 else None
+        statement = adapter.inserts.upsert(spec, ways[0], replacements[0]) if len(ways) == 1 else None
         if statement is not None:
-            if adapter.key_before_row and ways[0].columns != spec.primary_key:
+            if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
                 rows = self._not_there(session, rows, ways[0], replacements[0], common)
             if rows:
-                adapter.execute(session, spec, statement.values(common), rows)
+                adapter.rows.execute(session, spec, statement.values(common), rows)
             return
         for row in self._insert_new(session, rows, ways, common) if len(rows) > 1 else rows:
             self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
@@ -82,11 +83,11 @@ class Conflicts:
             (new if seen.isdisjoint(keys) else rest).append(row)
             seen |= keys
         try:
-            with adapter.tentative(session):
+            with adapter.transactions.tentative(session):
                 if new:
-                    adapter.execute(session, spec, insert(spec.table).values(common), new)
+                    adapter.rows.execute(session, spec, insert(spec.table).values(common), new)
         except IntegrityError as error:
-            if not adapter.is_duplicate(error):
+            if not adapter.errors.is_duplicate(error):
                 raise
             return list(rows)
         return rest
@@ -95,12 +96,12 @@ class Conflicts:
         """The keys of ``rows`` that some have."""
         adapter, spec, found = self.adapter, self.spec, set[Key]()
         for by in ways:
-            for some in adapter.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
+            for some in adapter.keys.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
                 if by.columns == spec.primary_key:
-                    read = adapter.by_key(spec, select(*by.columns).where(adapter.key_in(spec, some)))
+                    read = adapter.keys.by_key(spec, select(*by.columns).where(adapter.keys.key_in(spec, some)))
                 else:
                     read = select(*by.columns).where(by.columns[0].in_([key for (key,) in some]))
-                found |= {(by, *row) for row in adapter.execute(session, spec, read)}
+                found |= {(by, *row) for row in adapter.rows.execute(session, spec, read)}
         return found
 
     def _replacement(self, names: Sequence[str], by: UniqueBy) -> Replacement | None:
@@ -134,10 +135,10 @@ class Conflicts:
             if lost is not None and not found:
                 raise lost  # another unique key stands in the way
             try:
-                with adapter.tentative(session):
-                    adapter.execute(session, spec, insert(spec.table).values(row))
+                with adapter.transactions.tentative(session):
+                    adapter.rows.execute(session, spec, insert(spec.table).values(row))
             except IntegrityError as error:
-                if not adapter.is_duplicate(error):
+                if not adapter.errors.is_duplicate(error):
                     raise
                 lost = error
             else:
@@ -149,9 +150,9 @@ class Conflicts:
         """Those of ``rows`` that meet nobody, as far as can be seen; the others are dealt with by primary key."""
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
-        for some in self.adapter.batches(self.spec, [row[column.name] for row in rows]):
+        for some in self.adapter.keys.batches(self.spec, [row[column.name] for row in rows]):
             found = select(column, *self.spec.primary_key).where(column.in_(some))
-            there.update((row[0], [tuple(row[1:])]) for row in self.adapter.execute(session, self.spec, found))
+            there.update((row[0], [tuple(row[1:])]) for row in self.adapter.rows.execute(session, self.spec, found))
         rest: list[Row] = []
         for row in rows:
             mine = by.is_row(row)
@@ -166,15 +167,17 @@ class Conflicts:
         found = select(*spec.primary_key).where(by.is_row(row))
         if latest:
             found = found.with_for_update()
-        return adapter.keys(session, spec, adapter.by_key(spec, found) if by.columns == spec.primary_key else found)
+        return adapter.rows.keys(
+            session, spec, adapter.keys.by_key(spec, found) if by.columns == spec.primary_key else found
+        )
 
     def _update(
         self, session: Session, row: Row, keys: Sequence[Identity], mine: Criterion, replace: Replacement
     ) -> bool:
         adapter, spec = self.adapter, self.spec
-        same = and_(adapter.key_in(spec, keys), mine)
+        same = and_(adapter.keys.key_in(spec, keys), mine)
         update = write(spec, same, replace(_literals(spec, row)))
-        return bool(adapter.count(session, spec, adapter.by_key(spec, update)))
+        return bool(adapter.rows.count(session, spec, adapter.keys.by_key(spec, update)))
 
 
 def _key_of(row: Row, by: UniqueBy) -> Key:

@@ -42,7 +42,7 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
 
     with translating(adapter, spec, rows):
         values = complete() if made or processed else map(tuple, map(dict.values, rows))
-        adapter.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
+        adapter.inserts.copy(connection, spec.table, [column.name for column in (*columns, *made)], values)
 
 
 def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:

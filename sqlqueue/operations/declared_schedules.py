@@ -19,7 +19,7 @@ from ..lifecycle.reactivation import overwriting
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..queue.status import FINAL, Status
 from ..sql.selection import is_final, only
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import change
 from .conflicts import discriminator
@@ -86,7 +86,7 @@ def declare_schedules(
     if where and not remove_missing:
         raise ArgumentError("where= says which tasks may be removed: give remove_missing=True, or leave it out")
     chosen = only(spec, *within(session, spec, where))
-    declaring = _Declaring(session, open_(session, spec, claims=True), declaration)
+    declaring = _Declaring(session, open_(session, spec, Access.CLAIM), declaration)
     outcomes = declaring.apply(chosen if remove_missing else None)
     if outcomes["created"] or outcomes["updated"]:
         announce(session, spec)
@@ -146,16 +146,16 @@ class _Declaring:
     def _insert(self, identity: Identity) -> bool:
         """Returns False if another process was faster."""
         spec, row = self._spec, dict(self._declaration.tasks[identity])
-        self._adapter.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
+        self._adapter.inserts.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
         moment = spec["available_at"].name
         if moment not in row:
             row[moment] = first_run(self._session, spec, row[spec["schedule"].name])
         row |= {spec["status"].name: Status.SCHEDULED.value, **discriminator(spec)}
         try:
-            with self._adapter.tentative(self._session):
-                self._adapter.execute(self._session, spec, insert(spec.table).values(row))
+            with self._adapter.transactions.tentative(self._session):
+                self._adapter.rows.execute(self._session, spec, insert(spec.table).values(row))
         except IntegrityError as error:
-            if not self._adapter.is_duplicate(error):
+            if not self._adapter.errors.is_duplicate(error):
                 raise
             return False
         return True
@@ -185,12 +185,12 @@ class _Declaring:
     def _present(self, identities: Sequence[Identity], *, latest: bool = False) -> dict[Identity, Row[Any]]:
         """The rows with these keys; for a ``unique_key`` that none has, the last one that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
-        for some in self._adapter.batches(self._spec, identities):
+        for some in self._adapter.keys.batches(self._spec, identities):
             found |= self._select(declaration.key, or_(*map(declaration.is_row, some)), latest=latest)
         absent = [identity for identity in identities if identity not in found]
         if declaration.by_unique_key:
             former = self._spec["former_key"]
-            for some in self._adapter.batches(self._spec, absent):
+            for some in self._adapter.keys.batches(self._spec, absent):
                 found |= self._select((former,), former.in_([key for (key,) in some]), latest=latest)
         return found
 
@@ -202,8 +202,8 @@ class _Declaring:
         if latest:
             statement = statement.with_for_update(read=True)
         if not self._declaration.by_unique_key:
-            statement = self._adapter.by_key(spec, statement)
-        rows: Any = self._adapter.execute(self._session, spec, statement)
+            statement = self._adapter.keys.by_key(spec, statement)
+        rows: Any = self._adapter.rows.execute(self._session, spec, statement)
         return {tuple(row._mapping[column] for column in key): row for row in rows}
 
 

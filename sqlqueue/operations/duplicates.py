@@ -34,7 +34,7 @@ class translating:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, IntegrityError) and self.adapter.is_duplicate(error):
+        if isinstance(error, IntegrityError) and self.adapter.errors.is_duplicate(error):
             raise _duplicate(self.spec, self.rows) from error
 
 

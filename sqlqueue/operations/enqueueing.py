@@ -22,7 +22,7 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import aware, utcnow
-from ..transaction.connection import AnySession, check_engine, open_, session_of
+from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
@@ -121,7 +121,7 @@ def enqueue(
     for _, instances in batches:
         instances.withdraw()
     for spec, instances in batches:
-        open_(session, spec, meets=True)  # which flushes their parents
+        open_(session, spec, Access.CHANGE)  # which flushes their parents
         _enqueue_rows(session, spec, instances.flushed_rows(), how)
 
 
@@ -175,8 +175,8 @@ def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
 def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How) -> None:
     if not rows:
         return
-    adapter = open_(session, spec, meets=how.on_conflict != "raise")
-    adapter.check_keys(spec, rows)
+    adapter = open_(session, spec, Access.READ if how.on_conflict == "raise" else Access.CHANGE)
+    adapter.inserts.check_keys(spec, rows)
     fixed = _delayed(spec, how.delay)
     if kinds_of(spec) and not fixed:
         _plan(session, adapter, spec, rows)
@@ -186,7 +186,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         if how.copy:
             copy_rows(session, adapter, spec, rows)
         elif how.on_conflict == "raise":
-            if adapter.sends_values_alone and len(rows) > 1:
+            if adapter.inserts.sends_values_alone and len(rows) > 1:
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
@@ -223,7 +223,7 @@ def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: li
     # what is computed is no column, and has none
     defaults = ((prop.key, getattr(prop.columns[0], "default", None)) for prop in spec.mapper.column_attrs)
     timed = [key for key, default in defaults if isinstance(getattr(default, "arg", None), utcnow)]
-    now = adapter.execute(session, spec, select(utcnow())).scalar_one()
+    now = adapter.rows.execute(session, spec, select(utcnow())).scalar_one()
     for row in rows:
         for key in timed:
             row.setdefault(key, now)
@@ -241,7 +241,7 @@ def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
     """Rows that say when they are first due by other means than a moment are scheduled for then."""
-    now = cache(lambda: adapter.execute(session, spec, select(utcnow())).scalar_one())
+    now = cache(lambda: adapter.rows.execute(session, spec, select(utcnow())).scalar_one())
     moment, status = spec.attributes["available_at"], spec.attributes["status"]
     for row in rows:
         first = first_moment(spec, row, now) if row.get(moment) is None else None

@@ -19,7 +19,7 @@ from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
 from ..sql.selection import Assignment, remove, state, write
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
         raise ArgumentError(f"limit={limit!r}: give a whole number, not negative")
     checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
-    adapter = open_(session, slots, claims=True)
+    adapter = open_(session, slots, Access.CLAIM)
     of_key = slots["slot_key"] == key
-    if not adapter.exists(session, slots, of_key):
+    if not adapter.rows.exists(session, slots, of_key):
         introduce(session, adapter, spec, [key])
     used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
     kept = (used + idle)[:limit]
@@ -57,10 +57,10 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
         values: list[Assignment] = [(slots["max_attempts"], literal_column(str(attempts)))]
         if numbers:
             keys = [(key, number) for number in numbers]
-            adapter.change(session, slots, write(slots, adapter.key_in(slots, keys), values), keys)
+            adapter.rows.change(session, slots, write(slots, adapter.keys.key_in(slots, keys), values), keys)
     if gone:
         keys = [(key, number) for number in gone]
-        adapter.change(session, slots, remove(slots, adapter.key_in(slots, keys)), keys)
+        adapter.rows.change(session, slots, remove(slots, adapter.keys.key_in(slots, keys)), keys)
     first = max(used + idle, default=0) + 1
     make(session, adapter, slots, ((key, number) for number in range(first, first + limit - len(kept))))
 
@@ -70,15 +70,15 @@ def _lock_all(
 ) -> tuple[list[int], list[int]]:
     """The numbers of a key's slots that tasks hold, the last claimed first, and of the others."""
     unchanged: list[Assignment] = [(slots["claimed_by"], slots["claimed_by"])]
-    adapter.sweep(session, slots, write(slots, of_key, unchanged))
+    adapter.rows.sweep(session, slots, write(slots, of_key, unchanged))
     first = and_(of_key, slots["slot_number"] == literal_column("0"))
     status = Status.RUNNING if closed else Status.AVAILABLE
     told: list[Assignment] = [(slots["status"], state(status)), (slots["available_at"], utcnow(FOREVER))]
-    adapter.sweep(session, slots, write(slots, first, told))
+    adapter.rows.sweep(session, slots, write(slots, first, told))
     number, busy = slots["slot_number"], case((is_busy(slots, slots.table), literal_column("1")))
     asked = select(number, busy).where(of_key, number > literal_column("0")).order_by(slots["claimed_at"].desc())
     latest = asked.with_for_update(key_share=True)  # whatever a transaction saw before that reads repeatably
-    rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.execute(session, slots, latest)]
+    rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.rows.execute(session, slots, latest)]
     return [number for number, held in rows if held], [number for number, held in rows if not held]
 
 
@@ -91,5 +91,5 @@ def limits(session: AnySession, entity: type[QueueMixin]) -> list[Limit]:
     usable = case((is_usable(slots, slots.table), one))
     busy = case((and_(is_busy(slots, slots.table), slots["slot_number"] > literal_column("0")), one))
     counted = select(slots["slot_key"], func.count(usable), func.count(busy))
-    rows: Any = adapter.execute(session, slots, counted.group_by(slots["slot_key"]).order_by(slots["slot_key"]))
+    rows: Any = adapter.rows.execute(session, slots, counted.group_by(slots["slot_key"]).order_by(slots["slot_key"]))
     return [Limit(*row) for row in rows]

@@ -21,7 +21,7 @@ from ..model.mixins import QueueMixin
 from ..model.pause import pause_table
 from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..sql.clock import utcnow
-from ..transaction.connection import AnySession, default_claimer, open_, session_of
+from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.notifications import announce
 
 
@@ -60,18 +60,18 @@ def pause(
     who = default_claimer() if paused_by is None else paused_by
     checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
-    adapter = open_(session, spec, claims=True)
+    adapter = open_(session, spec, Access.CLAIM)
     # an UPDATE and not a SELECT: it waits for a resume() that is not committed yet
     unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
-    if adapter.execute(session, spec, unchanged).rowcount:
+    if adapter.rows.execute(session, spec, unchanged).rowcount:
         return False
     why = None if reason is None else error_text(reason)
     values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
     try:
-        with adapter.tentative(session):
-            adapter.execute(session, spec, insert(table).values(values))
+        with adapter.transactions.tentative(session):
+            adapter.rows.execute(session, spec, insert(table).values(values))
     except IntegrityError as error:
-        if adapter.is_duplicate(error):
+        if adapter.errors.is_duplicate(error):
             return False  # somebody else was faster
         raise
     announce(session, spec, table.fullname)
@@ -87,7 +87,7 @@ def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = No
     table, key = _place_of(spec), _key(spec, topic)
     session = session_of(session)
     adapter = open_(session, spec)
-    resumed = adapter.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
+    resumed = adapter.rows.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
     if resumed:
         announce(session, spec, table.fullname)
     return resumed
@@ -105,7 +105,7 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
         return []
     adapter = open_(session, spec)
     columns = (table.c.queue, table.c.paused_at, table.c.paused_by, table.c.reason)
-    rows: Any = adapter.execute(session, spec, select(*columns))
+    rows: Any = adapter.rows.execute(session, spec, select(*columns))
     found = {key: facts for key, *facts in rows}
     topics: list[str | None] = [None, *paused_topics(spec, found)]
     return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
@@ -123,7 +123,7 @@ def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tupl
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)
-    return (~adapter.one_of(spec, spec["topic"], topics),) if topics else ()
+    return (~adapter.keys.one_of(spec, spec["topic"], topics),) if topics else ()
 
 
 def _key(spec: QueueSpec, topic: str | None) -> str:

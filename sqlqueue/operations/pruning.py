@@ -20,7 +20,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
 from ..sql.selection import is_adopted, is_final, only, remove, same_key, state
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import within
 
 logger = logger_of("sqlqueue")
@@ -69,7 +69,7 @@ def prune(
         count("limit", limit)
     old = only(spec, is_prunable(spec, older_than, adopted=adopted), *within(session, spec))
     # rows that are spread over several tables need a savepoint, before which SQLite has to have begun
-    adapter = open_(session, spec, claims=_is_spread(spec))
+    adapter = open_(session, spec, Access.CLAIM if _is_spread(spec) else Access.READ)
     pruned = _Pruning(session, adapter, spec, old).delete(limit)
     _report(spec, pruned, older_than, adopted=adopted)
     return pruned
@@ -130,7 +130,7 @@ class _Pruning:
         while limit is None or deleted < limit:
             room = None if limit is None else limit - deleted
             keys, before = self._candidates(room), (deleted, len(self._protected))
-            deleted += sum(self._delete(some) for some in self._adapter.batches(self._spec, keys))
+            deleted += sum(self._delete(some) for some in self._adapter.keys.batches(self._spec, keys))
             # without progress, an old snapshot shows rows that others have deleted
             if room is None or len(keys) < room or before == (deleted, len(self._protected)):
                 return Pruned(deleted, self._count_protected())
@@ -138,17 +138,20 @@ class _Pruning:
 
     def _candidates(self, limit: int | None) -> list[Identity]:
         free = [~reference for reference in self._references]
-        found = [~self._adapter.key_in(self._spec, some) for some in self._adapter.batches(self._spec, self._protected)]
+        found = [
+            ~self._adapter.keys.key_in(self._spec, some)
+            for some in self._adapter.keys.batches(self._spec, self._protected)
+        ]
         matching = select(*self._spec.primary_key).where(self._old, *free, *found).limit(limit)
-        return self._adapter.keys(self._session, self._spec, matching)
+        return self._adapter.rows.keys(self._session, self._spec, matching)
 
     def _delete(self, keys: Sequence[Identity]) -> int:
         """Delete those rows of ``keys`` that can go; how many."""
         try:
             with self._undone_if_it_fails():
-                return self._remove(and_(self._adapter.key_in(self._spec, keys), self._old))
+                return self._remove(and_(self._adapter.keys.key_in(self._spec, keys), self._old))
         except IntegrityError as error:
-            if not self._adapter.is_referenced(error):
+            if not self._adapter.errors.is_referenced(error):
                 raise
         if len(keys) == 1:
             self._protected += keys
@@ -159,14 +162,14 @@ class _Pruning:
     def _undone_if_it_fails(self) -> AbstractContextManager[object]:
         if _is_spread(self._spec):
             return self._session.begin_nested()
-        return self._adapter.tentative(self._session)
+        return self._adapter.transactions.tentative(self._session)
 
     def _remove(self, criterion: Criterion) -> int:
         spec, session = self._spec, self._session
         if not _is_spread(spec):
-            return self._adapter.count(session, spec, self._adapter.by_key(spec, remove(spec, criterion)))
+            return self._adapter.rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
         # the mapper knows in which order the rows of one instance go
-        loading = self._adapter.by_key(spec, select(spec.entity).where(criterion))
+        loading = self._adapter.keys.by_key(spec, select(spec.entity).where(criterion))
         tasks: Sequence[Any] = session.scalars(loading, bind_arguments=spec.bind_arguments).all()
         for task in tasks:
             session.delete(task)
@@ -177,7 +180,7 @@ class _Pruning:
         if not self._references:
             return len(self._protected)
         counted = select(func.count()).select_from(self._spec.table).where(self._old, or_(*self._references))
-        declared: int = self._adapter.execute(self._session, self._spec, counted).scalar_one()
+        declared: int = self._adapter.rows.execute(self._session, self._spec, counted).scalar_one()
         return declared + len(self._protected)
 
 

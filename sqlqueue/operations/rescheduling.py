@@ -46,7 +46,7 @@ def reschedule(
         changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
     else:
         own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
-        texts: Any = open_(session, spec).execute(session, spec, own).scalars().all()
+        texts: Any = open_(session, spec).rows.execute(session, spec, own).scalars().all()
         changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
     if changed:
         announce(session, spec)
@@ -69,7 +69,7 @@ def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[A
     """End the recurrence of tasks that recur, with what is ``given``; returns how many."""
     running, mine = is_held(spec), ledger_of(session).locked(spec.table)
     if mine:
-        running = or_(running, open_(session, spec).key_in(spec, mine))
+        running = or_(running, open_(session, spec).keys.key_in(spec, mine))
     return change(session, spec, chosen, [*given, *stopping(spec, running)])
 
 
@@ -81,7 +81,7 @@ def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given:
 def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
     """The first time of a schedule from now on, by the database's clock."""
     schedule = parse(text)
-    now: datetime = open_(session, spec).execute(session, spec, select(utcnow())).scalar_one()
+    now: datetime = open_(session, spec).rows.execute(session, spec, select(utcnow())).scalar_one()
     return schedule.after(now)
 
 

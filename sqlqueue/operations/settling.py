@@ -24,7 +24,7 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.selection import is_available
 from ..transaction.claims import Hold, holds_of, ledger_of
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .settlements import (
@@ -171,7 +171,8 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
     # what waits for nobody can do so in an isolation level that knows of such reads alone; and slots have to be seen
-    adapter = open_(session, spec, claims=not waits, meets=holding_slots(spec) is not None)
+    meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
+    adapter = open_(session, spec, meets if waits else Access.CLAIM)
     lost: list[Claim] = []
     alike = defaultdict[tuple[Any, str | None], list[Claim]](list)
     for hold, _ in holds:
@@ -192,7 +193,7 @@ def _apply(fenced: Fenced, settlement: Settlement) -> list[Claim]:
     """Returns the claims that are lost."""
     spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
     lost: list[Claim] = []
-    for some in chain.from_iterable(adapter.batches(spec, each) for each in _of_different_rows(claims)):
+    for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(fenced.of(some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
@@ -221,8 +222,8 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
     if how not in ("completed", "failed", "discarded") or not other_keys(spec):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
-    available = (and_(adapter.key_in(spec, some), is_available(spec)) for some in adapter.batches(spec, keys))
-    return any(adapter.exists(session, spec, each) for each in available)
+    available = (and_(adapter.keys.key_in(spec, some), is_available(spec)) for some in adapter.keys.batches(spec, keys))
+    return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:

@@ -85,7 +85,7 @@ def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int
     _check(cap)
     adapter = open_(session, spec)
     asked = portions(spec)
-    rows: Any = adapter.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
+    rows: Any = adapter.rows.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
     return _stats(_by_state(rows), capped(rows, asked, cap))
 
 
@@ -117,7 +117,7 @@ def stats_by(
     by_value = select(each.c.divided_by, each.c.status, tasks, hung, waiting)
     grouped = by_value.group_by(each.c.divided_by, each.c.status).order_by(each.c.divided_by)
     rows: dict[V, list[Any]] = {}
-    for row in adapter.execute(session, spec, grouped):
+    for row in adapter.rows.execute(session, spec, grouped):
         rows.setdefault(row[0], []).append(row[1:])
     return {found: _stats(some) for found, some in rows.items()}
 
@@ -134,7 +134,7 @@ def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: 
     _check(cap)
     adapter = open_(session, spec)
     asked = _looking_over(adapter, spec)
-    rows: Any = adapter.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
+    rows: Any = adapter.rows.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
     limits = capped(rows, asked, cap)
     limits |= {name for name in ("finished_last_minute", "finished_last_hour") if _is_capped(name, rows, limits, cap)}
     found = _stats(_by_state(rows), limits)
@@ -190,7 +190,7 @@ def _looking_over(adapter: Adapter, spec: QueueSpec) -> list[Portion]:
 
 def _finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
     """Whether an index begins with ``finished_at``; that of due tasks holds no others where it is partial."""
-    partial = {spec.index_name("due")} if adapter.partial_index is not None else set[str]()
+    partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
         for index in spec.table.indexes

@@ -87,7 +87,7 @@ def timeline(
     _check(bucket, since)
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    rows = adapter.execute(session, spec, _asked(adapter, spec, scoped, bucket, since)).all()
+    rows = adapter.rows.execute(session, spec, _asked(adapter, spec, scoped, bucket, since)).all()
     now: datetime = rows[0].moment
     found = {each.start: each for each in _read(rows)}
     first, last = _start(now - since, bucket), _start(now, bucket)
@@ -132,12 +132,12 @@ def _finished(
     """
     finished, claimed, created = (spec[role] for role in ("finished_at", "claimed_at", "created_at"))
     completed = spec["status"] == state(Status.COMPLETED)
-    passed = adapter.microseconds(literal(_ORIGIN, finished.type), finished)
+    passed = adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
     rows = select(
         (passed - passed % literal(bucket // _MICROSECOND, BigInteger())).label("starts_at"),
         spec["status"].label("status"),
-        case((completed, adapter.microseconds(claimed, finished))).label("ran"),
-        case((completed, adapter.microseconds(created, claimed))).label("waited"),
+        case((completed, adapter.types.microseconds(claimed, finished))).label("ran"),
+        case((completed, adapter.types.microseconds(created, claimed))).label("waited"),
     )
     return rows.where(only(spec, finished >= utcnow(-since - bucket), *where)).subquery("finished")
 

@@ -33,7 +33,7 @@ from ..sql.selection import (
     state,
     write,
 )
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import within
 from .settlements import Extending
 from .settling import settle_some
@@ -68,7 +68,7 @@ def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
     early = select(func.min(spec["available_at"])).where(is_early(spec), *ready.where).scalar_subquery()
     moment = waiting.select(spec["available_at"]).limit(1).scalar_subquery()
     asked = select(func.coalesce(first, early, type_=spec["available_at"].type), moment, utcnow())
-    row: Any = adapter.execute(session, spec, asked).one()
+    row: Any = adapter.rows.execute(session, spec, asked).one()
     available, scheduled, now = row
     waits = [max(each - now, timedelta(0)) for each in (available, scheduled) if each is not None]
     return Look(min(waits, default=None), early=available is not None and available > now)
@@ -84,12 +84,12 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
-    adapter = open_(session, spec, claims=True)
+    adapter = open_(session, spec, Access.CLAIM)
     _, due = picks(spec, within(session, spec), ())
     waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
-    keys = adapter.lock(session, pick)
-    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.batches(spec, keys))
+    keys = adapter.claims.lock(session, pick)
+    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.keys.batches(spec, keys))
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
@@ -102,17 +102,17 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
-    adapter = open_(session, spec, claims=True)
+    adapter = open_(session, spec, Access.CLAIM)
     ready, _ = picks(spec, within(session, spec, where), ())
     keys = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
     available = replace(ready(limit), state=(is_available(spec),))
-    first = adapter.looking(available, *keys, spec["available_at"].label("moment")).subquery("first_available")
+    first = adapter.locking.looking(available, *keys, spec["available_at"].label("moment")).subquery("first_available")
     early = select(*(first.c[key.name] for key in keys)).where(first.c.moment > utcnow())
     postponed = 0
-    for some in adapter.batches(spec, adapter.keys(session, spec, early)):
-        named = (adapter.key_in(spec, some),)
+    for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, early)):
+        named = (adapter.keys.key_in(spec, some),)
         pick = Pick(spec=spec, state=(is_early(spec),), where=named, order=(), limit=len(some), index=None, exact=True)
-        locked = adapter.lock(session, pick)
+        locked = adapter.claims.lock(session, pick)
         postponed += _become(Status.SCHEDULED, session, adapter, pick, locked) if locked else 0
     return postponed
 
@@ -120,19 +120,21 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
 def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
     """Give the rows of ``keys``, which ``pick`` has locked, another status; how many."""
     # by more than the key: MySQL would read, and wait for, all rows of a small table whose key alone is asked for
-    named = and_(adapter.key_in(pick.spec, keys), *pick.state)
+    named = and_(adapter.keys.key_in(pick.spec, keys), *pick.state)
     statement = write(pick.spec, named, [(pick.spec["status"], state(status))])
-    return len(adapter.change(session, pick.spec, statement, keys))
+    return len(adapter.rows.change(session, pick.spec, statement, keys))
 
 
 def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[tuple[Claim, int]]:
     """Up to ``limit`` tasks that :func:`.rescue` would discard, with the number of the last attempt; locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
-    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.indexes_all)(limit)
+    pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
     column = earlier_attempts(spec)
     before = literal_column("0") if column is None else column
-    rows: Any = adapter.execute(session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit))
+    rows: Any = adapter.rows.execute(
+        session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit)
+    )
     found: list[tuple[Claim, int]] = []
     for *identity, earlier, attempt in rows:
         found.append((Claim(spec.entity, tuple(identity), attempt), attempt - earlier))
@@ -146,10 +148,10 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     spec = spec_of(claims[0].entity)
     adapter, held = open_(session, spec), Held(spec=spec)
     found: set[tuple[Any, ...]] = set()
-    for some in adapter.batches(spec, claims):
+    for some in adapter.keys.batches(spec, claims):
         mine = Fenced(adapter, session, held, some).fence()
         read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(mine)
-        found.update(tuple(row) for row in adapter.execute(session, spec, adapter.by_key(spec, read)))
+        found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)))
     return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
 
 

@@ -53,8 +53,8 @@ def claim_messages(
     and first the keys whose first message comes first in the model's claim order.
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
-    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.  It may
-    also lock messages that come after one that another claim holds, and that could not be claimed meanwhile.
+    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.  It
+    may also lock messages that come after one that another claim holds, and that could not be claimed meanwhile.
     """
     spec = outbox_of(entity)
     count("limit", limit)
@@ -68,7 +68,7 @@ def claim_messages(
     token = new_token()
     writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
     taken = _take(session, adapter, wanted, mine, writing)
-    return _remembered(session, spec, adapter.load(session, spec, _without_gaps(lines, taken)), token)
+    return _remembered(session, spec, adapter.rows.load(session, spec, _without_gaps(lines, taken)), token)
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
@@ -112,8 +112,8 @@ def _heads(session: Session, adapter: Adapter, wanted: _Wanted, passed: Sequence
     for near in (NEAR, None):
         for step in picks(spec, wanted.where, ()):
             if room := wanted.limit - len(heads):
-                pick = step(room).without(adapter.key_in(spec, passed)) if passed else step(room)
-                rows: Iterable[Any] = adapter.execute(session, spec, first_of(pick, near))
+                pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
+                rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(pick, near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
         if heads:
             break
@@ -127,7 +127,7 @@ def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequen
     room = wanted.limit - len(heads)
     if room and keyed:
         asked = followers_of(wanted.spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
-        rows: Iterable[Any] = adapter.execute(session, wanted.spec, asked)
+        rows: Iterable[Any] = adapter.rows.execute(session, wanted.spec, asked)
         for number, *key in rows:
             if room:
                 lines[number].append(tuple(key))
@@ -139,10 +139,10 @@ def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Seque
     """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(spec, identities):
-        state = (adapter.key_in(spec, some), claimable)
+    for some in adapter.keys.batches(spec, identities):
+        state = (adapter.keys.key_in(spec, some), claimable)
         named = Pick(spec=spec, state=state, where=(), order=(), limit=len(some), index=None, exact=True)
-        found.update(adapter.lock(session, named))
+        found.update(adapter.claims.lock(session, named))
     return found
 
 
@@ -156,9 +156,9 @@ def _take(
     """Write the claims and return the keys written; the criterion again, since not all engines recheck it."""
     spec, claimable = wanted.spec, wanted.claimable
     found: set[Identity] = set()
-    for some in adapter.batches(spec, identities):
-        taken = write(spec, and_(adapter.key_in(spec, some), claimable), assignments)
-        found |= adapter.change(session, spec, taken, some)
+    for some in adapter.keys.batches(spec, identities):
+        taken = write(spec, and_(adapter.keys.key_in(spec, some), claimable), assignments)
+        found |= adapter.rows.change(session, spec, taken, some)
     return found
 
 

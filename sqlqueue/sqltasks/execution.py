@@ -43,7 +43,7 @@ class Users:
 def _usable(url: str | URL) -> URL:
     """Return the parsed ``url`` if its driver can execute requests; :class:`.ArgumentError` otherwise."""
     parsed = parsed_url(url)
-    adapter_for(parsed.get_dialect()()).connect_arguments(parsed)
+    adapter_for(parsed.get_dialect()()).requests.connect_arguments(parsed)
     return database_url(parsed)
 
 
@@ -63,12 +63,12 @@ class Executor:
         """
         url, limit = self.users.url(user), self._within(timeout)
         adapter = adapter_for(url.get_dialect()())
-        engine = create_engine(url, poolclass=NullPool, connect_args=adapter.connect_arguments(url))
+        engine = create_engine(url, poolclass=NullPool, connect_args=adapter.requests.connect_arguments(url))
         try:
             with engine.connect() as connection:
                 return self._executed(connection, request, limit)
         except DBAPIError as error:
-            if adapter.is_outage(error):
+            if adapter.errors.is_outage(error):
                 raise
             raise _failed(adapter, error) from error
 
@@ -76,11 +76,11 @@ class Executor:
         """Execute and commit, or roll back if the time runs out first."""
         adapter = adapter_for(connection.dialect)
         with connection.begin() as transaction:
-            interrupt = adapter.interruption(connection)
-            adapter.limit_time(connection, limit)
+            interrupt = adapter.requests.interruption(connection)
+            adapter.requests.limit_time(connection, limit)
             with Watchdog(limit, interrupt) as watchdog:
                 try:
-                    with adapter.answer(connection, request) as answer:
+                    with adapter.requests.answer(connection, request) as answer:
                         told = response(answer, self.limit)
                     watchdog.check()
                     transaction.commit()  # may be slow, too
@@ -102,5 +102,5 @@ class Executor:
 
 
 def _failed(adapter: Adapter, error: DBAPIError) -> RequestFailed:
-    code = adapter.code(error) or type(error.orig).__name__
+    code = adapter.errors.code(error) or type(error.orig).__name__
     return RequestFailed(f"{code}: {error.orig}", code=code)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dialects.requests import Answer
+from ..dialects.parts.requests import Answer
 
 
 def response(answer: Answer, limit: int) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 from sqlalchemy.exc import SQLAlchemyError
 
 from .._support.exc import SQLQueueError
-from ..dialects.requests import Interrupt
+from ..dialects.parts.requests import Interrupt
 
 PAUSE = 1.0
 """Seconds between two attempts to interrupt."""

@@ -5,6 +5,8 @@ enough.  With a session, everything happens in that session's transaction, which
 roll it back.  With a ``sessionmaker``, each task has a transaction of its own, which is committed.
 
 All functions also take an asyncio session, and are then awaited.
+
+For packages with an adapter of their own: ``sqlqueue.testing.conformance`` tests what an engine has to do.
 """
 
 from .assertions import assert_enqueued

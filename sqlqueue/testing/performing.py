@@ -24,7 +24,7 @@ from ..queue.status import Status
 from ..sql.clock import utcnow
 from ..sql.selection import only, state, write
 from ..transaction.claims import claim_of, is_unsettled
-from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.connection import Access, AnySession, open_, session_of
 from ..worker import Job, Worker
 from ..worker.handling.handlers import Handler
 from ..worker.handling.jobs import current
@@ -193,7 +193,7 @@ class _Draining:
         self.ahead -= step
         for spec, identity, moment, _ in waiting:
             earlier = write(spec, spec.key(identity), [(spec["available_at"], moment - step)])
-            open_(session, spec).count(session, spec, earlier)
+            open_(session, spec).rows.count(session, spec, earlier)
         return True
 
 
@@ -201,7 +201,7 @@ def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identit
     """Return the rows that are not due yet: their spec, key, due time, and the time until then."""
     waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
     asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
-    rows: Iterable[Any] = open_(session, spec).execute(session, spec, asked)
+    rows: Iterable[Any] = open_(session, spec).rows.execute(session, spec, asked)
     return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
 
 
@@ -212,14 +212,14 @@ def _said(ended: _Ended, raise_errors: bool) -> Kind:
 
 
 def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Ended:
-    adapter = open_(session, spec_of(type(task)), claims=True)
+    adapter = open_(session, spec_of(type(task)), Access.CLAIM)
     handler = _handler(session, adapter, worker.handlers, task)
     if not is_unsettled(task):
         _claim(session, task, handler)
     elif handler.options:
         session.flush()
         identity = handler.spec.identity_of(task)
-        adapter.load(session, handler.spec, [identity], handler.options)
+        adapter.rows.load(session, handler.spec, [identity], handler.options)
     return _perform(session, handed, handler, task)
 
 
@@ -228,7 +228,7 @@ def _handler(session: Session, adapter: Adapter, handlers: Iterable[Handler], ta
     key = spec.key(spec.identity_of(task))
     for handler in handlers:
         if isinstance(task, handler.entity) and (
-            not handler.where or adapter.exists(session, spec, only(spec, key, *handler.where))
+            not handler.where or adapter.rows.exists(session, spec, only(spec, key, *handler.where))
         ):
             return handler
     name = type(task).__name__

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from enum import Enum, auto
 from typing import Any, TypeAlias, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.util import immutabledict
 
 from .._support.exc import ArgumentError
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
+from ..dialects.parts.errors import wrapping
+from ..dialects.parts.transactions import READ_COMMITTED
 from ..queue.spec import QueueSpec
 from .claims import ledger_of
 
@@ -33,22 +37,59 @@ def session_of(session: AnySession) -> Session:
     raise ArgumentError(f"{session!r} is not a sqlalchemy.orm.Session{advice}")
 
 
-def open_(session: Session, spec: QueueSpec, *, claims: bool = False, meets: bool = False) -> Adapter:
+class Access(Enum):
+    """What an operation does to rows that other transactions may have locked."""
+
+    READ = auto()
+    """It waits for none of them."""
+    CHANGE = auto()
+    """It may wait for some of them."""
+    CLAIM = auto()
+    """It locks rows for itself, and skips those that others have locked."""
+
+
+def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:
     """Begin a transaction on the engine of ``spec``, flush the session, and return the engine's adapter.
 
-    ``claims``, ``meets``: whether the operation claims, or may wait for rows that other transactions have locked; the
-    adapter then sets or checks the isolation level.  Raises :class:`.UnsupportedDialectError` and
+    The adapter sets or checks the isolation level that ``access`` needs.  Raises :class:`.UnsupportedDialectError` and
     :class:`.UnsupportedIsolationError`.
     """
     bind = session.get_bind(**spec.bind_arguments)
     # do not change the settings of an application's own Connection
     fresh = bind.engine not in ledger_of(session).begun and not isinstance(bind, Connection)
     adapter = adapter_for(bind.dialect)
-    connection = adapter.connect(session, spec, fresh=fresh, claims=claims, meets=meets)
+    connection = _connect(session, spec, adapter, access, fresh=fresh)
     adapter = adapter_for(connection.dialect)
-    adapter.verify(connection)
+    adapter.server.verify(connection)
     session.flush()
     return adapter
+
+
+def _connect(session: Session, spec: QueueSpec, adapter: Adapter, access: Access, *, fresh: bool) -> Connection:
+    """Return the session's connection for this queue, at an isolation level that is fit for the ``access``.
+
+    ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
+    """
+    bind = session.get_bind(**spec.bind_arguments)
+    transactions = adapter.transactions
+    if access is not Access.READ and fresh and transactions.level(bind.engine) != READ_COMMITTED:
+        with wrapping(bind.dialect):
+            _begin_read_committed(session, spec)
+    connection = session.connection(spec.bind_arguments)
+    if access is Access.CLAIM:
+        transactions.check_level(connection)
+        transactions.begin_to_claim(connection, spec, fresh=fresh)
+    return connection
+
+
+def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
+    options = immutabledict({"isolation_level": READ_COMMITTED})
+    outermost = session.get_transaction()
+    if outermost is None or not session.in_nested_transaction():
+        session.connection(spec.bind_arguments, execution_options=options)
+        return
+    # SQLAlchemy 2.0 cannot do that from within a savepoint
+    outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
 
 
 def open_to_claim(session: Session, spec: QueueSpec) -> Adapter:
@@ -57,7 +98,7 @@ def open_to_claim(session: Session, spec: QueueSpec) -> Adapter:
     Raises :class:`.ArgumentError` also if the session reads from another engine than it writes to.
     """
     check_engine(session, spec, spec.selecting)
-    return open_(session, spec, claims=True)
+    return open_(session, spec, Access.CLAIM)
 
 
 def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:

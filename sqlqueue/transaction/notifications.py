@@ -43,7 +43,7 @@ def announce(session: Session, spec: QueueSpec, name: str | None = None) -> None
     transaction = innermost(session)
     if spec.options.notify and not any(name in news.sent[each] for each in lineage(transaction)):
         connection = session.connection(spec.bind_arguments)
-        adapter_for(connection.dialect).notify(connection, name)
+        adapter_for(connection.dialect).notifications.notify(connection, name)
         news.sent[innermost(session)].add(name)
 
 

@@ -259,12 +259,12 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
     with engine.connect() as connection:
         # there is no server, and so no rows for statements that are text
         with suppress(ResourceClosedError):
-            list(adapter.server_findings(connection))
+            list(adapter.server.findings(connection))
         with suppress(ResourceClosedError):
-            list(adapter.table_findings(connection, spec))
-        adapter.missing_privileges(connection, spec, live)
-        adapter.descending(connection, spec.table, [])
-        adapter.unusable(connection, spec.table)
+            list(adapter.server.table_findings(connection, spec))
+        adapter.server.missing_privileges(connection, spec, live)
+        adapter.schema.descending(connection, spec.table, [])
+        adapter.schema.unusable(connection, spec.table)
     return {f"check {number}": statement for number, statement in enumerate(log, 1)}
 
 

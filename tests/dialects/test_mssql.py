@@ -57,7 +57,7 @@ def found(has_versions: bool, is_forced: bool) -> list[tuple[str, str, str]]:
     engine, _ = engine_of()
     answering(engine, "sys.databases", ("my shop", has_versions, is_forced))
     with engine.connect() as connection:
-        findings = adapter_for(engine.dialect).server_findings(connection)
+        findings = adapter_for(engine.dialect).server.findings(connection)
         return [(finding.severity, finding.code, finding.fix) for finding in findings]
 
 

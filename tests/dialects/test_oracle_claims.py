@@ -46,7 +46,7 @@ def test_a_lock_goes_to_whoever_comes_next(model: Any, limit: int) -> None:
     for step in (ready, due):
         log.clear()
         with QueueSession(engine) as session:
-            assert adapters()["oracle"].lock(session, step(limit))
+            assert adapters()["oracle"].claims.lock(session, step(limit))
         block, keys = log
         assert block.startswith("DECLARE")
         assert CURSOR.search(block)

@@ -138,7 +138,7 @@ def test_topics_that_are_paused(sent: Any) -> None:
 
 
 def test_all_rows_are_named() -> None:
-    named = adapters()["oracle"].key_in(Task.__queue_spec__, [(n,) for n in range(MANY)])
+    named = adapters()["oracle"].keys.key_in(Task.__queue_spec__, [(n,) for n in range(MANY)])
     dialect = recording_engine(*ENGINES["oracle"])[0].dialect
     text = str(named.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
     assert len(re.findall(r":\w+", text)) == MANY

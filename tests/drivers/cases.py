@@ -61,6 +61,6 @@ def adapter_of(url: URL) -> Adapter:
 
 def taken_for(adapter: Adapter, error: DBAPIError) -> str:
     """Whatever is about the server or other transactions is waited for by all parts of a worker."""
-    kinds = [kind for kind in ("outage", "transient") if getattr(adapter, f"is_{kind}")(error)]
+    kinds = [kind for kind in ("outage", "transient") if getattr(adapter.errors, f"is_{kind}")(error)]
     assert not kinds or passes(error, adapter)
     return " and ".join(kinds) or "neither"

@@ -63,7 +63,7 @@ def test_a_value_is_no_number(value: str) -> None:
     adapter, error = error_of(Failure(2627, f"The duplicate key value is ({value})."))
     assert isinstance(error, DBAPIError)
     assert taken_for(adapter, error) == "neither"
-    assert adapter.is_duplicate(error)  # type: ignore[arg-type]  # FreeTDS calls it no IntegrityError
+    assert adapter.errors.is_duplicate(error)  # type: ignore[arg-type]  # FreeTDS calls it no IntegrityError
 
 
 def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:
@@ -72,7 +72,7 @@ def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:
 
 def test_a_statement_that_takes_too_long_is_no_outage() -> None:
     with served(WRITE=Silence(5)) as engine, engine.connect() as connection:
-        adapter_for(engine.dialect).limit_time(connection, timedelta(seconds=1))
+        adapter_for(engine.dialect).requests.limit_time(connection, timedelta(seconds=1))
         error = raised(lambda: connection.execute(text("WRITE")))
         assert taken_for(adapter_for(engine.dialect), error) == "neither"
 
@@ -100,7 +100,7 @@ def test_a_deadlock_within_what_may_fail_is_told_as_one() -> None:
         adapter = adapter_for(engine.dialect)
 
         def write() -> None:
-            with adapter.tentative(session):
+            with adapter.transactions.tentative(session):
                 session.execute(text("WRITE"))
 
         error = raised(write)
@@ -114,7 +114,7 @@ def test_a_violated_key_that_ends_the_transaction_is_told() -> None:
         adapter = adapter_for(engine.dialect)
 
         def write() -> None:
-            with adapter.tentative(session):
+            with adapter.transactions.tentative(session):
                 session.execute(text("WRITE"))
 
         error = raised(write)
@@ -147,5 +147,5 @@ def test_numbers_of_pymssql(number: int, kind: str) -> None:
     """Not among the tests' drivers: its errors have one argument, a number and a text."""
     adapter = adapter_for(mssql.dialect())  # type: ignore[no-untyped-call]
     error = DBAPIError("WRITE", None, Exception((number, b"as the test has it (1205)")))
-    assert adapter.code(error) == number
+    assert adapter.errors.code(error) == number
     assert taken_for(adapter, error) == kind

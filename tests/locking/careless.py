@@ -8,66 +8,77 @@ from typing import Any
 from sqlalchemy import Select
 
 from sqlqueue.dialects.base import Adapter
-from sqlqueue.dialects.keys import Keys
 from sqlqueue.dialects.mssql import SQLServer
+from sqlqueue.dialects.mssql.keys import SQLServerKeys
+from sqlqueue.dialects.mssql.locking import SQLServerLocking
 from sqlqueue.dialects.mysql import MySQL
+from sqlqueue.dialects.mysql.inserts import MySQLInserts
+from sqlqueue.dialects.mysql.keys import MySQLKeys
+from sqlqueue.dialects.mysql.locking import MySQLLocking
 from sqlqueue.dialects.oracle import Oracle
+from sqlqueue.dialects.oracle.claims import OracleKeys, OracleLocking
+from sqlqueue.dialects.parts.keys import Keys
+from sqlqueue.dialects.parts.locking import Locking, skip_locked
+from sqlqueue.dialects.parts.rows import Rows
 from sqlqueue.dialects.postgresql import PostgreSQL
-from sqlqueue.dialects.rows import Rows
+from sqlqueue.dialects.postgresql.claims import PostgreSQLLocking
+from sqlqueue.dialects.postgresql.keys import PostgreSQLKeys
 
 
-class WaitingSQLServer(SQLServer):
+class WaitingSQLServer(SQLServerLocking):
     """Without READPAST."""
 
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return _without_readpast(super().picking(pick, *columns))
 
-    def locking(self, spec: Any, *named: Any, waits: bool) -> Select[Any]:
-        return super().locking(spec, *named, waits=True)
+    def named(self, spec: Any, *criteria: Any, waits: bool) -> Select[Any]:
+        return super().named(spec, *criteria, waits=True)
 
 
-class ScanningSQLServer(SQLServer):
+class ScanningSQLServer(SQLServerLocking):
     """What names rows by their keys may read all of the table; sets are changed by their criteria."""
 
+    sweeps_by_key = False
+
+
+class ScanningSQLServerKeys(SQLServerKeys):
     def by_key(self, spec: Any, statement: Any) -> Any:
         return statement
 
-    def sweep(self, session: Any, spec: Any, statement: Any, limit: int | None = None) -> int:
-        return self.count(session, spec, statement)
 
-
-class WaitingPostgreSQL(PostgreSQL):
+class WaitingPostgreSQL(PostgreSQLLocking):
     """Without SKIP LOCKED, as the next two."""
 
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit).with_for_update(key_share=True)
 
 
-class WaitingOracle(Oracle):
+class WaitingOracle(OracleLocking):
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return super().picking(pick, *columns).with_for_update()
 
 
-class WaitingMySQL(MySQL):
+class WaitingMySQL(MySQLLocking):
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return super().picking(pick, *columns).with_for_update()
 
-    def locking(self, spec: Any, *named: Any, waits: bool) -> Select[Any]:
-        return super().locking(spec, *named, waits=True)
+    def named(self, spec: Any, *criteria: Any, waits: bool) -> Select[Any]:
+        return super().named(spec, *criteria, waits=True)
 
 
-class ConstantMySQL(MySQL):
+class ConstantMySQL(MySQLLocking):
     """A row that is named by its whole key is read by that, and keeps its lock although it does not match."""
 
+    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
+        return skip_locked(pick, *columns).with_hint(pick.spec.table, f"FORCE INDEX ({pick.index or 'PRIMARY'})")
+
+
+class ConstantMySQLKeys(MySQLKeys):
     def key_in(self, spec: Any, keys: Sequence[Any]) -> Any:
         return Keys.key_in(self, spec, keys)
 
-    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
-        statement = Rows.picking(self, pick, *columns)
-        return statement.with_hint(pick.spec.table, f"FORCE INDEX ({pick.index or 'PRIMARY'})")
 
-
-class UnlockedKeysMySQL(MySQL):
+class UnlockedKeysMySQL(MySQLInserts):
     """Goes by a unique key and not by the row: whoever completes that has the row and wants the key."""
 
     key_before_row = False
@@ -80,15 +91,24 @@ def _without_readpast(statement: Select[Any]) -> Select[Any]:
     return bare
 
 
+def _locking(adapter: Adapter, locking: Locking) -> Adapter:
+    """The adapter, with other statements that lock."""
+    adapter.locking, adapter.keys, adapter.rows = locking, locking.keys, Rows(locking)
+    adapter.claims = type(adapter.claims)(adapter.rows)
+    return adapter
+
+
+def _inserting(adapter: Adapter, inserts: type[MySQLInserts]) -> Adapter:
+    adapter.inserts = inserts(adapter.product)
+    return adapter
+
+
 CARELESS: dict[str, Adapter] = {
-    each.__name__: each()
-    for each in (
-        WaitingSQLServer,
-        ScanningSQLServer,
-        WaitingPostgreSQL,
-        WaitingOracle,
-        WaitingMySQL,
-        ConstantMySQL,
-        UnlockedKeysMySQL,
-    )
+    "WaitingSQLServer": _locking(SQLServer(), WaitingSQLServer(SQLServerKeys())),
+    "ScanningSQLServer": _locking(SQLServer(), ScanningSQLServer(ScanningSQLServerKeys())),
+    "WaitingPostgreSQL": _locking(PostgreSQL(), WaitingPostgreSQL(PostgreSQLKeys())),
+    "WaitingOracle": _locking(Oracle(), WaitingOracle(OracleKeys())),
+    "WaitingMySQL": _locking(MySQL(), WaitingMySQL(MySQLKeys())),
+    "ConstantMySQL": _locking(MySQL(), ConstantMySQL(ConstantMySQLKeys())),
+    "UnlockedKeysMySQL": _inserting(MySQL(), UnlockedKeysMySQL),
 }

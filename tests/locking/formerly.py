@@ -11,7 +11,14 @@ from sqlalchemy import Select, select
 from sqlqueue.dialects import adapters
 from sqlqueue.dialects.base import Adapter
 from sqlqueue.dialects.mssql import SQLServer
-from sqlqueue.dialects.oracle import ClaimBlock, Oracle
+from sqlqueue.dialects.mssql.claims import SQLServerClaims
+from sqlqueue.dialects.mssql.keys import SQLServerKeys
+from sqlqueue.dialects.mssql.locking import SQLServerLocking
+from sqlqueue.dialects.oracle import Oracle
+from sqlqueue.dialects.oracle.block import ClaimBlock
+from sqlqueue.dialects.oracle.claims import OracleClaims
+from sqlqueue.dialects.parts.claims import Claims, Taking
+from sqlqueue.dialects.parts.rows import Rows
 from tests.locking import oracle
 
 
@@ -19,46 +26,58 @@ class FormerSQLServer(SQLServer):
     """Selects nothing but keys, which an index covers; goes by the index whatever else it is to judge; sets change by
     their criteria; and what reads by key may read all of a small table."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.locking = FormerSQLServerLocking(FormerSQLServerKeys())
+        self.keys = self.locking.keys
+        self.rows = Rows(self.locking)
+        self.claims = FormerSQLServerClaims(self.rows)
+
+
+class FormerSQLServerKeys(SQLServerKeys):
+    def by_key(self, spec: Any, statement: Any) -> Any:
+        return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
+
+
+class FormerSQLServerLocking(SQLServerLocking):
+    sweeps_by_key = False
+
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         seek = "" if pick.index is None else f", FORCESEEK, INDEX({pick.index})"
         picked = pick.select(*columns).limit(pick.limit)
         return picked.with_hint(pick.spec.table, f"WITH (ROWLOCK, UPDLOCK, READPAST{seek})")
 
-    def lock(self, session: Any, pick: Any) -> list[Any]:
-        return self.keys(session, pick.spec, self.picking(pick, *pick.spec.primary_key))
-
-    def take(
-        self,
-        session: Any,
-        pick: Any,
-        assignments: Any,
-        parameters: Any = None,
-        *,
-        delete: Any = False,
-        options: Any = (),
-    ) -> list[Any]:
-        if not assignments or delete:
-            return Adapter.take(self, session, pick, assignments, parameters, delete=delete, options=options)
-        rows = self.execute(session, pick.spec, self.claiming(pick, assignments), parameters).all()
-        return self.load(session, pick.spec, [tuple(row[len(pick.order) :]) for row in rows], options)
+    def is_served(self, pick: Any) -> bool:
+        return True
 
     def loading(self, spec: Any, count: int, *, latest: bool) -> Select[Any]:
-        return select(spec.entity).where(self.keys_named(spec, count))
+        return select(spec.entity).where(self.keys.keys_named(spec, count))
 
-    def by_key(self, spec: Any, statement: Any) -> Any:
-        return statement if isinstance(statement, Select) else statement.with_hint("WITH (ROWLOCK, FORCESEEK)")
 
-    def sweep(self, session: Any, spec: Any, statement: Any, limit: int | None = None) -> int:
-        return self.count(session, spec, statement)
+class FormerSQLServerClaims(SQLServerClaims):
+    def take(self, session: Any, taking: Taking) -> list[Any]:
+        pick = taking.pick
+        if not taking.assignments or taking.delete:
+            return Claims.take(self, session, taking)
+        rows = self.rows.execute(session, pick.spec, self.claiming(pick, taking.assignments), taking.parameters).all()
+        keys = [tuple(row[len(pick.order) :]) for row in rows]
+        return self.rows.load(session, pick.spec, keys, taking.options)
 
 
 class FormerOracle(Oracle):
     """Looks for as many candidates as are wanted, by what is committed, and locks those."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = FormerOracleClaims(self.rows)
+
+
+class FormerOracleClaims(OracleClaims):
     def lock(self, session: Any, pick: Any) -> list[Any]:
-        found = self.keys(session, pick.spec, self.looking(pick, *pick.spec.primary_key))
-        named = select(*pick.spec.primary_key).where(*pick.state, *pick.where, self.key_in(pick.spec, found))
-        return self.keys(session, pick.spec, named.with_for_update(skip_locked=True)) if found else []
+        rows, locking = self.rows, self.rows.locking
+        found = rows.keys(session, pick.spec, locking.looking(pick, *pick.spec.primary_key))
+        free = select(*pick.spec.primary_key).where(*pick.state, *pick.where, locking.keys.key_in(pick.spec, found))
+        return rows.keys(session, pick.spec, free.with_for_update(skip_locked=True)) if found else []
 
 
 class OracleWithFormerBlock(oracle.Oracle):

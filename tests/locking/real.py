@@ -26,7 +26,7 @@ class ServerStage(Stage):
         self._case = db.case
         self._engine = db.variant(poolclass=NullPool).session_engine
         with self._engine.connect() as connection:  # which asks the server once what it is
-            adapter_for(connection.dialect).verify(connection)
+            adapter_for(connection.dialect).server.verify(connection)
         event.listen(self._engine, "before_execute", self._gate)
         event.listen(self._engine, "commit", self._gate)
         account = db.url.set(username=db.case.administrator, password=PASSWORD)

@@ -48,7 +48,7 @@ def _engine(dialect: str) -> Engine:
     engine = create_engine(url, creator=_Connection, poolclass=NullPool, **options)
     engine.dialect.server_version_info = version
     engine.dialect.default_isolation_level = "READ COMMITTED"
-    adapter_for(engine.dialect)._verified.add(engine.dialect)
+    adapter_for(engine.dialect).server._verified.add(engine.dialect)
 
     @event.listens_for(engine, "before_execute")
     def note(connection: Any, statement: Any, many: Any, parameters: Any, options: Any) -> None:

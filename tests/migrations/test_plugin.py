@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sqlqueue import ArgumentError, QueueOptions, TopicMixin, UniqueMixin, Unsup
 from sqlqueue.alembic import MigrationOptions, verify
 from sqlqueue.diagnostics.schema_drift import Difference, MissingColumn, MissingIndex, MissingTable, drift
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.sqlite import SQLite
+from sqlqueue.dialects.sqlite import SQLite, SQLiteServer
 from sqlqueue.model.mixins import queues
 from tests.harness import Database
 from tests.migrations import plain
@@ -93,7 +94,7 @@ def _messages(db: Database) -> list[str]:
 
 def _replace(db: Database, name: str, terms: Iterable[Any], condition: str | None, table: str = "plugin_job") -> None:
     """Put another index in the place of the one by this name."""
-    option = adapter_for(db.engine.dialect).predicate_option
+    option = adapter_for(db.engine.dialect).schema.predicate_option
     options = {option: text(condition)} if option and condition else {}
     names = {term if isinstance(term, str) else term.element.element for term in terms}
     there = Table(table, MetaData(), *map(Column, names))
@@ -279,6 +280,7 @@ def test_what_the_project_leaves_out_is_left_alone(migrated: Project, sync_db: D
 
 _UNAIDED = """\
 import sys
+from dataclasses import replace
 from pathlib import Path
 from alembic.runtime.plugins import _all_plugins
 assert "sqlqueue.alembic.comparison" not in sys.modules
@@ -345,7 +347,9 @@ def test_storage_is_given_to_queues_alone_and_only_once(migrated: Project, sync_
 
 
 class Elderly(SQLite):
-    minimum = (99,)
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = SQLiteServer(replace(self.product, minimum=(99,)))
 
 
 def test_a_server_that_cannot_carry_queues_is_refused(project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> None:

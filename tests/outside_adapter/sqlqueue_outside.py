@@ -1,10 +1,31 @@
-"""An engine of another package: a dialect, and the adapter that lets it carry queues."""
+"""An engine of another package: a dialect, and the adapter that lets it carry queues.
+
+Nothing is taken from the adapters that come with sqlqueue.  The engine behind it is SQLite's library.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+import os
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from sqlqueue.dialects.sqlite import SQLite
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Select, cast, func, literal_column
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlqueue import Finding
+from sqlqueue.dialects.base import Adapter
+from sqlqueue.dialects.parts.errors import Errors
+from sqlqueue.dialects.parts.keys import Keys
+from sqlqueue.dialects.parts.locking import Locking
+from sqlqueue.dialects.parts.product import Product
+from sqlqueue.dialects.parts.server import Server, read_only
+from sqlqueue.dialects.parts.transactions import READ_COMMITTED, Transactions
+from sqlqueue.dialects.parts.types import Types
+from sqlqueue.queue.spec import QueueSpec
+from sqlqueue.sql.selection import Pick
 
 
 class OutsideDialect(SQLiteDialect_pysqlite):
@@ -13,7 +34,90 @@ class OutsideDialect(SQLiteDialect_pysqlite):
     construct_arguments = SQLiteDialect_pysqlite.construct_arguments
 
 
-class Outside(SQLite):
-    name = "outside"
-    product = "Outside"
-    partial_index = "outside_where"
+class Outside(Adapter):
+    """Without an upsert, partial indexes, plans, notifications, and whatever else an engine may do without."""
+
+    def __init__(self) -> None:
+        product = Product(dialect="outside", name="Outside", minimum=(3, 35), needed="RETURNING")
+        super().__init__(
+            product,
+            types=OutsideTypes(),
+            locking=OutsideLocking(OutsideKeys()),
+            errors=OutsideErrors(),
+            server=OutsideServer(product),
+            transactions=OutsideTransactions(product),
+        )
+
+
+class OutsideTypes(Types):
+    """Moments are texts of 26 characters, as SQLAlchemy stores them."""
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        later = [] if seconds is None else [func.printf("%+.6f seconds", seconds)]
+        return func.strftime("%Y-%m-%d %H:%M:%f000", "now", *later)
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return _since_epoch(later) - _since_epoch(earlier)
+
+
+def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
+    whole = cast(func.strftime("%s", func.substr(moment, 1, 19)), BigInteger)
+    return whole * literal_column("1000000") + cast(func.substr(moment, 21), BigInteger)
+
+
+class OutsideKeys(Keys):
+    """An expression is at most 1,000 deep."""
+
+    batch = 500
+    tuples = False
+
+
+class OutsideLocking(Locking):
+    """There is one writer, so nothing has to be passed over."""
+
+    one_writer = True
+    passes_over = True
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        return pick.select(*columns).limit(pick.limit)
+
+
+class OutsideTransactions(Transactions):
+    """Serializable, one after the other."""
+
+    def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        return nullcontext()  # a statement that fails is undone alone
+
+    def level(self, source: Engine | Connection) -> str | None:
+        return READ_COMMITTED  # of which nothing is seen where there is one writer
+
+    def present_level(self, connection: Connection) -> str | None:
+        return self.level(connection)  # also in autocommit: begin_to_claim() begins
+
+
+class OutsideErrors(Errors):
+    """Extended codes, of which the lowest byte is the primary one."""
+
+    def __init__(self) -> None:
+        super().__init__(transient=(5, 6), outages=(10, 13, 14), duplicates=(1555, 2067), references=(787, 1811))
+
+    def code(self, error: DBAPIError) -> Any:
+        return getattr(error.orig, "sqlite_errorcode", None)
+
+    def codes(self, error: DBAPIError) -> Collection[Any]:
+        code = self.code(error) or 0
+        return (code, code & 0xFF)
+
+
+class OutsideServer(Server):
+    """A file that can be written, or cannot."""
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        path = connection.engine.url.database
+        if path and not os.access(path, os.W_OK):
+            yield read_only(f"{path} cannot be written", "give this user the right to write it")

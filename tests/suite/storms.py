@@ -33,7 +33,7 @@ def storm(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
                     actor.commit()
                 except DBAPIError as error:
                     actor.rollback()
-                    if not adapter.is_transient(error):
+                    if not adapter.errors.is_transient(error):
                         raise
                     victims.append(error)
                 else:

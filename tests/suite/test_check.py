@@ -371,7 +371,7 @@ def test_a_planner_that_reads_a_large_table_as_a_whole(healthy: Database) -> Non
 def _plan(connection: Connection) -> Any:
     adapter = adapter_for(connection.dialect)
     ready, _ = picks(Post.__queue_spec__, [], ())
-    return adapter.plan(connection, adapter.picking(ready(1), Post.__queue_spec__["status"]))
+    return adapter.plans.of(connection, adapter.locking.picking(ready(1), Post.__queue_spec__["status"]))
 
 
 # -- rows from before ----------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_two_at_once_with_many_that_may_meet_others_by_two_keys(db: Database, ho
     raised = race(db, lambda actor, n: actor.enqueue(Listing, [{**key, "version": n} for key in keys], on_conflict=how))
     # MySQL and MariaDB find deadlocks there, see enqueue()
     adapter = adapter_for(db.session_engine.dialect)
-    assert [error for error in raised if error is not None and not adapter.is_transient(error)] == []
+    assert [error for error in raised if error is not None and not adapter.errors.is_transient(error)] == []
     with db.begin() as actor:
         found = actor.run(lambda session: session.scalars(select(Listing.version)).all())
     assert len(found) == len(keys)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import ArgumentError, DuplicateTaskError, Status
 from sqlqueue.dialects import adapter_for
-from sqlqueue.dialects.base import Adapter
+from sqlqueue.dialects.parts.inserts import Inserts
 from sqlqueue.sql.clock import utcnow
 from tests.harness import Database
 from tests.models import Base, CreditNote, Document, Letter, Order, Parcel, Reminder, Seat, Spool, Task
@@ -139,7 +139,7 @@ def test_rows_of_inheriting_classes(db: Database) -> None:
 def test_copy(db: Database) -> None:
     tasks = [{"name": f"tab\t{n}\\N\n", "number": n} for n in range(100)]
     adapter = adapter_for(db.engine.dialect)
-    if type(adapter).copy is Adapter.copy:
+    if type(adapter.inserts).copy is Inserts.copy:
         with pytest.raises(ArgumentError, match="COPY"):
             db.session().enqueue(Task, tasks, copy=True)
         return

@@ -81,7 +81,7 @@ def test_a_deadlock_of_two_who_enqueue_the_same_keys_is_told_as_one(sync_db: Dat
         errors = [each.exception() for each in [pool.submit(enqueue, *rows[:2]), pool.submit(enqueue, *rows[2:])]]
     (error,) = filter(None, errors)
     assert isinstance(error, DBAPIError)
-    assert adapter.is_transient(error)
+    assert adapter.errors.is_transient(error)
 
 
 @pytest.mark.parametrize("call", ["discard", "rescue"])

@@ -119,7 +119,7 @@ def test_the_victim_of_a_deadlock_is_told_so(sync_db: Database) -> None:
         errors.append(waiting[0].exception())
     (error,) = filter(None, errors)
     assert isinstance(error, DBAPIError)
-    assert adapter_for(engine.session_engine.dialect).is_transient(error)
+    assert adapter_for(engine.session_engine.dialect).errors.is_transient(error)
 
 
 def test_while_somebody_resumes(db: Database) -> None:

@@ -215,7 +215,7 @@ def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], 
 
 @pytest.mark.requires("statistics")
 def test_what_is_due_is_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
-    if not adapter_for(sync_db.engine.dialect).indexes_all:
+    if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
         pytest.skip("no index has the running tasks but that of all which are due")
     calls: Mapping[str, Call] = {
         "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),

@@ -55,7 +55,7 @@ def test_a_claim_of_one_kind_goes_by_an_index_of_its_own(sync_db: Database) -> N
         pick = step(2)
         assert pick.index == f"ix_message_kind_{name}"
         with sync_db.engine.connect() as connection:
-            plan = adapter.plan(connection, pick.select(Message.id).limit(2))
+            plan = adapter.plans.of(connection, pick.select(Message.id).limit(2))
         assert plan.indexes == {pick.index}
         assert not plan.sorted
 

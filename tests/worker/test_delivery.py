@@ -122,7 +122,7 @@ def test_a_victim_of_others_is_run_again_from_what_the_row_says(db: Database, wo
 
 def deadlock(connection: Any) -> Any:
     """The driver's error, as far as this engine's adapter looks at it."""
-    code = next(iter(adapter_for(connection.dialect).transient), 5)
+    code = next(iter(adapter_for(connection.dialect).errors.transient), 5)
     error = connection.dialect.loaded_dbapi.OperationalError(code, "…")
     for attribute in ("sqlstate", "sqlite_errorcode"):
         with contextlib.suppress(AttributeError):

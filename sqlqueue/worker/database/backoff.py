@@ -30,7 +30,7 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
     """Return whether an error is about the server or the connection rather than the statement, so that it may pass."""
     if isinstance(error, DBAPIError):
         # by code first: some drivers have no class for deadlocks, or report them as programming errors
-        told = error.connection_invalidated or adapter.is_outage(error) or adapter.is_transient(error)
+        told = error.connection_invalidated or adapter.errors.is_outage(error) or adapter.errors.is_transient(error)
         return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
     return isinstance(error, (PoolTimeoutError, OSError))
 

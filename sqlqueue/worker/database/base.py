@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from ..._support.exc import ConfigurationError
+from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ...transaction.connection import check_engine
 
@@ -70,7 +71,7 @@ class OwnConnections(Protocol):
         """Run ``work`` in a transaction of its own, and commit it."""
         ...
 
-    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
+    def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false."""
         ...
 

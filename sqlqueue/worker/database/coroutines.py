@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from ...dialects import adapter_for
+from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from .base import Begun, Heard, Work, engine_of, own_engine
@@ -68,18 +68,17 @@ class AsyncConnections:
             result: R = await session.run_sync(work)
             return result
 
-    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
-        self._runner.run(self._listen(self._own(engine), begun, heard))
+    def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
+        self._runner.run(self._listen(self._own(engine), listener, begun, heard))
 
-    async def _listen(self, engine: AsyncEngine, begun: Begun, heard: Heard) -> None:
-        adapter = adapter_for(engine.dialect)
+    async def _listen(self, engine: AsyncEngine, listener: Listener, begun: Begun, heard: Heard) -> None:
         connection: AsyncConnection
         async with engine.connect() as connection:
             pooled = await connection.get_raw_connection()
             try:
-                await adapter.listen_async(pooled.driver_connection)
+                await listener.listen_async(pooled.driver_connection)
                 begun()
-                while heard(set(await adapter.news_async(pooled.driver_connection, 1))):
+                while heard(set(await listener.news_async(pooled.driver_connection, 1))):
                     pass
             finally:
                 await connection.invalidate()  # it is still listening

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from ...dialects import adapter_for
+from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..concurrency.threads import DaemonThreads
@@ -65,14 +65,13 @@ class SyncConnections:
         with Session(own_engine(self._engines, engine)) as session, session.begin():
             return work(session)
 
-    def listen(self, engine: Engine, begun: Begun, heard: Heard) -> None:
-        adapter = adapter_for(engine.dialect)
+    def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         pooled = own_engine(self._engines, engine).raw_connection()
         connection = pooled.driver_connection
         try:
-            adapter.listen(connection)
+            listener.listen(connection)
             begun()
-            while heard(set(adapter.news(connection, 1))):
+            while heard(set(listener.news(connection, 1))):
                 pass
         finally:
             pooled.invalidate()  # it is still listening

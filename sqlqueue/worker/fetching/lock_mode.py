@@ -193,10 +193,10 @@ class _LockingExecutor(Executor):
         """Return whether the engine ended the transaction or wants it to be restarted."""
         if not isinstance(error, DBAPIError):
             return False
-        if self.adapter.is_transient(error):
+        if self.adapter.errors.is_transient(error):
             self.reports.retried(job, error)
             return True
-        return self.adapter.is_outage(error)
+        return self.adapter.errors.is_outage(error)
 
 
 def _commit(session: Session, savepoint: SessionTransaction) -> None:

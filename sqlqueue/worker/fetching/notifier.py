@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from sqlalchemy import Engine
 
 from ...dialects import adapter_for
+from ...dialects.parts.notifications import Listener
 from ...transaction.notifications import spread
 from ..database.backoff import pauses
 from ..database.base import Database
@@ -17,9 +18,12 @@ from ..reporting.reports import Reports
 class Notifier(threading.Thread):
     """A thread whose connection listens.  While the connection is lost, workers still poll."""
 
-    def __init__(self, engine: Engine, names: Iterable[str], database: Database, reports: Reports) -> None:
+    def __init__(
+        self, engine: Engine, listener: Listener, names: Iterable[str], database: Database, reports: Reports
+    ) -> None:
         super().__init__(name="sqlqueue-notifier", daemon=True)
         self._engine = engine
+        self._listener = listener
         self._names = set(names)
         self._database = database
         self._reports = reports
@@ -34,7 +38,7 @@ class Notifier(threading.Thread):
         try:
             while not self._stopped.is_set():
                 try:
-                    own.listen(self._engine, self._begun, self._heard)
+                    own.listen(self._engine, self._listener, self._begun, self._heard)
                 except Exception as error:
                     pause = next(self._patience)
                     self._reports.database_error("listen for notifications", error, pause)
@@ -53,8 +57,9 @@ class Notifier(threading.Thread):
 
 def notifiers(engines: Iterable[tuple[Engine, str]], database: Database, reports: Reports) -> list[Notifier]:
     """Return a notifier for each engine that has notifications, for the queues on it."""
-    queues: dict[Engine, set[str]] = {}
+    found: dict[Engine, tuple[Listener, set[str]]] = {}
     for engine, name in engines:
-        if adapter_for(engine.dialect).can_listen(engine.dialect.driver):
-            queues.setdefault(engine, set()).add(name)
-    return [Notifier(engine, names, database, reports) for engine, names in queues.items()]
+        listener = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver)
+        if listener is not None:
+            found.setdefault(engine, (listener, set()))[1].add(name)
+    return [Notifier(engine, listener, names, database, reports) for engine, (listener, names) in found.items()]

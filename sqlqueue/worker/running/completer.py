@@ -106,7 +106,11 @@ class Completer:
         if not isinstance(error, DBAPIError):
             return passes(error, self._adapter)
         # its own statements are as quick as the server: if one took too long for a driver, that was no fault of theirs
-        return error.connection_invalidated or self._adapter.is_outage(error) or self._adapter.is_transient(error)
+        return (
+            error.connection_invalidated
+            or self._adapter.errors.is_outage(error)
+            or self._adapter.errors.is_transient(error)
+        )
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome in batch]

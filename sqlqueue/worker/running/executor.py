@@ -99,7 +99,7 @@ class Executor:
                 _refuse_lost(job)
                 return result
             except DBAPIError as error:
-                if not left or not self.handler.takes_session or not self.adapter.is_transient(error):
+                if not left or not self.handler.takes_session or not self.adapter.errors.is_transient(error):
                     raise
                 job.settling = False
                 self.reports.retried(job, error)
@@ -135,7 +135,7 @@ class Executor:
                 session.refresh(job.task)
             return job.task
         # objects loaded with it may be shared with other jobs, and cannot be in two sessions
-        (task,) = self.adapter.load(session, spec, [job.claim.identity], options)
+        (task,) = self.adapter.rows.load(session, spec, [job.claim.identity], options)
         carry(job.task, task)
         return task
 
@@ -166,7 +166,9 @@ class Executor:
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
             self.reports.lost(job)
             return None
-        if isinstance(error, PoolTimeoutError) or (isinstance(error, DBAPIError) and self.adapter.is_outage(error)):
+        if isinstance(error, PoolTimeoutError) or (
+            isinstance(error, DBAPIError) and self.adapter.errors.is_outage(error)
+        ):
             # not the task's fault, so it does not count; delayed, in case it is after all
             return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
         return outcome_of(error)

@@ -1,0 +1,44 @@
+"""A claim in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.util import ClauseAdapter
+
+from ...sql.selection import Assignment, Pick
+from ..parts.claims import Claims, Taking
+
+
+class SQLServerClaims(Claims):
+    """An UPDATE of a common table expression whose rows are locked as they are found."""
+
+    def take(self, session: Session, taking: Taking) -> list[Any]:
+        pick, rows = taking.pick, self.rows
+        at_once = taking.assignments and not taking.delete
+        if not at_once or not rows.locking.returns(pick.spec) or not rows.locking.is_served(pick):
+            return super().take(session, taking)
+        taken = rows.execute(session, pick.spec, self.claiming(pick, taking.assignments), taking.parameters).all()
+        count = len(pick.order)
+        for n, term in reversed(list(enumerate(pick.order))):
+            taken = sorted(taken, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
+        return rows.load(session, pick.spec, [tuple(row[count:]) for row in taken], taking.options)
+
+    def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
+        """The one statement.  It returns the order by which each row was found, then its primary key."""
+        spec = pick.spec
+        columns = {column.name: column for column in (*spec.primary_key, *spec.columns.values())}
+        columns |= {term.column.name: term.column for term in pick.order}
+        picked = self.rows.locking.picking(pick, *columns.values()).cte("picked")
+        adapter = ClauseAdapter(picked)
+        values = {picked.c[column.name]: adapter.traverse(value) for column, value in assignments}
+        before = picked.alias("deleted").c
+        order = [before[term.column.name] for term in pick.order]
+        return update(picked).values(values).returning(*order, *(picked.c[c.name] for c in spec.primary_key))
+
+
+def _null_first(value: Any) -> tuple[bool, Any]:
+    return value is not None, value

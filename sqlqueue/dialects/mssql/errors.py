@@ -1,0 +1,77 @@
+"""Numbers of SQL Server, SQLSTATEs of ODBC and numbers of DB-Library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from ..parts.errors import Errors, first_argument
+
+# https://learn.microsoft.com/en-us/sql/relational-databases/errors-events/database-engine-events-and-errors
+_TRANSIENT = (
+    # deadlock, lock timeout, no memory for locks; a snapshot's conflict with a write, and with a change of the table
+    *(1205, 1222, 1204, 3960, 3961),
+    # commits of memory-optimized tables that depend on, or conflict with, others
+    *(41301, 41302, 41305, 41325, 41839),
+)
+_OUTAGES = (
+    # SQLSTATE: cannot connect, not connected, refused, lost at commit, communication link failure
+    *("08001", "08003", "08004", "08007", "08S01"),
+    # database cannot be opened, not recovered yet, being recovered; not accessible as part of an availability group
+    *(4060, 921, 922, 976, 983),
+    # session killed; shutdown, paused, upgraded, too many connections
+    *(596, 6005, 17142, 18401, 17809),
+    # read-only (as a secondary), log full, file group full
+    *(3906, 9002, 1105),
+    # Azure SQL: fails over, too busy, not available, limit reached, not enough resources, too many operations
+    # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
+    *(40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920),
+    # pymssql, which gives the numbers of DB-Library: connection failed, reading, writing, no socket, not there, closed
+    *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
+)
+_TIMEOUTS = frozenset({"HYT00", 20003})
+"""Of a login, or of a statement."""
+_FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
+"""In "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": what a message quotes comes before its number."""
+_FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
+
+
+class SQLServerErrors(Errors):
+    """What the server says, or the driver.
+
+    pyodbc has the server's number in the text alone, at the place that it has there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            transient=_TRANSIENT,
+            outages=_OUTAGES,
+            duplicates=(2601, 2627),
+            references=(547,),
+            lost_savepoints=(3903, 6401),
+        )
+
+    def is_outage(self, error: DBAPIError) -> bool:
+        if not _TIMEOUTS.isdisjoint(self.codes(error)):
+            # of a login; that of a statement is its own, although SQLAlchemy gives up the connection for it
+            return error.statement is None
+        return super().is_outage(error)
+
+    def code(self, error: DBAPIError) -> Any:
+        code = first_argument(error)
+        return code[0] if isinstance(code, tuple) else code  # pymssql: its number and its text
+
+    def codes(self, error: DBAPIError) -> Collection[Any]:
+        return (self.code(error), *_numbers(error))
+
+
+def _numbers(error: DBAPIError) -> Iterator[int]:
+    """The server's own, which pyodbc appends to the text of each message: nothing within a text is taken for one."""
+    text = str(error.orig.args[-1]) if error.orig is not None and error.orig.args else ""
+    *_, first = (None, *_FIRST.finditer(text))
+    if first is not None:
+        yield int(first[1])
+        yield from map(int, _FURTHER.findall(text, first.end()))

@@ -1,0 +1,60 @@
+"""What the system views say of columns and indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from sqlalchemy import ColumnElement, Connection, String, Table, Unicode, column, func, literal, select, table
+from sqlalchemy.dialects import mssql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import ReflectedIndex
+from sqlalchemy.types import TypeEngine
+
+from ..naming import live_name
+from ..parts.schema import Schema
+
+_INDEXES = table(
+    "indexes", *map(column, ("object_id", "index_id", "is_disabled")), column("name", String), schema="sys"
+)
+_COLUMNS = table(
+    "columns", column("object_id"), *(column(name, String) for name in ("name", "collation_name")), schema="sys"
+)
+_KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id", "is_descending_key")), schema="sys")
+
+
+class SQLServerSchema(Schema):
+    """Filtered indexes, disabled ones, and directions."""
+
+    partial_index: ClassVar[str | None] = "mssql_where"
+    reviving: ClassVar[str | None] = "ALTER INDEX {index} ON {table} REBUILD"
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        name = func.col_name(_KEYS.c.object_id, _KEYS.c.column_id, type_=String)
+        same = (_KEYS.c.object_id == _INDEXES.c.object_id) & (_KEYS.c.index_id == _INDEXES.c.index_id)
+        terms = select(_INDEXES.c.name, name).join_from(_INDEXES, _KEYS, same).where(_is_of(connection, table))
+        return {(index, each) for index, each in connection.execute(terms.where(_KEYS.c.is_descending_key == 1))}
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        disabled = select(_INDEXES.c.name).where(_is_of(connection, table), _INDEXES.c.is_disabled == 1)
+        return connection.scalars(disabled).all()
+
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        mine = _COLUMNS.c.object_id == func.object_id(name_of(connection, table))
+        found = select(_COLUMNS.c.name, _COLUMNS.c.collation_name).where(mine)
+        return {each[0]: each[1] for each in connection.execute(found)}
+
+    def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
+        # SQLAlchemy reflects no precision
+        unknown = isinstance(live, mssql.DATETIME2) and live.precision is None
+        return unknown or super().same_moments(dialect, declared, live)
+
+
+def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
+    return literal(live_name(connection, table), Unicode())
+
+
+def _is_of(connection: Connection, table: Table) -> ColumnElement[bool]:
+    return _INDEXES.c.object_id == func.object_id(name_of(connection, table))

@@ -1,0 +1,46 @@
+"""Editions, the state of a database, and the rights of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Integer, cast, func, select
+from sqlalchemy.engine.interfaces import ReflectedColumn
+
+from ...queue.findings import Finding
+from ...queue.spec import QueueSpec
+from ..parts.server import Server
+from .databases import findings_of_database
+from .schema import name_of
+
+_ALWAYS_NEW = ("5", "8", "12")
+"""Editions of the engine whose version says nothing: Azure SQL Database, Azure SQL Managed Instance, Fabric.
+https://learn.microsoft.com/en-us/sql/t-sql/functions/serverproperty-transact-sql"""
+
+
+class SQLServerServer(Server):
+    """A server, or a database of Azure's."""
+
+    def banner(self, connection: Connection) -> str:
+        if (connection.dialect.server_version_info or ()) >= self.product.minimum:
+            return ""
+        return str(connection.scalar(select(cast(func.serverproperty("EngineEdition"), Integer))))
+
+    def judge(self, version: tuple[Any, ...], banner: str) -> None:
+        if banner not in _ALWAYS_NEW:
+            super().judge(version, banner)
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        yield from findings_of_database(connection)
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        # of the whole table: rights to single columns do not count here
+        name = name_of(connection, spec.table)
+        asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
+        granted = connection.execute(
+            select(*(func.has_perms_by_name(name, "OBJECT", privilege).label(privilege) for privilege in asked))
+        ).one()
+        return [privilege for privilege, has in zip(asked, granted, strict=True) if not has]

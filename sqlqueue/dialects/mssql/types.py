@@ -1,0 +1,37 @@
+"""Moments without a zone, and keys in Unicode that differ to the letter."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, ColumnElement, func, literal_column, text
+from sqlalchemy.dialects import mssql
+from sqlalchemy.types import TypeEngine
+
+from ...sql.clock import utc
+from ...sql.key_text import key_text
+from ..parts.types import Types
+
+_EXACT = "Latin1_General_100_BIN2"
+
+
+class SQLServerTypes(Types):
+    """Unicode whatever the collation of the database."""
+
+    timestamp: ClassVar[TypeEngine[Any] | None] = utc(mssql.DATETIME2, precision=6)
+    error_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR(2000)
+
+    def key(self, length: int) -> TypeEngine[Any] | None:
+        return key_text(mssql.NVARCHAR, length=length, collation=_EXACT)
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        now = func.sysutcdatetime()
+        if seconds is None:
+            return now
+        # DATEADD takes an int: whole seconds first, then what is left of one
+        whole = func.floor(seconds)
+        micros = (seconds - whole) * literal_column("1000000")
+        return func.dateadd(text("microsecond"), micros, func.dateadd(text("second"), whole, now))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())

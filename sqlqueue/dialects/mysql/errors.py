@@ -1,0 +1,36 @@
+"""The server's numbers of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from ..parts.errors import Errors, first_argument
+
+
+class MySQLErrors(Errors):
+    """Numbers that MySQL, MariaDB and their drivers share."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            # deadlock, lock wait timeout, lock not available at once, record has changed since last read
+            transient=(1213, 1205, 3572, 1020),
+            outages=(
+                # shutdown, killed, cannot connect, gone away, lost
+                *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
+                # too many connections (of all, of an account), disk full, table full
+                *(1040, 1203, 1021, 1114),
+                # read-only (as a primary that was demoted)
+                *(1290, 1836),
+            ),
+            duplicates=(1062, 1586),
+            references=(1217, 1451),
+            # to a database, a table, a column
+            denied=(1044, 1142, 1143),
+            # a deadlock, which ends the transaction, has taken it along
+            lost_savepoints=(1305,),
+        )
+
+    def code(self, error: DBAPIError) -> Any:
+        return first_argument(error)

@@ -1,0 +1,37 @@
+"""ON DUPLICATE KEY."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sqlalchemy import Insert, Table, UniqueConstraint
+from sqlalchemy.dialects import mysql
+
+from ...queue.spec import QueueSpec
+from ...sql.selection import UniqueBy
+from ..parts.inserts import Inserts, Replacement
+
+
+class MySQLInserts(Inserts):
+    """An upsert by whatever key a row has."""
+
+    key_before_row: ClassVar[bool] = True
+    # PyMySQL and what is made after it look for nothing but parameters between the parentheses
+    sends_values_alone: ClassVar[bool] = True
+
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        if _has_other_keys(spec.table, by):
+            return None  # ON DUPLICATE KEY would go by any of them, and change another task
+        statement = mysql.insert(spec.table)
+        if replace is None:
+            first = spec.primary_key[0]
+            return statement.on_duplicate_key_update([(first.name, first)])
+        assignments = replace(lambda name: statement.inserted[name])
+        return statement.on_duplicate_key_update([(column.name, value) for column, value in assignments])
+
+
+def _has_other_keys(table: Table, by: UniqueBy) -> bool:
+    """Whether a row could meet another by another key; by its primary key only if that is given."""
+    constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
+    indexes = [tuple(index.columns) for index in table.indexes if index.unique]
+    return any(columns != by.columns for columns in (*constraints, *indexes))

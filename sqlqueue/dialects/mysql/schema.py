@@ -1,0 +1,36 @@
+"""What the information schema says of columns and indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, Table, select
+from sqlalchemy.engine.interfaces import ReflectedIndex
+
+from ..parts.schema import Schema
+from .catalog import COLUMNS, STATISTICS, is_of
+
+
+class ListedSchema(Schema):
+    """What MySQL and MariaDB have in common."""
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        terms = select(STATISTICS.c.index_name, STATISTICS.c.column_name).where(STATISTICS.c.collation == "D")
+        return {(index, name) for index, name in connection.execute(terms.where(is_of(connection, table)))}
+
+    def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
+        found = select(COLUMNS.c.column_name, COLUMNS.c.collation_name).where(is_of(connection, table, COLUMNS))
+        return {each[0]: each[1] for each in connection.execute(found)}
+
+
+class MySQLSchema(ListedSchema):
+    """With invisible indexes."""
+
+    reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
+
+    def unusable(self, connection: Connection, table: Table) -> Collection[str]:
+        hidden = select(STATISTICS.c.index_name).where(is_of(connection, table), STATISTICS.c.is_visible == "NO")
+        return connection.scalars(hidden).all()

@@ -1,0 +1,100 @@
+"""A server's state, its plans, and the rights of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, String, false, func, literal_column, null, select
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError
+
+from ...queue.findings import Finding, Severity
+from ...queue.spec import QueueSpec
+from ..naming import live_name
+from ..parts.errors import Errors
+from ..parts.plans import Plan, Plans, explain
+from ..parts.product import Product
+from ..parts.server import Server, bare, read_only
+from .catalog import PARTITIONS, TABLES, is_of
+from .locking import is_partitioned
+
+_OFF = ("0", "OFF")
+_READ_ONLY = (1290, 1792, 1836)
+"""The server or the transaction, whatever this account may do."""
+
+
+class MySQLServer(Server):
+    """Replicas, storage engines, and rights that EXPLAIN asks for."""
+
+    def __init__(self, product: Product, errors: Errors, *, reads_only: str) -> None:
+        """``reads_only``: the variable that says so of a session."""
+        super().__init__(product)
+        self._errors = errors
+        self._reads_only = reads_only
+
+    def banner(self, connection: Connection) -> str:
+        return str(connection.scalar(select(func.version())))
+
+    def judge(self, version: tuple[Any, ...], banner: str) -> None:
+        if "tidb" in banner.lower():
+            self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not have")
+        super().judge(version, banner)
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        of_session = literal_column(f"@@session.{self._reads_only}", String)
+        if connection.scalar(select(func.upper(of_session))) not in _OFF:
+            yield read_only("transactions start read-only", "SET SESSION TRANSACTION READ WRITE")
+        of_server = literal_column("@@global.read_only", String)
+        if connection.scalar(select(func.upper(of_server))) not in _OFF:
+            yield read_only("this server has read_only set, as a replica has", "connect to the primary")
+
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        storage = connection.scalar(select(TABLES.c.engine).where(is_of(connection, spec.table, TABLES)))
+        if storage and storage.upper() != "INNODB":
+            name = live_name(connection, spec.table)
+            message = f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims keep nobody out"
+            fix = f"ALTER TABLE {name} ENGINE = InnoDB"
+            yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
+        partitioned = PARTITIONS.c.partition_name.is_not(None)
+        parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, PARTITIONS), partitioned))
+        if parts and not is_partitioned(spec.table):
+            message = f"{spec.table.fullname} is in partitions, of which its model does not tell: claims lock too much"
+            fix = f'__table_args__ = {{"{self.product.dialect}_partition_by": "..."}}, as the table has it'
+            yield Finding.of(spec, Severity.WARNING, "undeclared-partitions", message, fix)
+
+    def missing_privileges(
+        self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
+    ) -> Sequence[str]:
+        # EXPLAIN needs the rights of what it explains, and knows of roles, patterns and single columns
+        target = bare(connection, spec.table, live)
+        nothing: dict[str, Any] = {each.name: null() for each in spec.columns.values() if each.name in target.c}
+        asked: dict[str, Any] = {
+            "SELECT": select(*target.columns).where(false()),
+            "INSERT": target.insert().values({each.name: null() for each in target.columns}),
+            "UPDATE": target.update().values(nothing).where(false()),
+            "DELETE": target.delete().where(false()),
+        }
+        return [privilege for privilege, statement in asked.items() if self._is_refused(connection, statement)]
+
+    def _is_refused(self, connection: Connection, statement: Any) -> bool:
+        try:
+            explain(connection, "EXPLAIN", statement).close()
+        except DBAPIError as error:
+            if not self._errors.is_denied(error) and self._errors.code(error) not in _READ_ONLY:
+                raise
+            return self._errors.is_denied(error)
+        return False
+
+
+class MySQLPlans(Plans):
+    """EXPLAIN as a table."""
+
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        if forced:
+            return None  # a claim names its index anyway
+        rows = explain(connection, "EXPLAIN FORMAT=TRADITIONAL", statement).mappings().all()
+        return Plan(
+            indexes=frozenset(row["key"] for row in rows if row["key"]),
+            sorted=sum("filesort" in (row["Extra"] or "") for row in rows),
+        )

@@ -1,0 +1,94 @@
+"""A claim in one PL/SQL block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.dialects import oracle
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
+
+from ...queue.spec import Identity, QueueSpec
+from ...sql.selection import Assignment, Pick
+from ..parts.claims import Claims, Taking
+from ..parts.keys import Keys
+from ..parts.locking import Locking
+from ..parts.rows import Parameters, in_order
+from .block import ClaimBlock, rowid_of
+
+_QUOTE = oracle.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+
+
+class OracleKeys(Keys):
+    """ORA-01795: at most 1,000 expressions in a list."""
+
+    batch: ClassVar[int] = 1_000
+
+
+class OracleLocking(Locking):
+    """A cursor, which has no row limit beside FOR UPDATE (ORA-02014)."""
+
+    def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        locking = pick.select(*columns).with_for_update(skip_locked=True)
+        if pick.index is None:
+            return locking
+        # left alone, the optimizer has all rows in mind, and may well sort all that are due to give out the first; a
+        # hint names a table without its schema ("SQL Language Reference", Hints), and SQLAlchemy formats it
+        hint = f"INDEX({_QUOTE(pick.spec.table.name)} {_QUOTE(pick.index)})".replace("%", "%%")
+        return locking.with_hint(pick.spec.table, hint, "oracle")
+
+
+class OracleClaims(Claims):
+    """The claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, fetched as often as rows are wanted.
+
+    Such a cursor locks each row when it is fetched.  Left to a driver, which fetches on its own, it would lock more
+    than the claim returns (through SQLAlchemy's asyncio dialect, all of it); and a row limit cannot be combined with
+    FOR UPDATE (ORA-02014).
+
+    What it finds was so when it was opened.  So each row is read again once it is locked, and only what still matches
+    is taken; in the place of what does not, the next is fetched.
+    """
+
+    def take(self, session: Session, taking: Taking) -> list[Any]:
+        spec = taking.pick.spec
+        rowids = self._picked(session, taking.pick, taking.assignments, taking.parameters)
+        tasks: list[Any] = []
+        for some in self.rows.locking.keys.batches(spec, rowids):
+            tasks += self._load_rows(session, spec, some, taking.options)
+        if taking.delete:
+            self.rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
+        return tasks
+
+    def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        found: dict[str, Identity] = {}
+        rowids, rowid = self._picked(session, pick), rowid_of(pick.spec.table)
+        for some in self.rows.locking.keys.batches(pick.spec, rowids):
+            keys = select(rowid, *pick.spec.primary_key).where(rowid.in_(some))
+            found.update((row[0], tuple(row[1:])) for row in self.rows.execute(session, pick.spec, keys))
+        return [found[each] for each in rowids]
+
+    def _picked(
+        self,
+        session: Session,
+        pick: Pick,
+        assignments: Sequence[Assignment] = (),
+        parameters: Parameters | None = None,
+    ) -> list[str]:
+        """The rowids of what the block has locked, and written to if there are ``assignments``, in order."""
+        block = ClaimBlock(self.rows.locking.picking(pick, rowid_of(pick.spec.table)), pick, assignments)
+        result = self.rows.execute(session, pick.spec, block, parameters)
+        return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
+
+    def _load_rows(
+        self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
+    ) -> list[Any]:
+        """The instances of these rows, in that order.  A rowid stands for a key of any types and columns."""
+        rowid = rowid_of(spec.table)
+        rows = session.execute(
+            select(spec.entity, rowid).where(rowid.in_(rowids)).options(*options),
+            execution_options={"populate_existing": True},
+            bind_arguments=spec.bind_arguments,
+        )
+        return in_order(spec, {row[1]: row[0] for row in rows.unique()}, rowids)

@@ -1,0 +1,22 @@
+"""SQL of others, by python-oracledb."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from ..parts.requests import Interrupt, Requests, milliseconds
+
+
+class OracleRequests(Requests):
+    """The driver limits the time, and ends a statement."""
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.call_timeout = milliseconds(timeout)
+
+    def interruption(self, connection: Connection) -> Interrupt:
+        driver: Any = connection.connection.driver_connection
+        return lambda _: driver.cancel()

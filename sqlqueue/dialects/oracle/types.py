@@ -1,0 +1,36 @@
+"""Moments without a zone, and intervals that are only had in parts."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, ColumnElement, extract, func, literal_column, text, type_coerce
+from sqlalchemy.dialects import oracle
+from sqlalchemy.types import TypeEngine
+
+from ..._support.jsontext import json_text
+from ...sql.clock import utc
+from ..parts.types import Types
+
+_PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}
+"""Of an interval, in microseconds."""
+
+
+class OracleTypes(Types):
+    """National character sets, and JSON as text."""
+
+    timestamp: ClassVar[TypeEngine[Any] | None] = utc(oracle.TIMESTAMP)
+    error_text: ClassVar[TypeEngine[Any] | None] = oracle.NVARCHAR2(2000)
+    # SQLAlchemy has a JSON for Oracle from 2.1 on, and Oracle itself from 21c on
+    json: ClassVar[TypeEngine[Any] | None] = json_text()
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        now = func.sys_extract_utc(text("SYSTIMESTAMP"))
+        return now if seconds is None else now + func.numtodsinterval(seconds, text("'SECOND'"))
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        # an interval is only had in its parts, of which the last has the fraction
+        terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
+        return type_coerce(reduce(add, terms), BigInteger())

@@ -1,0 +1,86 @@
+"""What a transaction of an engine is: its isolation levels, its savepoints and its beginning."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import Session
+
+from ..._support.exc import SQLQueueWarning, UnsupportedIsolationError
+from ...queue.spec import QueueSpec
+from .product import Product
+
+READ_COMMITTED = "READ COMMITTED"
+AUTOCOMMIT = "AUTOCOMMIT"
+
+
+class Transactions:
+    """Isolation levels as standard SQL has them, and savepoints."""
+
+    changes_unseen: ClassVar[bool] = False
+    """Whether a transaction that reads an old snapshot changes what was committed since, instead of failing."""
+    harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
+    """Isolation levels in which a claim can neither fail nor be in anybody's way."""
+    refused_levels: ClassVar[Collection[str]] = ()
+    """Isolation levels in which the engine would refuse a claim, or make it wrong."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        self._warned: weakref.WeakSet[Dialect] = weakref.WeakSet()
+
+    def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
+        """Prepare a transaction for a claim.  ``fresh``: nothing has been sent in it yet."""
+
+    def tentative(self, session: Session) -> AbstractContextManager[object]:
+        """Return a context in which a statement may fail, and leaves the transaction as it was."""
+        return session.begin_nested()
+
+    def level(self, source: Engine | Connection) -> str | None:
+        """Return the isolation level of transactions here, as far as it is known without asking the server."""
+        # the server's default is known from the first connection on
+        return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
+
+    def chosen_level(self, source: Engine | Connection) -> str | None:
+        """Return the isolation level that the application has asked for."""
+        options = source.get_execution_options()
+        return options.get("isolation_level") or getattr(source.dialect, "_on_connect_isolation_level", None)
+
+    def present_level(self, connection: Connection) -> str | None:
+        """Return what a claim here and now would run in."""
+        return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
+
+    def may_change_unseen(self, connection: Connection) -> bool:
+        """Return whether this transaction may change rows in a version that it cannot read."""
+        return self.changes_unseen and self.level(connection) not in self.harmless_levels
+
+    def check_level(self, connection: Connection) -> None:
+        """Raise :class:`.UnsupportedIsolationError` where a claim cannot be right; warn once where it may fail."""
+        level = self.present_level(connection)
+        if level is None or level in self.harmless_levels:
+            return
+        advice = f"claim first in a transaction, or create_engine(..., isolation_level={READ_COMMITTED!r})"
+        if level == AUTOCOMMIT or level in self.refused_levels:
+            raise UnsupportedIsolationError(
+                f"a claim on {self.product.name} cannot run at {level}, in which this transaction has begun: {advice}",
+                dialect=self.product.dialect,
+                level=level,
+            )
+        if connection.dialect not in self._warned:
+            self._warned.add(connection.dialect)
+            text = f"a claim in a {level} transaction can fail or block others on {self.product.name}: {advice}"
+            warnings.warn(text, SQLQueueWarning, stacklevel=2)
+
+
+def _autocommits(connection: Connection) -> bool:
+    """Return whether the driver commits each statement, whoever told it to."""
+    detect = getattr(connection.dialect, "detect_autocommit_setting", None)  # SQLAlchemy 2.0.43
+    try:
+        return detect is not None and bool(detect(connection.connection.dbapi_connection))
+    except NotImplementedError:
+        return False

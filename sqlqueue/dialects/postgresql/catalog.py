@@ -1,0 +1,62 @@
+"""What the catalog keeps about a table beyond what SQLAlchemy reflects: invalid indexes, its storage, added columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Boolean, Column, ColumnElement, Connection, Table, cast, column, func, select, table
+from sqlalchemy.dialects import postgresql
+
+from ..naming import live_name
+
+STORAGE_DIALECT = "postgresql"
+_PARAMETERS = {
+    "fillfactor": "80",
+    "autovacuum_vacuum_scale_factor": "0.01",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_cost_delay": "0",
+    "autovacuum_analyze_scale_factor": "0.02",
+}
+# not as a driver would want it, which takes percent signs for those of parameters
+_FORMAT = postgresql.dialect(paramstyle="named").identifier_preparer.format_table  # type: ignore[no-untyped-call]
+_CLASS = table(
+    "pg_class",
+    column("oid"),
+    column("relname"),
+    column("reloptions", postgresql.ARRAY(postgresql.TEXT)),
+    schema="pg_catalog",
+)
+_INDEX = table("pg_index", column("indrelid"), column("indexrelid"), column("indisvalid", Boolean), schema="pg_catalog")
+_ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column("attmissingval"), schema="pg_catalog")
+
+
+def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
+    """What a CREATE INDEX CONCURRENTLY leaves behind when it fails."""
+    names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
+    return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
+
+
+def storage_statement(of: Table, *, give: bool) -> str:
+    """The statement that gives the table its parameters, or takes them back."""
+    settings = (f"{name} = {value}" if give else name for name, value in _PARAMETERS.items())
+    return f"ALTER TABLE {_FORMAT(of)} {'SET' if give else 'RESET'} ({', '.join(settings)})"
+
+
+def lacks_storage(connection: Connection, of: Table) -> bool:
+    """Whether one of the parameters was never given to the table; to what, is for its owner to say."""
+    options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
+    return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
+
+
+def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
+    """The value for rows that lack the column: kept with it until the table is rewritten."""
+    # of a pseudo-type, which casts to nothing but text
+    value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(to.type))
+    named = select(value).where(_ATTRIBUTE.c.attrelid == _oid(connection, to.table), _ATTRIBUTE.c.attname == to.name)
+    return next(iter(connection.scalar(named) or ()), None)
+
+
+def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
+    return cast(func.to_regclass(live_name(connection, of)), postgresql.OID)

@@ -1,0 +1,49 @@
+"""ON CONFLICT, and COPY by psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Table
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from ..._support.exc import ArgumentError
+from ...queue.spec import QueueSpec
+from ...sql.selection import UniqueBy
+from ..naming import live_name, plain
+from ..parts.inserts import Inserts, Replacement, on_conflict
+
+
+class PostgreSQLInserts(Inserts):
+    """The upsert as SQLite has it too, and COPY."""
+
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        return on_conflict(insert(spec.table), by, replace)
+
+    def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names = ", ".join(plain(connection.dialect, column) for column in columns)
+        command = f"COPY {live_name(connection, table)} ({names}) FROM STDIN"
+        if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+            raise ArgumentError(f"copy=True needs the driver psycopg, not {connection.dialect.driver}")
+        try:
+            _copy(connection, command, rows)
+        except connection.dialect.loaded_dbapi.IntegrityError as error:
+            raise IntegrityError(command, None, error) from error
+
+
+def _copy(connection: Connection, command: str, rows: Iterable[Sequence[Any]]) -> None:
+    pooled: Any = connection.connection
+    if connection.dialect.is_async:
+        pooled.dbapi_connection.run_async(lambda driver: _copy_async(driver, command, rows))
+        return
+    with pooled.driver_connection.cursor() as cursor, cursor.copy(command) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+async def _copy_async(driver: Any, command: str, rows: Iterable[Sequence[Any]]) -> None:
+    async with driver.cursor() as cursor, cursor.copy(command) as copy:
+        for row in rows:
+            await copy.write_row(row)

@@ -1,0 +1,27 @@
+"""PostgreSQL's clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Integer, Interval, cast, extract, func, literal_column
+
+from ..parts.types import Types
+
+
+class PostgreSQLTypes(Types):
+    """The stock types, and functions of time."""
+
+    def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
+        # not clock_timestamp(): a volatile function cannot bound an index scan
+        now = func.statement_timestamp()
+        parts = [literal_column("0", Integer)] * 6  # years, months, weeks, days, hours, minutes
+        return now if seconds is None else now + func.make_interval(*parts, seconds, type_=Interval())
+
+    def default(self) -> ColumnElement[Any]:
+        return func.current_timestamp()  # its columns keep the zone
+
+    def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
+        # rounded: some versions have seconds as floating-point numbers, which come close
+        seconds = extract("epoch", later - earlier)
+        return cast(func.round(seconds * literal_column("1000000")), BigInteger)

@@ -1,0 +1,20 @@
+"""What every engine has to do, as tests that a package with an adapter imports and runs.
+
+>>> from sqlqueue.testing.conformance import *
+>>>
+>>> @pytest.fixture
+... def conformance_engine():
+...     engine = create_engine("...")
+...     yield engine
+...     engine.dispose()
+
+The engine has to be of an empty database, with foreign keys enforced and at least five connections; the tests make
+their tables in it and drop them.  They ask the adapter what it can do, and never for its name.
+"""
+
+from .claims import TestClaims
+from .engine import TestEngine
+from .keys import TestKeys
+from .settling import TestSettling
+
+__all__ = ["TestClaims", "TestEngine", "TestKeys", "TestSettling"]

@@ -1,0 +1,62 @@
+"""The queues of the conformance suite."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import ForeignKey, Identity, Integer, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from ...kinds.limits import LimitMixin, SlotMixin
+from ...kinds.unique import UniqueMixin
+from ...model.mixins import QueueMixin
+from ...queue.options import QueueOptions
+from ...queue.retries import ConstantBackoff
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Job(UniqueMixin, Base):
+    """Tried twice, the second time at once."""
+
+    __tablename__ = "conformance_job"
+    __queue__ = QueueOptions(max_attempts=2, retry=ConstantBackoff(timedelta(0)))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), default="")
+
+
+class Child(Base):
+    """Keeps its job from being deleted."""
+
+    __tablename__ = "conformance_child"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("conformance_job.id"))
+
+
+class Seat(QueueMixin, Base):
+    """A key of two columns."""
+
+    __tablename__ = "conformance_seat"
+
+    line: Mapped[str] = mapped_column(String(20), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
+class Slot(SlotMixin, Base):
+    __tablename__ = "conformance_slot"
+
+
+class Visit(LimitMixin, Base):
+    """Two at a time for each key."""
+
+    __tablename__ = "conformance_visit"
+    __queue__ = QueueOptions(slots=Slot, limit=2)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+JOBS, CHILDREN = (Base.metadata.tables[model.__tablename__] for model in (Job, Child))

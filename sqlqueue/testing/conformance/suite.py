@@ -1,0 +1,65 @@
+"""What the tests of the conformance suite have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import pytest
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import sessionmaker
+
+from ...dialects import adapter_for
+from ...dialects.base import Adapter
+from ...model.mixins import QueueMixin
+from ...session import QueueSession
+from .models import JOBS, Base, Job
+
+Sessions: TypeAlias = sessionmaker[QueueSession]
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+class Suite:
+    """Gives each test its tables and its sessions."""
+
+    @pytest.fixture
+    def sessions(self, conformance_engine: Engine) -> Iterator[Sessions]:
+        Base.metadata.create_all(conformance_engine)
+        yield sessionmaker(conformance_engine, class_=QueueSession)
+        Base.metadata.drop_all(conformance_engine)
+
+    @pytest.fixture
+    def adapter(self, conformance_engine: Engine, sessions: Sessions) -> Adapter:
+        return adapter_for(conformance_engine.dialect)
+
+
+def enqueue(sessions: Sessions, *rows: Mapping[str, Any], model: type[QueueMixin] = Job) -> None:
+    with sessions() as session:
+        session.enqueue(model, rows)
+        session.commit()
+
+
+def numbered(count: int) -> list[Mapping[str, Any]]:
+    return [{"name": str(number)} for number in range(count)]
+
+
+def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
+    """Claim in a transaction of its own."""
+    with sessions(expire_on_commit=False) as session:
+        jobs = list(session.claim_many(Job, limit=limit))
+        session.commit()
+        return jobs
+
+
+def end_leases(sessions: Sessions) -> None:
+    """Let the lease of every running job be over."""
+    with sessions() as session:
+        session.execute(update(JOBS).where(Job.status == "running").values(available_at=PAST))
+        session.commit()
+
+
+def stored(sessions: Sessions) -> list[Job]:
+    """Return all jobs as they are, in the order of their keys."""
+    with sessions() as session:
+        return list(session.scalars(select(Job).order_by(Job.id)))
