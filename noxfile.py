@@ -122,8 +122,8 @@ def babelfish(session: nox.Session) -> None:
     if len(urls) != 1 or not urls[0]:
         session.error(
             "Babelfish for PostgreSQL answers to SQL Server's protocol and dialect. Build it (https://babelfishpg.org),"
-            " run tests/babelfish.sql in its PostgreSQL database, make an empty database, and give its URL here or as"
-            " SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
+            " run tests/support/babelfish.sql in its PostgreSQL database, make an empty one, and give its URL here or"
+            " as SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
             "&TDS_Version=7.4&ClientCharset=UTF-8"
         )
     session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
@@ -141,7 +141,7 @@ def babelfish(session: nox.Session) -> None:
 def stalls(session: nox.Session) -> None:
     """How long readers and writers wait while a table of a million rows becomes a queue; for URLs of test databases."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), env=COMPILED)
-    session.run("python", "-m", "tests.migrations.stalls", *session.posargs)
+    session.run("python", "-m", "tests.measurements.stalls", *session.posargs)
 
 
 @nox.session

@@ -25,7 +25,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.sql.selection import picks
 from tests.dialects.recorder import KEY
-from tests.models import (
+from tests.support.models import (
     Base,
     Chore,
     CreditNote,

@@ -20,7 +20,7 @@ from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Base, DataBase, Listing, QueuePause, Task
+from tests.support.models import Base, DataBase, Listing, QueuePause, Task
 
 
 class ProgrammingError(Exception):
@@ -110,7 +110,7 @@ import json
 import re
 from tests.dialects.catalog import statements
 from tests.dialects.test_mssql import engine_of
-from tests.models import Base, DataBase
+from tests.support.models import Base, DataBase
 for base in (Base, DataBase):
     for table in base.metadata.tables.values():
         table.implicit_returning = False

@@ -17,7 +17,7 @@ from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Base, DataBase
+from tests.support.models import Base, DataBase
 
 TABLES = {table.name: table for base in (Base, DataBase) for table in base.metadata.tables.values()}
 

@@ -15,7 +15,7 @@ from sqlqueue.dialects import adapters
 from sqlqueue.sql.selection import picks
 from tests.dialects import recorder
 from tests.dialects.test_pinned import ENGINES, PINNED
-from tests.models import Mail, Seat, Task, Visit
+from tests.support.models import Mail, Seat, Task, Visit
 
 STATEMENTS: dict[str, str] = json.loads((PINNED / "oracle.json").read_text())
 BLOCKS = {name: each for name, each in STATEMENTS.items() if each.startswith("DECLARE")}

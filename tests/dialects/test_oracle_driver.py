@@ -16,7 +16,7 @@ from sqlalchemy.pool import StaticPool
 
 from sqlqueue import AsyncQueueSession, QueueSession
 from tests.dialects.recorder import ROWID
-from tests.models import Task
+from tests.support.models import Task
 
 oracledb = pytest.importorskip("oracledb")
 thin_impl = pytest.importorskip("oracledb.thin_impl")

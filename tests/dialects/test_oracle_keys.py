@@ -26,7 +26,7 @@ from sqlqueue.queue.spec import QueueSpec
 from sqlqueue.sql.key_text import KeyText
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES, PINNED
-from tests.models import Base as Models
+from tests.support.models import Base as Models
 
 PROJECT = Path(__file__).parents[2]
 CALLS: list[Callable[[QueueSession, type[Any]], object]] = [
@@ -170,7 +170,7 @@ def test_each_example_is_declared_with_identity() -> None:
     assert left == []
 
 
-_NEVER_MADE = ("tests/test_definition.py", "tests/typing/", "tests/dialects/test_oracle_keys.py")
+_NEVER_MADE = ("tests/model/test_declaration.py", "tests/typing/", "tests/dialects/test_oracle_keys.py")
 """Their models never have tables, or are wrong on purpose."""
 
 

@@ -23,7 +23,7 @@ from sqlqueue.operations.upkeep import extend, next_due
 from sqlqueue.transaction.claims import Hold, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.models import Document, Film, Mail, Report, Seat, Task, Visit
+from tests.support.models import Document, Film, Mail, Report, Seat, Task, Visit
 
 MANY = 2_500
 MOST_IN_A_LIST = 1_000

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from sqlqueue import QueueSession
-from tests.models import Task
+from tests.support.models import Task
 
 
 @pytest.fixture

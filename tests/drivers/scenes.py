@@ -18,7 +18,7 @@ from sqlqueue.worker.handling.jobs import InFlight, Job
 from sqlqueue.worker.handling.outcomes import COMPLETED
 from sqlqueue.worker.reporting.reports import Reports
 from sqlqueue.worker.running.completer import Completer
-from tests.models import Task
+from tests.support.models import Task
 
 TRIES = 3
 

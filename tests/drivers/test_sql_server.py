@@ -20,7 +20,7 @@ from sqlqueue.sqltasks.watchdog import RequestFailed
 from tests.drivers.cases import ODBC, raised, taken_for, url_of
 from tests.drivers.scenes import is_dropped
 from tests.drivers.tds import GREETINGS, Answer, Drop, Failure, FakeServer, Silence
-from tests.models import Task
+from tests.support.models import Task
 
 
 @contextmanager

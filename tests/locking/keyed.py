@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.locking.play import COMMIT, Script, Step
 from tests.locking.steps import COMPLETE, FAIL, Scene, claim, rows_of
-from tests.models import Document, Listing
+from tests.support.models import Document, Listing
 
 
 def _enqueue(how: Any, model: Any, *rows: dict[str, Any]) -> Step:

@@ -10,7 +10,7 @@ from sqlqueue import claim_in_turns, reschedule, rescue
 from sqlqueue.outbox import claim_messages
 from tests.locking.play import COMMIT, Script, Step
 from tests.locking.steps import COMPLETE, CRASHED, FAIL, PAST, RELEASE, Scene, changed, claim, rows_of
-from tests.models import Dispatch, Message, Outgoing, Report, Seat
+from tests.support.models import Dispatch, Message, Outgoing, Report, Seat
 
 
 def _seats() -> Sequence[Script]:

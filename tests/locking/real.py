@@ -11,9 +11,9 @@ from sqlalchemy import NullPool, create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
-from tests.engines import PASSWORD
-from tests.harness import Database
 from tests.locking.play import DEADLOCK, Actor, Script, Stage
+from tests.support.engines import PASSWORD
+from tests.support.harness import Database
 
 _PATIENCE = 30.0
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Column, Index, StaticPool, Table, create_engine, event, insert, literal_column, select
 from sqlalchemy.sql import visitors
 
-from tests.models import Base
+from tests.support.models import Base
 
 Row = dict[str, Any]
 """A version of a row, as SQLite keeps it."""

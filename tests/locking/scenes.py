@@ -12,7 +12,7 @@ from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
 from tests.locking.play import COMMIT, Script, Step
 from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scene, claim, rows_of
-from tests.models import Film, Mail, Slot, Task, Visit
+from tests.support.models import Film, Mail, Slot, Task, Visit
 
 _MINUTE = timedelta(minutes=1)
 

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from sqlalchemy import delete
 
-from tests.harness import Database
 from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.play import ModelStage
 from tests.locking.postgresql import PostgreSQL
 from tests.locking.real import ServerStage
 from tests.locking.scenes import SCENES
 from tests.locking.steps import Scene
+from tests.support.harness import Database
 
 MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
 PLAYS = 2

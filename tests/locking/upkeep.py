@@ -11,7 +11,7 @@ from sqlqueue.operations.upkeep import postpone, promote
 from tests.locking.judging import can_be_claimed
 from tests.locking.play import COMMIT, Do, Script, Step
 from tests.locking.steps import COMPLETE, CRASHED, FAIL, HUNG, PAST, Scene, changed, claim, rows_of
-from tests.models import Task
+from tests.support.models import Task
 
 _LONG = timedelta(days=1)
 

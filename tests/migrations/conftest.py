@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import MetaData
 
-from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.project import Project
+from tests.support.harness import Database
 
 MakeProject: TypeAlias = Callable[..., Project]
 Revised: TypeAlias = Callable[..., Path]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, MetaData, NullPool, Table, create_engine, inspect
 
-from tests.harness import Database
+from tests.support.harness import Database
 
 
 def definitions(db: Database, metadata: MetaData) -> dict[str, list[str]]:

@@ -35,13 +35,13 @@ from sqlqueue.alembic import MigrationOptions
 from sqlqueue.diagnostics.schema_drift import drift
 from sqlqueue.model.mixins import queues
 from sqlqueue.sql.clock import NEVER, utcnow
-from tests.engines import ENGINES, EngineCase
-from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
 from tests.migrations.project import Project
+from tests.support.engines import ENGINES, EngineCase
+from tests.support.harness import Database
 
 MANY = 100_000
 OWN = [OldOrder.id, OldOrder.reference, OldOrder.status, OldOrder.amount, OldOrder.customer_id]

@@ -12,8 +12,8 @@ from sqlalchemy import DefaultClause, Identity, MetaData, String, insert, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import ConfigurationError, JobMixin, QueueMixin, QueueOptions, StageMixin, check
-from tests.harness import Database
 from tests.migrations.conftest import MakeProject
+from tests.support.harness import Database
 
 
 def model(*mixins: type[Any], **options: Any) -> Any:

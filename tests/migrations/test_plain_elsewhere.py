@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from tests.databases import Databases
-from tests.engines import SELECTED
-from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.definitions import definitions, table_names
 from tests.migrations.project import Project, statements
-from tests.servers import Unavailable
+from tests.support.databases import Databases
+from tests.support.engines import SELECTED
+from tests.support.harness import Database
+from tests.support.servers import Unavailable
 
 METADATA = plain.Base.metadata
 

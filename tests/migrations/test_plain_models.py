@@ -9,10 +9,10 @@ from sqlalchemy import insert, select
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlqueue import TopicMixin
-from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject
 from tests.migrations.definitions import definitions, table_names
+from tests.support.harness import Database
 
 ROWS = [{"id": number, "cargo": f"no. {number}", "weight": -number} for number in range(1, 4)]
 

@@ -36,10 +36,10 @@ from sqlqueue.diagnostics.schema_drift import Difference, MissingColumn, Missing
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.sqlite import SQLite, SQLiteServer
 from sqlqueue.model.mixins import queues
-from tests.harness import Database
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.project import PLUGIN, Project
+from tests.support.harness import Database
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,8 +19,8 @@ from sqlalchemy import URL, Column, MetaData, Table
 from sqlqueue.demo.models import Base
 from sqlqueue.diagnostics.schema_drift import drift
 from sqlqueue.model.mixins import queues
-from tests.harness import Database
 from tests.migrations.definitions import definitions, table_names
+from tests.support.harness import Database
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "SQLQUEUE_DATABASE_URL"

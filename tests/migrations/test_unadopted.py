@@ -18,10 +18,10 @@ from sqlalchemy.orm import sessionmaker
 import sqlqueue
 from sqlqueue import QueueSession, Severity, Worker
 from sqlqueue.diagnostics.old_alembic import refuse_adoption
-from tests.harness import Database
 from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCustomer, OldOrder, rows
 from tests.migrations.conftest import MakeProject
 from tests.migrations.project import PLUGIN
+from tests.support.harness import Database
 from tests.worker.crew import Running, eventually
 
 

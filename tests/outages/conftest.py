@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.engines import REQUIRED, SELECTED, EngineCase
 from tests.outages.scene import Scene
 from tests.outages.servers import FrailServer
-from tests.servers import NoDocker, Unavailable
+from tests.support.engines import REQUIRED, SELECTED, EngineCase
+from tests.support.servers import NoDocker, Unavailable
 
 Scenes = dict[EngineCase, Scene | Unavailable]
 

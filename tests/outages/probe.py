@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database.backoff import passes
-from tests.harness import Database
 from tests.outages.models import Receipt
+from tests.support.harness import Database
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from sqlalchemy import Engine, create_engine, func, select
 from sqlalchemy.orm import Session
 
 from sqlqueue import Worker, current_job
-from tests import tables
-from tests.harness import Database, LoopThread
 from tests.outages.models import Base, Errand, Receipt
 from tests.outages.servers import FrailServer
+from tests.support import tables
+from tests.support.harness import Database, LoopThread
 from tests.worker.crew import Running, eventually
 
 SLOTS = 3

@@ -11,8 +11,8 @@ from dataclasses import replace
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from tests.engines import EngineCase
-from tests.servers import Unavailable, answering, contained, missing_driver
+from tests.support.engines import EngineCase
+from tests.support.servers import Unavailable, answering, contained, missing_driver
 
 
 class FrailServer:

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from sqlqueue import claim
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database.backoff import passes
-from tests.harness import Database
-from tests.models import Account, Task
+from tests.support.harness import Database
+from tests.support.models import Account, Task
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import create_engine, delete, select
 
 from sqlqueue import Worker
-from tests.harness import Database
-from tests.models import Ledger, Task
 from tests.suite.scenes import count, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
 from tests.worker.crew import Meeting, Running, eventually, statuses, with_session, without_session
 
 pytestmark = pytest.mark.requires("one_writer")

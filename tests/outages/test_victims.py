@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import select, update
 
 from sqlqueue import Worker
-from tests.harness import Database
-from tests.models import Account, Ledger, Task
 from tests.suite.scenes import rows
+from tests.support.harness import Database
+from tests.support.models import Account, Ledger, Task
 from tests.worker.crew import Running, all_are, eventually
 
 Part = Callable[[Any, Any], None]

@@ -18,8 +18,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
 from sqlqueue.outbox import Relay
-from tests.models import Outgoing
-from tests.processes import Gate
+from tests.support.models import Outgoing
+from tests.support.processes import Gate
 
 QUEUE = "relayed"
 LEASE = timedelta(seconds=1)

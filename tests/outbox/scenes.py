@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any
 
 from sqlqueue.outbox import Relay, claim_messages
-from tests.harness import Actor, Database
-from tests.models import Outgoing
+from tests.support.harness import Actor, Database
+from tests.support.models import Outgoing
 
 
 def fill(db: Database, *keys: str | None, **columns: Any) -> list[int]:

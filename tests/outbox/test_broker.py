@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from tests.harness import Database
-from tests.models import Account, Outgoing
 from tests.outbox.broker import rabbitmq
 from tests.outbox.children import QUEUE, killed_at_random
 from tests.outbox.scenes import first_occurrences
-from tests.processes import Processes
 from tests.suite.scenes import count
+from tests.support.harness import Database
+from tests.support.models import Account, Outgoing
+from tests.support.processes import Processes
 from tests.worker.crew import eventually
 
 # one engine is enough here: relays in other processes, which hear of what is enqueued

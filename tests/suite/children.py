@@ -16,8 +16,8 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlqueue
 from sqlqueue import Claim, QueueSession, Worker
-from tests.models import Chore, Ledger, Task, Visit
-from tests.processes import Gate
+from tests.support.models import Chore, Ledger, Task, Visit
+from tests.support.processes import Gate
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import RowMapping, func, insert, inspect, select, update
 
+from sqlqueue import Claim
 from sqlqueue.sql.clock import utcnow
-from tests.harness import Actor, Database
-from tests.models import Task
+from tests.support.harness import Actor, Database
+from tests.support.models import Task
 
 T = TypeVar("T")
 
@@ -132,3 +133,9 @@ def end_leases(db: Database, model: Any = Task) -> None:
 def count(db: Database, model: Any, *where: Any) -> int:
     with db.engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(model.__table__).where(*where))
+
+
+def row_of(db: Database, claim: Claim) -> RowMapping:
+    table = claim.entity.__table__
+    with db.engine.connect() as connection:
+        return connection.execute(select(table).where(table.c.id == claim.identity[0])).mappings().one()

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
-from tests.harness import Actor, Database
 from tests.suite.scenes import contenders
+from tests.support.harness import Actor, Database
 
 THREADS = 8
 

@@ -34,11 +34,11 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.model.mixins import queues
 from sqlqueue.sql.clock import NEVER
 from sqlqueue.sql.selection import picks
-from tests.checked import Base, OwnBase, Post, Slip
-from tests.engines import PASSWORD
-from tests.harness import Database
-from tests.models import Base as Models
 from tests.suite.scenes import contenders, without_waiting
+from tests.support.check_models import Base, OwnBase, Post, Slip
+from tests.support.engines import PASSWORD
+from tests.support.harness import Database
+from tests.support.models import Base as Models
 
 TABLE: Table = Post.__table__  # type: ignore[assignment]
 LARGE = 10_000
@@ -445,7 +445,7 @@ def test_asked_by_a_session_of_either_kind(db: Database) -> None:
 
 def command(db: Database, *arguments: str, driver: str | None = None) -> Any:
     url = db.url.set(drivername=driver or db.case.sync_driver).render_as_string(hide_password=False)
-    return CliRunner().invoke(application(), ["check", "--url", url, *arguments, "tests.checked:Base"])
+    return CliRunner().invoke(application(), ["check", "--url", url, *arguments, "tests.support.check_models:Base"])
 
 
 def test_the_command(healthy: Database) -> None:
@@ -465,11 +465,15 @@ def test_the_command_for_programs(healthy: Database, driver: str) -> None:
     execute(healthy, DropIndex(CLAIM))
     told = command(healthy, "--json", driver=getattr(healthy.case, driver))
     report = json.loads(told.stdout)
-    assert (told.exit_code, report["ok"], report["queues"]) == (1, False, ["tests.checked.Post"])
+    assert (told.exit_code, report["ok"], report["queues"]) == (1, False, [f"{Post.__module__}.Post"])
     assert set(report) == {"engine", "version", "queues", "ok", "findings"}
     (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert set(error) == {"severity", "code", "model", "table", "message", "fix"}
-    assert (error["code"], error["model"], error["table"]) == ("missing-index", "tests.checked.Post", "checked_post")
+    assert (error["code"], error["model"], error["table"]) == (
+        "missing-index",
+        f"{Post.__module__}.Post",
+        "checked_post",
+    )
 
 
 @pytest.mark.requires("account_sql")
@@ -478,7 +482,7 @@ def test_the_command_with_an_account_that_is_refused(healthy: Database) -> None:
     with pytest.raises(DBAPIError), create_engine(url).connect():
         pass
     told = CliRunner().invoke(
-        application(), ["check", "--url", url.render_as_string(hide_password=False), "tests.checked:Base"]
+        application(), ["check", "--url", url.render_as_string(hide_password=False), "tests.support.check_models:Base"]
     )
     assert told.exit_code == 2
     assert "cannot connect: " in told.stderr

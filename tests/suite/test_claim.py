@@ -19,8 +19,8 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.claiming import Wanted, claim_wanted
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql.clock import utcnow
-from tests.harness import Actor, Database
-from tests.models import Account, Attachment, Base, Mail, Task
+from tests.support.harness import Actor, Database
+from tests.support.models import Account, Attachment, Base, Mail, Task
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from tests.harness import Database
-from tests.models import Ledger, Mail, Task
-from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
+from tests.support.harness import Database
+from tests.support.models import Ledger, Mail, Task
+from tests.support.processes import Processes
 
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
@@ -200,3 +201,22 @@ def test_eight_processes_do_each_row_once(sync_db: Database, processes: Processe
     assert sum(done) == count(sync_db, Ledger) == count(sync_db, Task, Task.status == "completed") == 5_000
     assert count(sync_db, Task, Task.attempt != 1) == 0
     assert sum(n > 0 for n in done) > 1
+
+
+def test_claimers_with_a_criterion_do_not_disturb_each_other(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"number": n % 2} for n in range(400)])
+
+    def drain(_: int) -> list[int]:
+        done: list[int] = []
+        while True:
+            with sync_db.sessions()() as session:
+                tasks = session.claim_many(Task, Task.number == 1, limit=5)
+                done += [task.id for task in tasks]
+                session.complete(tasks)
+                session.commit()
+            if not tasks:
+                return done
+
+    with ThreadPoolExecutor(4) as threads:
+        done = [key for keys in threads.map(drain, range(4)) for key in keys]
+    assert (len(done), len(set(done))) == (200, 200)

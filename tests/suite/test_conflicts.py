@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,18 @@ from threading import Barrier, Event
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import String, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import DuplicateTaskError
+from sqlqueue import (
+    DuplicateTaskError,
+    QueueMixin,
+)
 from sqlqueue.dialects import adapter_for
-from tests.harness import Actor, Database
-from tests.models import Document, Listing
 from tests.suite.scenes import contenders, rows
+from tests.support.harness import Actor, Database
+from tests.support.models import Document, Listing
 
 THREADS = 8
 ROUNDS = 5
@@ -180,3 +186,78 @@ def test_two_at_once_with_many_that_may_meet_others_by_two_keys(db: Database, ho
         found = actor.run(lambda session: session.scalars(select(Listing.version)).all())
     assert len(found) == len(keys)
     assert len(set(found)) == 1
+
+
+class Other(DeclarativeBase):
+    pass
+
+
+class Member(QueueMixin, Other):
+    """Has a second key."""
+
+    __tablename__ = "member"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    email: Mapped[str] = mapped_column(String(50), unique=True)
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_another_unique_key_names_no_task(sync_db: Database, on_conflict: str) -> None:
+    Other.metadata.create_all(sync_db.engine)
+    try:
+        with sync_db.begin() as session:
+            session.enqueue(Member(id=1, email="a"))
+        with sync_db.session() as session:
+            with pytest.raises(DuplicateTaskError):
+                session.enqueue(Member(id=2, email="a", priority=7), on_conflict=on_conflict)
+            session.rollback()
+            assert session.execute(select(Member.id, Member.priority)).all() == [(1, 0)]
+            session.rollback()
+    finally:
+        Other.metadata.drop_all(sync_db.engine)
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_an_enqueuer_of_the_same_key_is_no_victim_and_makes_none(
+    sync_db: Database, on_conflict: str, lease: Any
+) -> None:
+    sync_db.insert(Listing, [{"unique_key": "k"}])
+    errors: list[BaseException] = []
+    began = threading.Event()
+
+    def enqueue() -> None:
+        try:
+            with sync_db.begin() as actor:
+                began.set()
+                actor.enqueue(Listing, [{"unique_key": "k", "version": 1}], on_conflict=on_conflict)
+        except BaseException as error:
+            errors.append(error)
+
+    with sync_db.begin() as actor:
+        task = actor.claim(Listing, lease=lease)
+        other = threading.Thread(target=enqueue)
+        other.start()
+        began.wait()
+        other.join(0.2)
+        actor.complete(task)
+    other.join(10)
+    assert not errors
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_deadlock_of_two_who_enqueue_the_same_keys_is_told_as_one(sync_db: Database) -> None:
+    adapter, both = adapter_for(sync_db.session_engine.dialect), threading.Barrier(2)
+
+    def enqueue(first: dict[str, Any], second: dict[str, Any]) -> None:
+        with sync_db.begin() as actor:
+            actor.enqueue(Listing, [first], on_conflict="ignore")
+            both.wait(10)
+            actor.enqueue(Listing, [second], on_conflict="ignore")
+
+    rows = [{"id": number, "unique_key": key} for number, key in enumerate("xyyx", 1)]
+    with ThreadPoolExecutor(2) as pool:
+        errors = [each.exception() for each in [pool.submit(enqueue, *rows[:2]), pool.submit(enqueue, *rows[2:])]]
+    (error,) = filter(None, errors)
+    assert isinstance(error, DBAPIError)
+    assert adapter.errors.is_transient(error)

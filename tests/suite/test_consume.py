@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, selectinload
 
 import sqlqueue
 from sqlqueue import IllegalTransitionError
-from tests.harness import Database
-from tests.models import Attachment, Mail, Order, Reminder, Spool, Task
+from tests.support.harness import Database
+from tests.support.models import Attachment, Mail, Order, Reminder, Spool, Task
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime(2090, 1, 1, tzinfo=UTC)

@@ -23,9 +23,9 @@ from sqlalchemy.engine.interfaces import CacheStats
 
 from sqlqueue import claim_of
 from sqlqueue.operations.upkeep import extend, next_due, promote
-from tests.harness import Actor, Database
-from tests.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
 from tests.suite.scenes import PAST, rows
+from tests.support.harness import Actor, Database
+from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
 
 PINNED = Path(__file__).parent / "costs"
 MINUTE = timedelta(minutes=1)

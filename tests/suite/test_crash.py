@@ -7,11 +7,11 @@ from datetime import timedelta
 
 from sqlalchemy import select
 
-from tests.harness import Database
-from tests.models import Ledger, Task
-from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import clock, count, end_leases, row, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+from tests.support.processes import Processes
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:

@@ -15,8 +15,8 @@ from sqlqueue import ArgumentError, DuplicateTaskError, Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.dialects.parts.inserts import Inserts
 from sqlqueue.sql.clock import utcnow
-from tests.harness import Database
-from tests.models import Base, CreditNote, Document, Letter, Order, Parcel, Reminder, Seat, Spool, Task
+from tests.support.harness import Database
+from tests.support.models import Base, CreditNote, Document, Letter, Order, Parcel, Reminder, Seat, Spool, Task
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

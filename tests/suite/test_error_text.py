@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tests.harness import Database
-from tests.models import Task
+from tests.support.harness import Database
+from tests.support.models import Task
 
 
 class Mute(Exception):

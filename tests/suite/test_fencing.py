@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
-from tests.harness import Actor, Database
-from tests.models import Ledger, Spool, Task
-from tests.processes import Processes
 from tests.suite import children
 from tests.suite.children import SETTLING
 from tests.suite.scenes import PAST, count, end_leases, row, rows
+from tests.support.harness import Actor, Database
+from tests.support.models import Ledger, Spool, Task
+from tests.support.processes import Processes
 
 every_call = pytest.mark.parametrize("call", SETTLING)
 

@@ -8,12 +8,22 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from sqlqueue import ArgumentError, LinearBackoff, QueueOptions, Worker
-from tests.harness import Actor, Database
-from tests.models import Film, Job, Listing, Mail, Outgoing, QueuePause, Seat, Task, Visit
 from tests.suite.scenes import count
+from tests.support.harness import Actor, Database
+from tests.support.models import (
+    Film,
+    Job,
+    Listing,
+    Mail,
+    Outgoing,
+    QueuePause,
+    Seat,
+    Task,
+    Visit,
+)
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
 """What one collation or another takes for the same."""
@@ -229,3 +239,11 @@ def test_keys_of_other_programs_stop_nothing(db: Database) -> None:
         assert {visit.limit_key for visit in visits} == {"a ", "a", ""}
         actor.complete(visits)
         actor.complete(mails)
+
+
+def test_keys_are_the_same_to_the_letter(db: Database) -> None:
+    keys = ["abC", "aBc", "a", "\u65e5\u672c", "\u6771\u4eac"]
+    with db.begin() as actor:
+        actor.enqueue(Listing, [{"unique_key": key} for key in keys], on_conflict="ignore")
+        found = actor.scalars(select(Listing.unique_key)).all()
+    assert sorted(found) == sorted(keys)

@@ -34,11 +34,11 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.slots import Slots
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.fetching import poller
-from tests.harness import Actor, Database
-from tests.models import Slot, SQLSlot, Task, Visit
-from tests.processes import Processes
 from tests.suite import children
 from tests.suite.scenes import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
+from tests.support.harness import Actor, Database
+from tests.support.models import Slot, SQLSlot, Task, Visit
+from tests.support.processes import Processes
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 from tests.worker.crew import (
     AT_ONCE,

@@ -9,10 +9,15 @@ import pytest
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
+from sqlqueue import (
+    ClaimLostError,
+    IllegalTransitionError,
+    UnsettledClaimError,
+    claim_of,
+)
 from sqlqueue.queue.spec import QUEUE_ROLES
-from tests.harness import Database
-from tests.models import Base, Ledger, Seat, Spool, Task
+from tests.support.harness import Database
+from tests.support.models import Base, Ledger, Seat, Spool, Task
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -257,3 +262,28 @@ def test_any_number_of_keys_may_be_held(sync_db: Database) -> None:
         last = actor.claim_many(Seat, limit=many, lease=None)
         assert (len(held), len(last)) == (many, 1)
         actor.complete([*held, *last])
+
+
+def test_a_row_that_is_only_locked_is_not_claimed_again_in_its_transaction(db: Database) -> None:
+    # SKIP LOCKED passes over the locks of others alone
+    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
+    with db.session() as session:
+        claimed = [session.claim(Task, lease=None), session.claim(Task, lease=None), session.claim(Task)]
+        assert [task.id for task in claimed] == [1, 2, 3]
+        assert session.claim(Task) is None
+        session.complete(claimed)
+        session.commit()
+
+
+def test_no_commit_drops_a_claim_that_only_locks(sync_db: Database) -> None:
+    # the outermost transaction is committed within a savepoint that was left open
+    sync_db.insert(Task, [{"id": 1}])
+    session = sync_db.session()
+    transaction = session.begin()
+    session.begin_nested()
+    session.claim(Task, lease=None)
+    with pytest.raises(UnsettledClaimError):
+        transaction.commit()
+    session.close()
+    # through another pool: this one could hand out the very connection that was refused
+    assert sync_db.variant().session().claim(Task).attempt == 1

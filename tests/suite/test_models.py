@@ -27,8 +27,8 @@ from sqlalchemy.orm import (
 )
 
 from sqlqueue import QueueMixin, QueueOptions, QueueSession, TopicMixin, claim_of
-from tests.harness import Database
-from tests.models import (
+from tests.support.harness import Database
+from tests.support.models import (
     Base,
     CreditNote,
     Document,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from tests.harness import Database
-from tests.models import Document, Seat, Task, Ticket
 from tests.suite.scenes import DUE, PAST, analyze, rows
+from tests.support.harness import Database
+from tests.support.models import Document, Seat, Task, Ticket
 
 random = Random(7)
 

@@ -18,10 +18,10 @@ import pytest
 from sqlalchemy import URL, select
 
 from sqlqueue import ClaimLostError
-from tests.engines import REQUIRED
-from tests.harness import Database, LoopThread
-from tests.models import Ledger, Task
 from tests.suite.scenes import contenders, count, end_leases, ids, row, rows, without_waiting
+from tests.support.engines import REQUIRED
+from tests.support.harness import Database, LoopThread
+from tests.support.models import Ledger, Task
 
 pytestmark = pytest.mark.requires("transaction_pooler")
 

@@ -21,10 +21,10 @@ from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import exhausted, next_due, promote
 from sqlqueue.sql.clock import NEVER
-from tests.engines import EngineCase
-from tests.harness import Actor, Database
-from tests.models import Mail, Parcel, Seat, Task
 from tests.suite.scenes import PAST, TOMORROW, clock, rows
+from tests.support.engines import EngineCase
+from tests.support.harness import Actor, Database
+from tests.support.models import Mail, Parcel, Seat, Task
 
 READY, DUE, DEAD, OLD = 100, 60, 20, 60
 """Tasks that calls look for."""

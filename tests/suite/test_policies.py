@@ -20,9 +20,9 @@ from sqlqueue import (
 )
 from sqlqueue.sql.clock import utcnow
 from sqlqueue.worker.process import maintenance
-from tests.harness import Database
-from tests.models import Message, Report, Task
 from tests.suite.scenes import TICK, clock, count, end_leases, row
+from tests.support.harness import Database
+from tests.support.models import Message, Report, Task
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 from tests.worker.crew import LONG, Workers, eventually, with_session, without_session
 

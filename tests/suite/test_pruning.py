@@ -13,10 +13,10 @@ from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, i
 from sqlqueue import ArgumentError, Status
 from sqlqueue.queue.status import FINAL
 from sqlqueue.sql.clock import NEVER, utcnow
-from tests.harness import Database
-from tests.models import Account, Attachment, CreditNote, Invoice, Mail, Task
+from tests.cli.test_commands_on_engines import told
 from tests.suite.scenes import PAST, count
-from tests.suite.test_cli import told
+from tests.support.harness import Database
+from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
 
 DAY = timedelta(days=1)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}

@@ -9,8 +9,8 @@ from sqlalchemy import Column, ForeignKey, Identity, String, Table, select
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from sqlqueue import ArgumentError, UniqueMixin
-from tests.harness import Database
-from tests.models import Base
+from tests.support.harness import Database
+from tests.support.models import Base
 
 HOWS = ("ignore", "replace", "rerun")
 labelling = Table(

@@ -14,10 +14,10 @@ from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.worker.fetching import poller
-from tests.harness import Actor, Database
-from tests.models import Film, Leaflet, Listing
 from tests.suite.scenes import end_leases
 from tests.suite.storms import Transaction, storm
+from tests.support.harness import Actor, Database
+from tests.support.models import Film, Leaflet, Listing
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 from tests.worker.crew import AT_ONCE, LONG, Workers, eventually, without_session
 

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 
 from sqlqueue import ArgumentError
-from tests.harness import Database
-from tests.models import Film, Task
+from tests.support.harness import Database
+from tests.support.models import Film, Task
 
 RESULTS: list[Any] = [{"pages": [1, 2.5, None], "title": "Ünïcode"}, [], "text", 0, False, "null"]
 
@@ -51,3 +51,15 @@ def test_without_a_column_for_it(db: Database) -> None:
         actor.complete(task)  # nothing was sent
         actor.commit()
         assert actor.stats(Task)["completed"] == 1
+
+
+def test_a_new_life_has_no_result_yet(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"id": 1, "stage": "print"}])
+    with db.begin() as actor:
+        actor.complete(actor.claim(Film), {"reels": 3})
+    with db.begin() as actor:
+        actor.enqueue(Film, [{"id": 1}], on_conflict="rerun")
+    with db.begin() as actor:
+        (film,) = actor.scalars(select(Film)).all()
+        assert (film.status, film.stage, film.result) == ("available", "cut", None)

@@ -13,11 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
+from sqlqueue import (
+    ClaimLostError,
+    IllegalTransitionError,
+    claim_of,
+)
 from sqlqueue.queue.spec import QUEUE_ROLES
 from sqlqueue.sql.clock import utcnow
-from tests.harness import Actor, Database
-from tests.models import Base, Ledger, Order, Seat, Spool, Task
+from tests.support.harness import Actor, Database
+from tests.support.models import Base, Ledger, Order, Seat, Spool, Task
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -381,3 +385,25 @@ def test_business_writes_commit_with_the_completion(db: Database) -> None:
         session.add_all([Ledger(task_id=task.id), Task(id=2, name="the next")])
         session.complete(task)
     assert len(_all_rows(db)) == 3
+
+
+def test_a_claim_is_settled_by_its_value_after_the_commit(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.session() as session:
+        task = session.claim(Task)
+        session.commit()
+        session.complete(claim_of(task))
+        session.commit()
+        session.refresh(task)
+        assert task.status == "completed"
+
+
+def test_settling_leaves_at_hand_what_it_did_not_write(db: Database) -> None:
+    # through asyncio, an expired attribute cannot be looked at
+    db.insert(Task, [{"id": 1}])
+    with db.session() as session:
+        task = session.claim(Task)
+        session.heartbeat(task)
+        assert (task.status, task.attempt, task.name) == ("running", 1, "")
+        session.complete(task)
+        assert (task.attempt, task.priority) == (1, 0)

@@ -16,13 +16,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from sqlqueue import Claim, ClaimLostError, Limit, QueueSession, claim_of
+from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Worker, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.queue.spec import spec_of
-from tests.harness import Actor, Database
-from tests.models import Slot, Visit
-from tests.suite.scenes import TOMORROW, contenders, count, ids
+from tests.suite.scenes import TOMORROW, contenders, count, ids, row_of
+from tests.support.harness import Actor, Database
+from tests.support.models import Slot, Visit
 
 locks_rows = pytest.mark.requires("locks_rows")
 MANY = 100
@@ -293,3 +293,19 @@ def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> N
         introduce(session, adapter_for(sync_db.engine.dialect), spec_of(Visit), ["a"])
         session.commit()
     assert sync_db.session().limits(Visit) == [Limit("a", limit=2, running=0)]
+
+
+def test_a_running_task_keeps_the_key_whose_slot_it_holds(db: Database) -> None:
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Visit))
+    with db.begin() as actor:
+        actor.enqueue(Visit, [{"id": 1, "limit_key": "b"}], on_conflict="replace")
+    assert row_of(db, claim)["limit_key"] == "a"
+    with db.begin() as actor:
+        actor.heartbeat(claim)
+
+
+def test_no_limit_holds_for_what_is_completed_first(sync_db: Database) -> None:
+    with pytest.raises(ArgumentError, match="would have no effect"):
+        Worker(sync_db.sessions()).handler(Visit, mode="at-most-once")(lambda visit: None)

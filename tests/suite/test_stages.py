@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import RowMapping, select, update
 
-from sqlqueue import ArgumentError, ClaimLostError
+from sqlqueue import ArgumentError, ClaimLostError, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.selection import picks
 from sqlqueue.transaction.notifications import channel_of, subscribe
-from tests.harness import Actor, Database
-from tests.models import Film, Leaflet, Ledger, Listing, Task
-from tests.suite.scenes import PAST, analyze, clock, count, end_leases
+from tests.suite.scenes import PAST, analyze, clock, count, end_leases, row_of
+from tests.support.harness import Actor, Database
+from tests.support.models import Film, Leaflet, Ledger, Listing, Task
 from tests.worker.crew import eventually
 
 
@@ -249,3 +249,19 @@ def test_who_has_lost_the_task_leads_to_nothing(db: Database) -> None:
         with pytest.raises(ClaimLostError):
             actor.complete(task)
     assert count(db, Listing) == 0
+
+
+@pytest.mark.parametrize("call", ["discard", "rescue"])
+def test_a_staged_task_keeps_its_error(db: Database, call: str) -> None:
+    db.insert(Leaflet, [{"id": 1}])
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Leaflet))
+        if call == "discard":
+            actor.discard(claim, "for a reason")
+    if call == "rescue":
+        end_leases(db, Leaflet)
+        with db.begin() as actor:
+            assert actor.rescue(Leaflet) == 1
+    found = row_of(db, claim)
+    assert found["status"] == "discarded"
+    assert found["error"]

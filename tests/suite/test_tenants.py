@@ -14,9 +14,9 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
 from sqlqueue.operations.upkeep import next_due, promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
-from tests.harness import Actor, Database
-from tests.models import Base
 from tests.suite.scenes import PAST, rows
+from tests.support.harness import Actor, Database
+from tests.support.models import Base
 
 
 class HasTenant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -9,11 +10,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.dialects import mysql, postgresql
 
 from sqlqueue.sql.clock import utcnow
-from tests.harness import Database
-from tests.models import Task
 from tests.suite.scenes import clock, row, rows, zones
+from tests.support.harness import Database
+from tests.support.models import Task
 
 HOUR = timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -154,3 +156,10 @@ def test_a_lease_is_over_when_it_is_over_and_not_before(db: Database) -> None:
         assert again is not None or asked < ends
         asked = clock(db)
     assert again.claimed_at >= ends
+
+
+def test_the_type_of_a_moment_can_be_pickled() -> None:
+    kind = Task.__table__.c.available_at.type
+    copy = pickle.loads(pickle.dumps(kind))
+    for dialect in (mysql.dialect(), postgresql.dialect()):
+        assert copy.compile(dialect) == kind.compile(dialect)

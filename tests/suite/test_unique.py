@@ -12,10 +12,15 @@ from sqlalchemy import RowMapping, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from sqlqueue import ArgumentError, DuplicateTaskError
-from tests.harness import Actor, Database
-from tests.models import CreditNote, Invoice, Leaflet, Listing
 from tests.suite.scenes import TOMORROW, clock, count, end_leases
 from tests.suite.storms import THREADS, Transaction, storm
+from tests.support.harness import Actor, Database
+from tests.support.models import (
+    CreditNote,
+    Invoice,
+    Leaflet,
+    Listing,
+)
 
 MINUTE = timedelta(minutes=1)
 
@@ -257,3 +262,13 @@ def test_a_race_by_both_keys(sync_db: Database) -> None:
 
     storm(sync_db, *[part] * THREADS)
     assert [each["id"] for each in listings(sync_db)] == [*range(1, 11)]
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+def test_a_primary_key_made_here_is_no_way_around_the_unique_key(db: Database, on_conflict: str) -> None:
+    db.insert(Listing, [{"id": 1, "unique_key": "k", "version": 1}])
+    with db.begin() as actor:
+        actor.enqueue(Listing, [{"id": 99, "unique_key": "k", "version": 2}], on_conflict=on_conflict)
+    with db.begin() as actor:
+        (listing,) = actor.scalars(select(Listing)).all()
+        assert (listing.id, listing.version) == (1, 1 if on_conflict == "ignore" else 2)

@@ -11,9 +11,9 @@ from sqlalchemy import FetchedValue, Identity, Integer, String, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
-from sqlqueue import UniqueMixin, claim_of
-from tests.harness import Actor, Database
-from tests.models import Base
+from sqlqueue import ArgumentError, UniqueMixin, claim_of
+from tests.support.harness import Actor, Database
+from tests.support.models import Base, Listing
 
 
 class Draft(UniqueMixin, Base):
@@ -189,3 +189,8 @@ def test_a_version_that_the_server_makes_is_read_again(db: Database) -> None:
         assert one(db, Press).text == "at last"
     finally:
         Press.metadata.drop_all(db.engine)
+
+
+def test_the_columns_of_the_queue_are_no_versions(sync_db: Database) -> None:
+    with sync_db.begin() as actor, pytest.raises(ArgumentError, match="version="):
+        actor.enqueue(Listing, [{"unique_key": "k", "priority": 1}], on_conflict="replace", version=Listing.priority)

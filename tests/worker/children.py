@@ -16,8 +16,8 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession, Worker
 from sqlqueue._support import processes
 from sqlqueue.worker.process.supervisor import run_to_end
-from tests.models import Ledger, Task
-from tests.processes import Gate
+from tests.support.models import Ledger, Task
+from tests.support.processes import Gate
 from tests.worker.crew import LEASE
 
 URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import Database
+from tests.support.harness import Database
 from tests.worker.crew import Meeting, Workers
 
 

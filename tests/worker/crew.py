@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import event, select
 
 from sqlqueue import Worker, current_job
-from tests.harness import Database
-from tests.models import Ledger, Task
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
 
 LONG = timedelta(seconds=60)
 """As `poll`: nothing is found by looking now and then."""

@@ -13,9 +13,9 @@ from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.running import completer
-from tests.harness import Database
-from tests.models import Ledger, Notice, Reminder, Spool, Task
 from tests.suite.scenes import count, end_leases, row, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Notice, Reminder, Spool, Task
 from tests.worker.crew import (
     LONG,
     Meeting,

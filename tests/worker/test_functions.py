@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import json_type
 from sqlqueue.testing import drain
-from tests.harness import Database
-from tests.models import Job, Ledger, Mail, Task
 from tests.suite.scenes import clock, count
+from tests.support.harness import Database
+from tests.support.models import Job, Ledger, Mail, Task
 from tests.worker.crew import Workers, eventually, statuses
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from tests.harness import Database
-from tests.models import Ledger, Task
 from tests.suite.scenes import clock, count, end_leases, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
 from tests.worker.crew import (
     AT_ONCE,
     LEASE,

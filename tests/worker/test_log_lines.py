@@ -15,9 +15,9 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
 from sqlqueue.worker.process import maintenance
-from tests.harness import Database
-from tests.models import Document, Report, Seat, Task
 from tests.suite.scenes import PAST
+from tests.support.harness import Database
+from tests.support.models import Document, Report, Seat, Task
 from tests.worker.crew import Workers, eventually, raising, statuses, with_session, without_session
 
 MINUTE = timedelta(minutes=1)

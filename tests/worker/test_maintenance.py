@@ -14,9 +14,9 @@ from sqlqueue.operations.upkeep import promote
 from sqlqueue.sql.clock import NEVER
 from sqlqueue.worker.fetching import fetcher, readiness
 from sqlqueue.worker.process import maintenance
-from tests.harness import Database
-from tests.models import Attachment, Mail, Task
 from tests.suite.scenes import PAST, TOMORROW, count, rows
+from tests.support.harness import Database
+from tests.support.models import Attachment, Mail, Task
 from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
 
 OFTEN = timedelta(seconds=0.05)

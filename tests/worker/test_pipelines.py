@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from sqlqueue import Retry, enqueue
 from sqlqueue.testing import drain
-from tests.harness import Database
-from tests.models import Film, Task
 from tests.suite.scenes import count, rows
+from tests.support.harness import Database
+from tests.support.models import Film, Task
 from tests.worker.crew import LONG, Workers, all_are, eventually, with_session
 
 KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lock": {"mode": "lock"}}

@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqlqueue import Worker
 from sqlqueue.worker.fetching import poller
-from tests.harness import Database
-from tests.models import Ledger, Task
-from tests.processes import Child, Processes
 from tests.suite.scenes import count, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+from tests.support.processes import Child, Processes
 from tests.worker import children
 from tests.worker.crew import (
     AT_ONCE,

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import RowMapping
 
 from sqlqueue import Cancel, Discard, Retry, Snooze, current_job
-from tests.harness import Database
-from tests.models import Ledger, Mail, Task
 from tests.suite.scenes import count, row, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Mail, Task
 from tests.worker.crew import (
     LEASE,
     LONG,

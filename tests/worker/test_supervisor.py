@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, delete, select
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
-from tests.models import Base, Ledger, Task
+from tests.support.models import Base, Ledger, Task
 from tests.worker.children import URL_VARIABLE, lives
 from tests.worker.crew import eventually
 

@@ -13,9 +13,9 @@ from sqlalchemy import func, insert, select, text
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.fetching import poller
-from tests.harness import Database
-from tests.models import Spool, Task
 from tests.suite.scenes import clock, count, rows
+from tests.support.harness import Database
+from tests.support.models import Spool, Task
 from tests.worker.crew import AT_ONCE, LONG, Workers, all_are, eventually, seen, without_session
 
 

@@ -1,0 +1,268 @@
+"""`sqlqueue check` as a program, what it is given, and what only a file has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, create_engine
+from typer.testing import CliRunner
+
+from sqlqueue import ArgumentError, Finding, check, verify_schema
+from sqlqueue.cli import application
+from sqlqueue.diagnostics.query_plans import unserved
+from sqlqueue.dialects import adapters
+from tests.support.check_models import Base, EmptyBase, Plain, Post
+from tests.support.models import Invoice, Notice
+
+MODELS = """
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlqueue import QueueMixin
+
+class Base(DeclarativeBase):
+    pass
+
+class Job(QueueMixin, Base):
+    __tablename__ = "job"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+class Holder:
+    base = Base
+
+name = "job"
+"""
+PROGRAM = "import sys; sys.argv[0] = 'sqlqueue'; from sqlqueue.cli import main; main()"
+
+
+def make(path: Path, journal_mode: str = "WAL") -> None:
+    """A database with the tables of `tests.support.check_models`."""
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA journal_mode = {journal_mode}")
+    Base.metadata.create_all(engine)
+    engine.dispose()
+
+
+def findings(url: str, target: Any = Base) -> list[Finding]:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = list(check(connection, target))
+    engine.dispose()
+    return found
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "checked.db"
+    make(path)
+    return path
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+def test_another_journal_mode(tmp_path: Path) -> None:
+    make(tmp_path / "old.db", "DELETE")
+    (finding,) = findings(f"sqlite:///{tmp_path / 'old.db'}")
+    assert (finding.severity, finding.code) == ("warning", "journal-mode")
+    assert "WAL" in finding.fix
+
+
+def test_in_memory_there_is_no_journal() -> None:
+    assert {finding.code for finding in findings("sqlite://")} == {"missing-table"}
+
+
+def test_a_url_that_lets_nobody_write(database: Path) -> None:
+    (finding,) = findings(f"sqlite:///file:{database}?mode=ro&uri=true")
+    assert (finding.severity, finding.code) == ("error", "read-only")
+
+
+UNPRIVILEGED = """
+import os, sys
+from sqlalchemy import create_engine
+from sqlqueue import check
+from tests.support.check_models import Base
+create_engine(sys.argv[1]).connect().close()  # so that all is imported that only root may read
+os.geteuid() or os.setuid(65534)
+with create_engine(sys.argv[1]).connect() as connection:
+    print([finding.code for finding in check(connection, Base) if finding.severity == "error"])
+"""
+
+
+def test_a_file_that_cannot_be_written() -> None:
+    with tempfile.TemporaryDirectory() as name:  # which, unlike tmp_path, others may enter
+        directory, path = Path(name), Path(name) / "checked.db"
+        make(path, "DELETE")
+        path.chmod(0o444)
+        directory.chmod(0o555)
+        told = python(directory, UNPRIVILEGED, f"sqlite:///{path}")
+        directory.chmod(0o755)
+    assert told.stdout == "['read-only', 'read-only']\n", told.stderr  # the file, and the directory for its journal
+
+
+# -- the target ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [Base, Base.metadata, Post])
+def test_a_base_a_metadata_or_a_model(target: Any) -> None:
+    (finding,) = findings("sqlite://", target)
+    assert finding.model is Post
+
+
+@pytest.mark.parametrize("function", [check, verify_schema])
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (object(), "is not a queue model, a declarative base or a MetaData"),
+        (EmptyBase, "no queue in EmptyBase"),
+        (MetaData(), "no queue in"),
+        (Plain, "Plain is not a queue model"),
+    ],
+    ids=["object", "base", "metadata", "model"],
+)
+def test_no_queue(function: Any, target: Any, said: str) -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(ArgumentError, match=said):
+        function(connection, target)
+    engine.dispose()
+
+
+def test_classes_of_one_table_are_one_queue() -> None:
+    models = [finding.model for finding in findings("sqlite://", Notice.metadata) if finding.table == "notice"]
+    assert models == [Notice]
+
+
+def test_the_further_tables_of_a_model() -> None:
+    engine = create_engine("sqlite://")
+    Invoice.__table__.create(engine)  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        (finding,) = check(connection, Invoice)
+        assert (finding.severity, finding.code) == ("error", "missing-table")
+        assert "credit_note" in finding.message
+        Invoice.metadata.tables["credit_note"].create(connection)
+        assert list(check(connection, Invoice)) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["mssql", "oracle", "cockroachdb"])
+def test_engines_whose_planner_is_not_asked(name: str) -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        (finding,) = unserved(connection, adapters()[name], Post.__queue_spec__)
+    assert (finding.severity, finding.code, finding.model) == ("note", "plan-not-asked", Post)
+    engine.dispose()
+
+
+# -- the program ---------------------------------------------------------------------------------------------------
+
+
+def python(directory: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "200"}
+    command = [sys.executable, "-P", "-c", code, *arguments]  # as a script: the current directory is not on its path
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def program(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`sqlqueue check`, with `directory` as the current one."""
+    return python(directory, PROGRAM, "check", *arguments)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(MODELS)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "lacking.py").write_text("import shop, nothing_of_that_name")
+    return tmp_path
+
+
+def test_as_a_deployment_runs_it(project: Path) -> None:
+    (project / "shop.db").touch()
+    told = program(project, "--url", "sqlite:///shop.db", "shop:Holder.base")
+    assert told.returncode == 1
+    assert "there is no table job" in told.stdout
+    assert told.stderr == ""
+    make(project / "checked.db", "DELETE")
+    told = program(project, "--url", "sqlite:///checked.db", "tests.support.check_models:Base")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "1 queue: 1 warning." in told.stdout
+
+
+def test_warnings_may_count_as_errors(tmp_path: Path) -> None:
+    make(tmp_path / "checked.db", "DELETE")
+    arguments = ["check", "--url", f"sqlite:///{tmp_path / 'checked.db'}", "tests.support.check_models:Base"]
+    assert CliRunner().invoke(application(), arguments).exit_code == 0
+    assert CliRunner().invoke(application(), [*arguments, "--strict"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop", "module:attribute"),
+        (":Base", "module:attribute"),
+        ("shop:Nothing", "has no Nothing"),
+        ("shop:name", "not a queue model"),
+        ("nowhere:Base", "no module nowhere"),
+        ("shop.models:Base", "no module shop.models"),
+        ("broken:Base", "ZeroDivisionError"),
+        ("lacking:Base", "nothing_of_that_name"),
+        ("tests.support.check_models:EmptyBase", "no queue in EmptyBase"),
+    ],
+)
+def test_a_target_that_is_none(project: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    told = CliRunner().invoke(application(), ["check", "--url", "sqlite://", target])
+    assert told.exit_code == 2
+    assert said in " ".join(told.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("shop.db", "dialect+driver://"),
+        ("nosuch://localhost", "not installed"),
+        ("postgresql+nosuch://localhost", "not installed"),
+        ("sqlite:///missing.db", "no file missing.db"),
+    ],
+)
+def test_a_url_that_is_none(url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])
+    assert told.exit_code == 2
+    assert said in " ".join(told.stderr.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == [], "a database was made"
+
+
+@pytest.mark.parametrize("drivername", ["mysql+pymysql", "mysql+aiomysql", "postgresql+asyncpg"])
+def test_a_database_that_does_not_answer(drivername: str) -> None:
+    pytest.importorskip(drivername.partition("+")[2])
+    url = f"{drivername}://me:secret@127.0.0.1:1/shop"
+    told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])
+    assert told.exit_code == 2
+    assert "cannot connect: " in told.stderr
+    assert "secret" not in told.stderr
+
+
+def test_the_url_may_come_from_the_environment(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLQUEUE_DATABASE_URL", f"sqlite:///{database}")
+    told = CliRunner().invoke(application(), ["check", "tests.support.check_models:Base"])
+    assert (told.exit_code, told.stdout) == (0, f"{_sqlite()}, 1 queue: no problems found.\n")
+
+
+def _sqlite() -> str:
+    import sqlite3
+
+    return f"SQLite {sqlite3.sqlite_version}"
+
+
+def test_its_help_names_the_exit_status() -> None:
+    told = CliRunner().invoke(application(), ["check", "--help"])
+    assert "Exit status: 0" in told.output
+    assert "--strict" in told.output

@@ -1,0 +1,14 @@
+"""The conformance suite that packages import, on the engines that come with sqlqueue."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine
+
+from sqlqueue.testing.conformance import *  # noqa: F403  # as a package does it: whatever there is to be run
+from tests.support.harness import Database
+
+
+@pytest.fixture
+def conformance_engine(sync_db: Database) -> Engine:
+    return sync_db.variant(on_connect=sync_db.case.foreign_keys_sql).session_engine

@@ -1,0 +1,154 @@
+"""Which messages may be published: the first of each key and what follows it, and by one relay at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+
+from sqlqueue import ArgumentError, claim_of
+from sqlqueue.outbox import Relay, claim_messages
+from sqlqueue.outbox.message_claims import LINES, NEAR
+from tests.outbox.scenes import claim, fill
+from tests.suite.scenes import PAST, TOMORROW, end_leases, row, without_waiting
+from tests.support.harness import Database
+from tests.support.models import Dispatch, Outgoing, Task
+
+
+def later(db: Database, *ids: int) -> None:
+    """These have failed, and are not to be tried yet."""
+    with db.engine.begin() as connection:
+        values = {"status": "retryable", "attempt": 1, "available_at": TOMORROW}
+        connection.execute(update(Outgoing.__table__).where(Outgoing.id.in_(ids)).values(values))
+
+
+def test_those_of_a_key_come_in_order_and_together(db: Database) -> None:
+    a1, b1, a2, none, b2, a3 = fill(db, "a", "b", "a", None, "b", "a")
+    with db.begin() as actor:
+        messages = actor.run(claim_messages, Outgoing, limit=100)
+        assert [message.id for message in messages] == [a1, a2, a3, b1, b2, none]
+        assert {message.status for message in messages} == {"running"}
+        assert messages[1].payload == {"number": 2}
+        assert claim_of(messages[1]).attempt == 1
+        actor.run(lambda session: session.complete(messages))
+
+
+def test_the_first_of_each_key_comes_before_the_second_of_any(db: Database) -> None:
+    a1, a2, _, b1, c1, _ = fill(db, "a", "a", "a", "b", "c", "c")
+    with db.begin() as actor:
+        assert claim(actor, limit=4) == [a1, a2, b1, c1]
+
+
+def test_what_is_claimed_keeps_others_from_its_key(db: Database) -> None:
+    a1, b1, _, b2, none = fill(db, "a", "b", "a", "b", None)
+    with db.session() as first, db.session() as second:
+        assert claim(first, Outgoing.message_key == "a", limit=1) == [a1]
+        first.commit()
+        assert claim(second) == [b1, b2, none]
+        second.commit()
+        assert claim(first) == []
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_claim_that_is_not_committed_keeps_others_away_and_nobody_waits(db: Database) -> None:
+    a1, b1, _, b2 = fill(db, "a", "b", "a", "b")
+    with db.session() as first, db.session() as second:
+        assert claim(first, Outgoing.message_key == "a", limit=1) == [a1]
+        assert without_waiting(first, lambda: claim(second)) == [b1, b2]
+
+
+@pytest.mark.requires("locks_rows")
+def test_what_others_have_locked_is_not_passed_by(db: Database) -> None:
+    a1, a2, _, b1 = fill(db, "a", "a", "a", "b")
+    with db.session() as operator, db.session() as relay:
+        assert operator.claim(Outgoing, Outgoing.id == a2, lease=None).id == a2
+        assert without_waiting(operator, lambda: claim(relay)) == [a1, b1]
+        operator.rollback()
+
+
+def test_one_that_is_to_be_retried_holds_back_its_key_alone(db: Database) -> None:
+    a1, _, b1, b2, _ = fill(db, "a", "a", "b", "b", "b")
+    with db.engine.begin() as connection:
+        connection.execute(
+            update(Outgoing.__table__).where(Outgoing.id == b2 + 1).values(status="scheduled", available_at=TOMORROW)
+        )
+    (last,) = fill(db, "b")
+    later(db, a1)
+    with db.begin() as actor:
+        assert claim(actor) == [b1, b2]
+        assert actor.get(Outgoing, last).status == "available"
+
+
+def test_those_held_back_do_not_hide_others(db: Database) -> None:
+    (first,) = fill(db, "a")
+    db.insert(Outgoing, [{"message_key": "a", "payload": 0}] * (NEAR + 1))
+    (b1,) = fill(db, "b")
+    later(db, first)
+    with db.begin() as actor:
+        assert claim(actor) == [b1]
+
+
+def test_what_is_final_holds_back_nothing(db: Database) -> None:
+    done, a2, dead, b2 = fill(db, "a", "a", "b", "b")
+    with db.begin() as actor:
+        actor.cancel(Outgoing, Outgoing.id == done)
+        actor.discard(Outgoing, Outgoing.id == dead, error="poison")
+    with db.begin() as actor:
+        assert claim(actor) == [a2, b2]
+
+
+def test_after_a_lease_has_ended_it_starts_again_from_the_first(db: Database) -> None:
+    ids = fill(db, "a", "a", "a")
+    with db.begin() as actor:
+        assert claim(actor, limit=2) == ids[:2]
+    end_leases(db, Outgoing)
+    with db.begin() as actor:
+        messages = actor.run(claim_messages, Outgoing, limit=100)
+        assert [(message.id, message.attempt) for message in messages] == [(ids[0], 2), (ids[1], 2), (ids[2], 1)]
+
+
+def test_room_is_shared_among_keys(db: Database) -> None:
+    keys = [f"{n:02}" for n in range(LINES + 2)]
+    fill(db, *keys, *keys, *keys)
+    with db.begin() as actor:
+        messages = actor.run(claim_messages, Outgoing, limit=len(keys) + LINES)
+        claimed = [message.message_key for message in messages]
+        assert claimed == [key for key in keys[:LINES] for _ in range(2)] + keys[LINES:]
+
+
+def test_the_order_of_a_key_of_two_columns(db: Database) -> None:
+    places = [(2025, 7), (2026, 1), (2026, 2), (2027, 0)]
+    db.insert(Dispatch, [{"year": y, "number": n, "message_key": "a", "payload": 0} for y, n in reversed(places)])
+    with db.begin() as actor:
+        assert [message.year for message in actor.run(claim_messages, Dispatch, limit=1)] == [2025]
+    with db.engine.begin() as connection:
+        connection.execute(update(Dispatch.__table__).values(status="available", available_at=PAST))
+    with db.begin() as actor:
+        messages = actor.run(claim_messages, Dispatch, limit=4)
+        assert [(message.year, message.number) for message in messages] == places
+
+
+def test_a_rollback_leaves_no_trace(db: Database) -> None:
+    ids = fill(db, "a", "a")
+    with db.session() as actor:
+        messages = actor.run(claim_messages, Outgoing, limit=2)
+        actor.rollback()
+        assert row(db, messages[0])["attempt"] == 0
+        assert claim(actor) == ids
+
+
+def test_what_makes_no_sense_is_refused(sync_db: Database) -> None:
+    with sync_db.session() as actor:
+        with pytest.raises(ArgumentError, match="Task is not an outbox: derive it from"):
+            actor.run(claim_messages, Task, limit=1)
+        with pytest.raises(ArgumentError, match="limit=0"):
+            actor.run(claim_messages, Outgoing, limit=0)
+        with pytest.raises(ArgumentError, match="lease="):
+            actor.run(claim_messages, Outgoing, limit=1, lease=timedelta(0))
+    with pytest.raises(ArgumentError, match="Task is not an outbox"):
+        Relay(sync_db.sessions(), Task, print)  # type: ignore[type-var]
+    with pytest.raises(ArgumentError, match="batch=0"):
+        Relay(sync_db.sessions(), Outgoing, print, batch=0)
+    with pytest.raises(ArgumentError, match="give a function of one argument, the list of messages"):
+        Relay(sync_db.sessions(), Outgoing, lambda: None)  # type: ignore[misc,arg-type]

@@ -1,0 +1,209 @@
+"""SQL requests: one statement, a valid response of bounded size and memory, and no longer than the timeout."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+from collections.abc import Iterator
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, create_engine
+from sqlalchemy.pool import NullPool
+
+from sqlqueue import ArgumentError
+from sqlqueue.dialects.parts.requests import Answer
+from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
+from sqlqueue.sqltasks.execution import Executor, Users
+from sqlqueue.sqltasks.response import response
+from sqlqueue.sqltasks.watchdog import Watchdog
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+
+DIGITS = " UNION ALL ".join(f"SELECT {n} AS n" for n in range(10))
+MUCH = ", ".join(f"({DIGITS}) d{n}" for n in range(12))
+ENDLESS = f"SELECT SUM({' * '.join(f'd{n}.n' for n in range(12))}) AS n FROM {MUCH}"
+"""A million millions of rows to go through."""
+
+
+def executor(db: Database, **options: Any) -> Executor:
+    return Executor(Users.of(db.url, {}), **{"timeout": timedelta(minutes=1), "limit": 1_000_000, **options})
+
+
+def run(db: Database, request: str, *, timeout: float | None = None, **options: Any) -> Any:
+    """The parsed response, by a parser that takes valid JSON alone."""
+    told = executor(db, **options).execute(request, user=None, timeout=timeout)
+    return json.loads(told, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def value(db: Database, expression: str) -> Any:
+    ((found,),) = run(db, f"SELECT {expression}")["rows"]
+    return found
+
+
+# -- one statement -----------------------------------------------------------------------------------------------------
+
+
+def test_several_statements_are_refused_and_none_is_executed(sync_db: Database) -> None:
+    table = Ledger.__tablename__
+    first = f"INSERT INTO {table} (task_id, worker) VALUES (7, '')"
+    for second in ("SELECT 1", first):
+        with pytest.raises(RequestFailed) as failed:
+            run(sync_db, f"{first}; {second}")
+        assert failed.value.code not in (None, "timeout")
+        assert run(sync_db, f"SELECT COUNT(*) FROM {table}")["rows"] == [[0]]
+    assert run(sync_db, f"{first}  ;  ") == {"row_count": 1}
+
+
+@pytest.mark.requires("copies")
+@pytest.mark.parametrize("request_", ["COPY ledger TO STDOUT", "COPY ledger FROM STDIN"])
+def test_a_copy_to_or_from_the_client_is_refused(sync_db: Database, request_: str) -> None:
+    with pytest.raises(RequestFailed, match="COPY FROM STDIN and COPY TO STDOUT need a client"):
+        run(sync_db, request_)
+    assert run(sync_db, "SELECT 1")["rows"] == [[1]]
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg2://", "mysql+mysqlconnector://", "mariadb+mariadbconnector://"])
+def test_a_driver_that_may_execute_several_statements_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError, match="does not refuse several statements in one request: use"):
+        SQLTaskScheduler([SQLTaskDatabase(url=url)])
+
+
+# -- valid responses ---------------------------------------------------------------------------------------------------
+
+
+def test_common_values(sync_db: Database) -> None:
+    found = run(sync_db, "SELECT 1, -9223372036854775808, 'Zoë \U0001f600 \"a%b\"', NULL, ''")
+    assert found["rows"] == [[1, -9223372036854775808, 'Zoë \U0001f600 "a%b"', None, ""]]
+    assert (found["row_count"], found["truncated"]) == (1, False)
+    nothing = run(sync_db, "SELECT id AS first, error AS second FROM task WHERE 1 = 0")
+    assert [name for name, _ in nothing["columns"]] == ["first", "second"]
+    assert (nothing["rows"], nothing["row_count"], nothing["truncated"]) == ([], 0, False)
+
+
+def test_values_that_json_has_no_word_for(sync_db: Database) -> None:
+    for expression, expected in sync_db.case.odd_values.items():
+        assert value(sync_db, expression) == expected, expression
+
+
+def test_any_value_of_any_driver_makes_a_valid_response() -> None:
+    odd = [float("nan"), float("inf"), -float("inf"), b"\x00\xff", memoryview(b"\x01"), "\ud800 \0", 10**50]
+    nested = [{"a": float("nan"), 1: [timedelta(days=2)]}, (1, None)]
+    found = json.loads(response(Answer([(f"c\ud800{n}", "") for n in range(9)], [[*odd, *nested]], 0), 1_000))
+    (row,) = found["rows"]
+    assert row == [
+        *["NaN", "Infinity", "-Infinity", "00ff", "01", "\ufffd \0", 10**50, {"a": "NaN", "1": ["2 days, 0:00:00"]}],
+        [1, None],
+    ]
+    assert found["columns"][0] == ["c\ufffd0", "float"]
+
+
+# -- bounded memory ----------------------------------------------------------------------------------------------------
+
+
+def _memory_of(url: URL, request: str, told: Any) -> None:
+    small = Executor(Users.of(url, {}), timeout=timedelta(minutes=2), limit=10_000)
+    small.execute("SELECT 1", user=None, timeout=None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = json.loads(small.execute(request, user=None, timeout=None))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told.send((found["truncated"], len(found["rows"]), (after - before) / 1024))
+
+
+def test_a_large_result_takes_little_memory(sync_db: Database) -> None:
+    """200 MB of 2 kB each."""
+    sync_db.insert(Task, [{"error": "x" * 1_990} for _ in range(10)])
+    tables = ", ".join(f"task t{n}" for n in range(5))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_memory_of, args=(sync_db.url, f"SELECT t0.error FROM {tables}", theirs))
+    child.start()
+    assert ours.poll(150)
+    truncated, rows, megabytes = ours.recv()
+    child.join()
+    assert (truncated, rows) == (True, 5)
+    assert megabytes < 40
+
+
+@pytest.mark.requires("insert_returns")
+def test_a_statement_whose_rows_do_not_fit_is_executed_to_its_end(sync_db: Database) -> None:
+    three = ", ".join(f"({DIGITS}) d{n}" for n in range(3))
+    rows = f"SELECT 100 * d0.n + 10 * d1.n + d2.n, '' FROM {three}"
+    request = f"INSERT INTO ledger (task_id, worker) {rows} RETURNING task_id"
+    found = run(sync_db, request, limit=20)
+    assert found["truncated"]
+    assert found["row_count"] < 20
+    assert value(sync_db, "COUNT(*) FROM ledger") == 1_000
+
+
+# -- the timeout -------------------------------------------------------------------------------------------------------
+
+
+def _ends(db: Database, request: str) -> None:
+    with pytest.raises(RequestFailed) as failed:
+        run(db, request, timeout=0.5)
+    assert failed.value.code == "timeout"
+    assert str(failed.value).startswith("timeout: stopped after 0.5 s")
+
+
+def test_what_takes_too_long_is_ended(sync_db: Database) -> None:
+    _ends(sync_db, ENDLESS)
+
+
+def test_a_statement_that_writes_is_ended_and_undone(sync_db: Database) -> None:
+    _ends(sync_db, f"INSERT INTO ledger (task_id, worker) SELECT n, '' FROM ({ENDLESS}) endless")
+    assert value(sync_db, "COUNT(*) FROM ledger") == 0
+
+
+def test_rows_that_do_not_end(sync_db: Database) -> None:
+    _ends(sync_db, f"SELECT 'a row' FROM {MUCH}")
+
+
+@pytest.fixture
+def prepared(sync_db: Database) -> Iterator[Database]:
+    """With what its statements are about."""
+    engine = create_engine(sync_db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    create, drop = sync_db.case.timeout_preparation
+    with engine.connect() as connection:
+        for statement in (*drop, *create):
+            connection.exec_driver_sql(statement)
+    yield sync_db
+    with engine.connect() as connection:
+        for statement in drop:
+            connection.exec_driver_sql(statement)
+
+
+def test_no_statement_lifts_its_timeout(prepared: Database) -> None:
+    for request in prepared.case.timeout_liftings:
+        _ends(prepared, request)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_none(sync_db: Database, timeout: float) -> None:
+    with pytest.raises(RequestFailed, match="give a positive number of seconds"):
+        run(sync_db, "SELECT 1", timeout=timeout)
+
+
+def test_a_timeout_beyond_all_limits(sync_db: Database) -> None:
+    for timeout in (1e300, float("inf")):
+        assert run(sync_db, "SELECT 1", timeout=timeout)["rows"] == [[1]]
+
+
+def test_a_watchdog_insists() -> None:
+    """Until it is left; and in the end by force."""
+    tries: list[bool] = []
+    forced = Event()
+
+    def interrupt(by_force: bool) -> None:
+        tries.append(by_force)
+        if by_force:
+            forced.set()
+
+    with Watchdog(timedelta(milliseconds=1), interrupt) as watchdog:
+        assert forced.wait(60)
+        with pytest.raises(RequestFailed, match=r"timeout: stopped after 0\.001 s"):
+            watchdog.check()
+    assert tries[0] is False

@@ -1,0 +1,323 @@
+"""What makes no sense gets an error of sqlqueue that names it, before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, aliased, load_only
+from sqlalchemy.schema import CreateTable
+
+import sqlqueue
+from sqlqueue import ArgumentError, IllegalTransitionError, QueueSession, SQLQueueError, claim_of, hung
+from tests.support.models import Account, Base, Document, Ledger, Mail, Seat, Spool, Task
+
+NAIVE = datetime(2020, 1, 1)
+
+
+def ascii_id(value: object) -> str:
+    """Without addresses, which differ from one process of the run to another."""
+    return re.sub(r" at 0x\w+", "", ascii(value))[:60]
+
+
+class Recorded(QueueSession):
+    """Knows what it has sent."""
+
+    sent: list[str]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = create_engine("sqlite://")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([Task(id=1), Task(id=2), Mail(id=1), Document(id="a"), Spool(id=1)])
+        session.commit()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Recorded]:
+    """What a test has done goes with its session: none commits."""
+    engine_of_this_test = engine.execution_options()
+    with Recorded(engine_of_this_test) as session:
+        session.sent = []
+        event.listen(engine_of_this_test, "before_cursor_execute", lambda *args: session.sent.append(args[2]))
+        yield session
+
+
+@contextmanager
+def refused(session: Recorded, *words: str, error: type[SQLQueueError] = ArgumentError) -> Iterator[None]:
+    """Raises ``error`` with these words, and sends nothing but the beginning of a transaction."""
+    session.sent.clear()
+    with pytest.raises(error) as raised:
+        yield
+    for word in words:
+        assert word in str(raised.value)
+    assert [statement for statement in session.sent if not statement.startswith("BEGIN")] == []
+
+
+ENTITIES = [Ledger, Base, Task(), "Task", None, 7, object, Task.__table__, aliased(Task), select(Task)]
+OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
+    "claim": lambda s, model: s.claim(model),
+    "claim_many": lambda s, model: s.claim_many(model, limit=3),
+    "consume": lambda s, model: s.consume(model),
+    "claiming": lambda s, model: s.claiming(model).__enter__(),
+    "retry": lambda s, model: s.retry(model),
+    "rescue": lambda s, model: s.rescue(model),
+    "prune": lambda s, model: s.prune(model, timedelta(days=1)),
+    "stats": lambda s, model: s.stats(model),
+    "stats_by": lambda s, model: s.stats_by(model, Task.number),
+    "overview": lambda s, model: s.overview(model),
+    "timeline": lambda s, model: s.timeline(model),
+    "hung": lambda s, model: hung(model),
+    "errors": lambda s, model: s.errors(model),
+    "enqueue": lambda s, model: s.enqueue(model, [{"id": 3}]),
+}
+
+
+@pytest.mark.parametrize("entity", ENTITIES, ids=lambda entity: type(entity).__name__)
+@pytest.mark.parametrize("operation", OF_A_MODEL)
+def test_no_queue_model(session: Recorded, operation: str, entity: Any) -> None:
+    with refused(session, "not a queue model", "QueueMixin"):
+        OF_A_MODEL[operation](session, entity)
+
+
+CLAIMS: list[tuple[str, dict[str, Any]]] = [
+    *(("limit", {"limit": limit}) for limit in (0, -1, 1.5, "3", None, True)),
+    *(("lease", {"limit": 1, "lease": lease}) for lease in (timedelta(0), -timedelta(seconds=1), 30, 1.5, "long")),
+    *(("claimed_by", {"limit": 1, "claimed_by": name}) for name in ("", "x" * 201, 7)),
+    *(("order_by", {"limit": 1, "order_by": order}) for order in ("name", ["name"])),
+    *(("options", {"limit": 1, "options": options}) for options in (load_only(Task.name),)),
+]
+
+
+@pytest.mark.parametrize(("word", "arguments"), CLAIMS, ids=ascii_id)
+def test_arguments_of_a_claim(session: Recorded, word: str, arguments: dict[str, Any]) -> None:
+    with refused(session, word):
+        session.claim_many(Task, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "word"),
+    [
+        (Account.name == "ada", "account"),
+        (Mail.account_id == Account.id, "account"),
+        (Ledger.task_id == Task.id, "ledger"),
+        (True, "criterion"),
+        ("name = 'a'", "criterion"),
+        (text("1 = 1"), "criterion"),
+        (None, "criterion"),
+        (lambda task: task.id == 1, "criterion"),
+        (Task.available_at < NAIVE, "naive"),
+        (Task.available_at.in_([NAIVE]), "naive"),
+    ],
+    ids=ascii_id,
+)
+@pytest.mark.parametrize(
+    "operation", ["claim", "consume", "retry", "cancel", "stats", "overview", "timeline", "errors"]
+)
+def test_criteria(session: Recorded, operation: str, criterion: Any, word: str) -> None:
+    model = Mail if "account" in str(criterion) else Task
+    with refused(session, word):
+        getattr(session, operation)(model, criterion)
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+SETTLING: dict[str, tuple[Any, ...]] = {
+    "complete": (),
+    "fail": ("no",),
+    "discard": ("no",),
+    "cancel": (),
+    "release": (),
+    "snooze": (timedelta(seconds=1),),
+    "heartbeat": (),
+}
+settling = pytest.mark.parametrize("call", SETTLING)
+
+
+@settling
+def test_what_was_never_claimed(session: Recorded, call: str) -> None:
+    task = session.get_one(Task, 1)
+    for unclaimed in (task, [task], Task()):
+        with refused(session, "was not claimed", error=IllegalTransitionError):
+            getattr(session, call)(unclaimed, *SETTLING[call])
+
+
+@settling
+def test_what_is_settled_already(session: Recorded, call: str) -> None:
+    task, other = session.claim_many(Task, limit=2)
+    session.discard(task, "no")
+    for settled in (task, [other, task]):
+        with refused(session, "already settled: discarded", error=IllegalTransitionError):
+            getattr(session, call)(settled, *SETTLING[call])
+
+
+@settling
+def test_claims_of_two_models(session: Recorded, call: str) -> None:
+    task, mail = session.claim(Task), session.claim(Mail)
+    with refused(session, "Task", "Mail"):
+        getattr(session, call)([task, mail], *SETTLING[call])
+
+
+@settling
+def test_a_claim_given_twice(session: Recorded, call: str) -> None:
+    task = session.claim(Task)
+    for twice in ([task, task], [task, claim_of(task)]):
+        with refused(session, "twice"):
+            getattr(session, call)(twice, *SETTLING[call])
+
+
+@settling
+@pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
+def test_what_is_no_claim(session: Recorded, call: str, nothing: Any) -> None:
+    """None is what an empty queue gave."""
+    with refused(session):
+        getattr(session, call)(nothing, *SETTLING[call])
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "word"),
+    [
+        ("fail", ("no", 30), "retry_in"),
+        ("fail", ("no", -timedelta(seconds=1)), "retry_in"),
+        ("fail", (None,), "error"),
+        ("fail", (7,), "error"),
+        ("discard", (None,), "error"),
+        ("snooze", (30,), "delay"),
+        ("snooze", (-timedelta(seconds=1),), "delay"),
+        ("snooze", (None,), "delay"),
+        ("snooze", (datetime(2030, 1, 1, tzinfo=UTC),), "delay"),
+        ("heartbeat", (30,), "lease"),
+        ("heartbeat", (timedelta(0),), "lease"),
+        ("complete", ("a result",), "result"),
+        ("cancel", (Task.id == 1,), "criteria"),
+    ],
+)
+def test_arguments_of_settling(session: Recorded, call: str, arguments: tuple[Any, ...], word: str) -> None:
+    task = session.claim(Task)
+    with refused(session, word):
+        getattr(session, call)(task, *arguments)
+    assert claim_of(task).attempt == 1
+
+
+@pytest.mark.parametrize("age", [30, -timedelta(days=1), None, "30 days"])
+def test_prune(session: Recorded, age: Any) -> None:
+    with refused(session, "older_than"):
+        session.prune(Task, age)
+
+
+@pytest.mark.parametrize(
+    "by", ["number", None, 7, Mail.topic, Mail.account, text("number"), Ledger.task_id], ids=ascii_id
+)
+def test_stats_by(session: Recorded, by: Any) -> None:
+    model = Mail if by is Mail.account else Task
+    with refused(session, f"not a column of {model.__name__}"):
+        session.stats_by(model, by)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        *(({"bucket": bucket}, "bucket") for bucket in (3_600, timedelta(0), -timedelta(hours=1), None)),
+        *(({"since": since}, "since") for since in (86_400, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC), None)),
+        *(({"bucket": timedelta(hours=hours)}, "divides a day") for hours in (5, 25, 36)),
+        ({"bucket": timedelta(seconds=8)}, "at most 10,000 buckets"),
+        ({"bucket": timedelta(days=10_001)}, "as many days"),
+        ({"bucket": timedelta(days=7), "since": timedelta(days=10_001)}, "as many days"),
+    ],
+    ids=ascii_id,
+)
+def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> None:
+    with refused(session, word):
+        session.timeline(Task, **arguments)
+
+
+# -- enqueueing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "word"),
+    [
+        ((Task, [{"nam": "x"}]), {}, "nam"),
+        ((Task, [{"name": "x"}, {"name": "y", "nam": "x"}]), {}, "row 1"),
+        ((Task, [{"available_at": NAIVE}]), {}, "naive"),
+        ((Task, [{"created_at": NAIVE}]), {}, "naive"),
+        ((Task, [{"name": "x"}, {"available_at": NAIVE}]), {}, "naive"),
+        ((Task, {"name": "x"}), {}, "rows"),
+        ((Task, ["name"]), {}, "row 0"),
+        ((Task, [Task()]), {}, "row 0"),
+        ((Task,), {}, "rows"),
+        ((Task(), [{"name": "x"}]), {}, "not a queue model"),
+        ((None,), {}, "NoneType"),
+        (([None],), {}, "NoneType"),
+        (({"name": "x"},), {}, "str"),
+        ((Ledger(task_id=1),), {}, "Ledger"),
+        (([Task(), Ledger(task_id=1)],), {}, "Ledger"),
+        ((Task(available_at=NAIVE),), {}, "naive"),
+        ((Task(created_at=NAIVE),), {}, "naive"),
+        ((Task(available_at=date(2020, 1, 1)),), {}, "datetime"),
+        ((Document(id="x", available_at=NAIVE),), {"on_conflict": "replace"}, "naive"),
+        ((Document(id="x"),), {"on_conflict": "update"}, "on_conflict"),
+        ((Document(id="x"),), {"on_conflict": None}, "on_conflict"),
+        ((Document, [{"version": 1}]), {"on_conflict": "replace"}, "id"),
+        ((Document, [{"id": "x"}, {"version": 1}]), {"on_conflict": "replace"}, "id"),
+        (([Document(id="x"), Task()],), {"on_conflict": "ignore"}, "id"),
+        ((Task, [{"name": "x"}]), {"copy": True}, "COPY"),
+    ],
+    ids=ascii_id,
+)
+def test_enqueue(session: Recorded, arguments: tuple[Any, ...], options: dict[str, Any], word: str) -> None:
+    with refused(session, word):
+        session.enqueue(*arguments, **options)
+
+
+def test_naive_by_add(session: Recorded) -> None:
+    session.add(Task(available_at=NAIVE))
+    with refused(session, "naive", "time zone"):
+        session.flush()
+
+
+def test_rows_with_a_part_of_their_key_missing_stop_nothing(tmp_path: Path) -> None:
+    """SQLite lets a key be NULL in a table that says nothing of it; such a row cannot be named, and is passed over."""
+    engine = create_engine(f"sqlite:///{tmp_path}/seats.db")
+    declared = str(CreateTable(Seat.__table__).compile(engine))
+    with engine.begin() as connection:
+        connection.execute(text(declared.replace("line VARCHAR(20) NOT NULL", "line VARCHAR(20)")))
+        connection.execute(insert(Seat.__table__), [{"line": line, "number": 1} for line in (None, None, "a")])
+    with QueueSession(engine) as session, session.begin():
+        assert [seat.line for seat in session.claim_many(Seat, limit=9)] == ["a"]
+    engine.dispose()
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["claim", "stats", "rescue", "errors", "consume", "retry"])
+def test_an_asyncio_session_is_no_session_here(name: str) -> None:
+    with pytest.raises(ArgumentError, match="run_sync"):
+        getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), Task)
+
+
+@pytest.mark.parametrize("name", ["complete", "enqueue", "release", "cancel"])
+def test_nor_for_settling(name: str) -> None:
+    with pytest.raises(ArgumentError, match="run_sync"):
+        getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), [])
+
+
+def test_an_engine_or_a_connection_is_no_session() -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        for wrong in (engine, connection, Session, None):
+            with pytest.raises(ArgumentError, match="Session"):
+                sqlqueue.claim(wrong, Task)  # type: ignore[arg-type]
+    engine.dispose()

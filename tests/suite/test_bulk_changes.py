@@ -1,0 +1,228 @@
+"""What is not bound to a claim: retry, cancel, rescue, prune, stats, errors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlqueue
+from sqlqueue import ArgumentError, ClaimLostError, Status
+from sqlqueue.sql.clock import utcnow
+from tests.support.harness import Database
+from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
+WAITING = ("available", "scheduled", "retryable", "running")
+FINAL = ("completed", "cancelled", "discarded")
+
+
+def rows(db: Database, model: Any) -> list[Any]:
+    with Session(db.engine) as session:
+        return list(session.scalars(select(model).order_by(model.id)))
+
+
+def statuses(db: Database, model: Any = Task) -> list[str]:
+    return [task.status for task in rows(db, model)]
+
+
+def now(db: Database) -> datetime:
+    with db.engine.connect() as connection:
+        return connection.scalars(select(utcnow())).one()
+
+
+def one_of_each(db: Database) -> None:
+    finished = {status: {"finished_at": PAST} for status in FINAL}
+    for number, status in enumerate(Status, 1):
+        values = {"status": status, "attempt": 3, "available_at": FUTURE, **finished.get(status, {})}
+        db.insert(Task, [{"id": number, "name": status, **values}])
+
+
+def test_retry(db: Database) -> None:
+    one_of_each(db)
+    before = rows(db, Task)
+    with db.begin() as session:
+        assert session.retry(Task) == 2
+    for old, new in zip(before, rows(db, Task), strict=True):
+        if old.name in ("retryable", "discarded"):
+            assert (new.status, new.attempt, new.max_attempts, new.finished_at) == ("available", 3, 6, None)
+            assert new.available_at <= now(db)
+        else:
+            assert (new.status, new.max_attempts, new.available_at) == (old.status, 3, FUTURE)
+
+
+def test_retry_of_some(db: Database) -> None:
+    db.insert(Task, [{"id": n, "status": "discarded", "number": n, "finished_at": PAST} for n in (1, 2, 3)])
+    with db.begin() as session:
+        assert session.retry(Task, Task.number > 1, Task.id < 3) == 1
+    assert statuses(db) == ["discarded", "available", "discarded"]
+
+
+def test_cancel(db: Database) -> None:
+    one_of_each(db)
+    with db.begin() as session:
+        assert session.cancel(Task) == 4
+    for task in rows(db, Task):
+        assert task.status == (task.name if task.name in FINAL else "cancelled")
+        assert (task.finished_at == PAST) == (task.name in FINAL)
+
+
+def test_cancel_of_some_takes_claims_away(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    worker = db.session()
+    tasks = worker.claim_many(Task, limit=2)
+    worker.commit()
+    with db.begin() as session:
+        assert session.cancel(Task, Task.id == 1) == 1
+    worker.complete(tasks[1])
+    with pytest.raises(ClaimLostError):
+        worker.complete(tasks[0])
+
+
+def test_instances_of_the_session_show_it(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        task = session.get(Task, 1)
+        session.cancel(Task)
+        assert session.run(lambda _: task.status) == "cancelled"
+
+
+def test_rescue(db: Database) -> None:
+    crashed = {"status": "running", "attempt": 3, "max_attempts": 3, "claimed_at": PAST, "available_at": PAST}
+    db.insert(Task, [{"id": 1, **crashed}])
+    db.insert(Task, [{"id": 2, **crashed, "attempt": 2}, {"id": 3, **crashed, "available_at": FUTURE}])
+    db.insert(Task, [{"id": 4, **crashed, "status": "retryable"}])
+    with db.begin() as session:
+        assert session.rescue(Task) == 1
+        assert session.rescue(Task) == 0
+    task = rows(db, Task)[0]
+    assert (task.status, task.attempt) == ("discarded", 3)
+    assert "crashed" in task.error
+    assert PAST < task.finished_at == task.available_at
+    assert statuses(db)[1:] == ["running", "running", "retryable"]
+
+
+def test_rescue_runs_again_what_was_enqueued_anew(db: Database) -> None:
+    """Its last run has crashed, but another one was asked for meanwhile."""
+    db.insert(Document, [{"id": "a", "max_attempts": 1}])
+    with db.begin() as session:
+        session.claim(Document, lease=timedelta(milliseconds=1))
+    with db.begin() as session:
+        session.enqueue(Document(id="a"), on_conflict="rerun")
+    with db.begin() as session:
+        assert session.claim(Document) is None
+        assert session.rescue(Document) == 1
+        assert session.claim(Document).attempt == 2
+
+
+def test_prune(db: Database) -> None:
+    ended = now(db) - timedelta(days=3)
+    db.insert(Task, [{"id": n, "status": s, "finished_at": ended, "available_at": ended} for n, s in enumerate(FINAL)])
+    db.insert(Task, [{"id": 10 + n, "status": s, "available_at": PAST} for n, s in enumerate(WAITING)])
+    db.insert(Task, [{"id": 20, "status": "completed", "finished_at": now(db)}])
+    with db.begin() as session:
+        assert session.prune(Task, timedelta(days=4)) == 0
+        assert session.prune(Task, older_than=timedelta(days=2)) == 3
+    assert [task.id for task in rows(db, Task)] == [10, 11, 12, 13, 20]
+
+
+def test_prune_needs_an_age(db: Database) -> None:
+    with pytest.raises(ArgumentError, match="retention"):
+        db.session().prune(Task)
+
+
+def test_stats(db: Database) -> None:
+    one_of_each(db)
+    db.insert(Task, [{"id": 100, "number": 1}])
+    with db.begin() as session:
+        stats, some, none = session.stats(Task), session.stats(Task, Task.number == 1), session.stats(Letter)
+    # the one that is available in the future is scheduled
+    assert stats.counts == {status: 1 + (status == "scheduled") for status in Status}
+    assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (8, 5, 2, 1)
+    assert (some.total, some["available"]) == (1, 1)
+    assert none.counts == dict.fromkeys(Status, 0)
+
+
+def test_errors(db: Database) -> None:
+    for number, (text, status) in enumerate(
+        [("a", "retryable"), ("b", "discarded"), ("b", "running"), ("b", "completed")], start=1
+    ):
+        when = PAST + timedelta(days=number)
+        db.insert(Task, [{"id": number, "status": status, "error": text, "claimed_at": when, "available_at": FUTURE}])
+    db.insert(Task, [{"id": 9}])
+    with db.begin() as session:
+        first, second = session.errors(Task)
+        (only,) = session.errors(Task, Task.status == "retryable")
+    assert (first.message, first.count) == ("b", 2)
+    assert (first.first_seen, first.last_seen) == (PAST + timedelta(days=2), PAST + timedelta(days=3))
+    assert (second.message, second.count, only.message) == ("a", 1, "a")
+
+
+# -- renamed, inheriting, plain sessions -------------------------------------------------------------------------------
+
+
+def test_on_renamed_columns(db: Database) -> None:
+    for number, status in enumerate(("discarded", "available", "completed"), 1):
+        finished = None if status == "available" else PAST
+        values = {"queue_status": status, "finished_at": finished, "available_at": PAST, "error": "no"}
+        db.insert(Order, [{"id": number, "status": "paid", **values}])
+    crashed = {"queue_status": "running", "attempt": 5, "claimed_at": PAST, "available_at": PAST, "error": "no"}
+    db.insert(Order, [{"id": 4, "status": "paid", **crashed}])
+    with db.begin() as session:
+        assert session.rescue(Order) == 1
+        assert [(each.message[:7], each.count) for each in session.errors(Order)] == [("no", 2), ("crashed", 1)]
+        assert session.retry(Order, Order.status == "paid", Order.queue_status == "discarded") == 2
+        assert session.cancel(Order, Order.id == 2) == 1
+        assert session.stats(Order).unfinished == 2
+        assert session.prune(Order, timedelta(days=1)) == 1
+    orders = rows(db, Order)
+    assert [(order.id, order.queue_status) for order in orders] == [
+        (1, "available"),
+        (2, "cancelled"),
+        (4, "available"),
+    ]
+    assert {order.status for order in orders} == {"paid"}
+
+
+def test_a_class_of_one_table_is_a_queue_of_its_own(db: Database) -> None:
+    old = {"status": "discarded", "finished_at": PAST, "error": "no"}
+    with db.begin() as session:
+        session.add_all([Notice(id=1, **old), Reminder(id=2, about="milk", **old), Reminder(id=3, about="tea", **old)])
+    with db.begin() as session:
+        assert session.stats(Reminder).total == 2
+        assert session.stats(Notice).total == 3
+        assert session.errors(Reminder)[0].count == 2
+        assert session.retry(Reminder, Reminder.about == "milk") == 1
+        assert session.cancel(Reminder) == 1
+        assert session.prune(Reminder, timedelta(0)) == 2
+    assert [type(notice) for notice in rows(db, Notice)] == [Notice]
+
+
+def test_a_class_of_two_tables(db: Database) -> None:
+    old = {"status": "discarded", "finished_at": PAST}
+    with db.begin() as session:
+        session.add_all([Invoice(id=1, **old), CreditNote(id=2, amount=1, **old), CreditNote(id=3, amount=9, **old)])
+    with db.begin() as session:
+        assert session.retry(CreditNote, CreditNote.amount == 1) == 1
+        assert session.stats(CreditNote, CreditNote.amount > 0).total == 2
+        assert session.prune(Invoice, timedelta(days=1)) == 2
+    assert [invoice.id for invoice in rows(db, Invoice)] == [2]
+    with Session(db.engine) as session:
+        assert session.scalar(select(func.count()).select_from(CreditNote.__table__)) == 1
+
+
+def test_functions_on_a_plain_session(db: Database) -> None:
+    one_of_each(db)
+    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+        assert session.run(sqlqueue.stats, Task).total == 7
+        assert session.run(sqlqueue.errors, Task) == []
+        assert session.run(sqlqueue.retry, Task, Task.name == "retryable") == 1
+        assert session.run(sqlqueue.rescue, Task) == 0
+        assert session.run(sqlqueue.cancel, Task) == 5 - 1
+        assert session.run(sqlqueue.prune, Task, timedelta(days=1)) == 3
+    assert set(statuses(db)) == {"cancelled"}

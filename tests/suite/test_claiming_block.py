@@ -1,0 +1,206 @@
+"""with claiming(...): completes, or records the failure and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlqueue
+from sqlqueue import ClaimLostError, UnsettledClaimError
+from tests.support.harness import Database
+from tests.support.models import Base, Ledger, Task
+
+M = TypeVar("M", bound=Base)
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt, which an event loop would take for its own."""
+
+
+def row(db: Database, key: int) -> Task:
+    with Session(db.engine) as session:
+        return session.get_one(Task, key)
+
+
+def written(db: Database) -> list[int]:
+    with Session(db.engine) as session:
+        return list(session.scalars(select(Ledger.task_id).order_by(Ledger.task_id)))
+
+
+def test_completes(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        with session.claiming(Task, Task.id == 1, claimed_by="me") as task:
+            assert task.status == "running"
+            session.add(Ledger(task_id=task.id))
+        session.refresh(task)
+        assert task.status == "completed"
+    assert (row(db, 1).status, row(db, 1).claimed_by) == ("completed", "me")
+    assert written(db) == [1]
+
+
+def test_none_when_empty(db: Database) -> None:
+    with db.begin() as session, session.claiming(Task) as task:
+        assert task is None
+        session.add(Ledger(task_id=7))
+    assert written(db) == [7]
+
+
+def test_an_error_with_nothing_claimed_is_raised(db: Database) -> None:
+    session = db.session()
+    with pytest.raises(ZeroDivisionError), session.claiming(Task):
+        raise ZeroDivisionError
+
+
+def test_records_the_failure_and_goes_on(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    with db.begin() as session:
+        session.add(Ledger(task_id=100))
+        for _ in range(2):
+            with session.claiming(Task) as task:
+                session.add(Ledger(task_id=task.id))
+                session.flush()
+                if task.id == 1:
+                    raise ValueError("no such address")
+        session.add(Ledger(task_id=200))
+    assert written(db) == [2, 100, 200]
+    assert (row(db, 1).status, row(db, 1).error, row(db, 1).attempt) == ("retryable", "ValueError: no such address", 1)
+    assert row(db, 2).status == "completed"
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("sqlqueue", logging.WARNING)
+    assert record.getMessage() == "Task 1: attempt 1/3 failed (ValueError: no such address), retry in 10 s"
+
+
+def test_a_dead_letter_is_logged_as_an_error(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    sync_db.insert(Task, [{"attempt": 2}])
+    with sync_db.begin() as session, session.claiming(Task):
+        raise ValueError("no such address\x1b[2J\nINFO all is well")
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().endswith(": attempt 3/3 failed (ValueError: no such address\\x1b[2J), discarded")
+    assert "\x1b" not in caplog.text
+    assert "\nINFO" not in caplog.text
+
+
+def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        with session.claiming(Task):
+            session.add_all([Ledger(task_id=1), Ledger(task_id=1)])
+            session.flush()
+        session.add(Ledger(task_id=2))
+    assert (row(db, 1).status, written(db)) == ("retryable", [2])
+    assert row(db, 1).error.startswith("IntegrityError: ")
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "status"),
+    [("discard", ("no",), "discarded"), ("release", (), "available"), ("complete", (), "completed")],
+)
+def test_settled_inside(db: Database, call: str, arguments: Any, status: str) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session, session.claiming(Task) as task:
+        getattr(session, call)(task, *arguments)
+    assert row(db, 1).status == status
+
+
+def test_settled_inside_and_then_failed(db: Database) -> None:
+    """The block's writes are gone, its settlement among them."""
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session, session.claiming(Task) as task:
+        session.complete(task)
+        raise ValueError
+    assert (row(db, 1).status, row(db, 1).error) == ("retryable", "ValueError")
+
+
+def test_claim_lost_error_goes_through(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    session = db.session()
+    with pytest.raises(ClaimLostError), session.claiming(Task):  # noqa: PT012 - the block is what is tested
+        session.cancel(Task)
+        session.complete(session.identity_map.values()[0])
+    session.rollback()
+    assert row(db, 1).status == "available"
+
+
+def test_what_is_no_exception_is_not_recorded(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    session = db.session()
+    with pytest.raises(Stop), session.claiming(Task):  # noqa: PT012 - the block is what is tested
+        session.add(Ledger(task_id=1))
+        raise Stop
+    session.commit()
+    assert (row(db, 1).status, row(db, 1).error) == ("running", None)
+    assert written(db) == []
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_interrupts_are_not_recorded(sync_db: Database, interrupt: type[BaseException]) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    session = sync_db.session()
+    with pytest.raises(interrupt), session.claiming(Task):
+        raise interrupt
+    session.commit()
+    assert (row(sync_db, 1).status, row(sync_db, 1).error) == ("running", None)
+
+
+def test_cancellation_is_not_recorded(db: Database) -> None:
+    if not db.is_async:
+        pytest.skip("tasks are cancelled in event loops")
+    db.insert(Task, [{"id": 1}])
+    variant = db.variant()
+
+    async def work(arrived: asyncio.Event) -> None:
+        async with variant.sessions()() as session, session.claiming(Task):
+            arrived.set()
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        working = asyncio.create_task(work(arrived := asyncio.Event()))
+        await arrived.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert isinstance(variant.bind, AsyncEngine)
+        await variant.bind.dispose()
+
+    asyncio.run(main())
+    assert (row(db, 1).status, row(db, 1).error) == ("available", None)
+
+
+def test_without_a_lease(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    with db.begin() as session:
+        with session.claiming(Task, lease=None):
+            pass
+        with session.claiming(Task, lease=None):
+            raise ValueError("no")
+    assert [(task.status, task.attempt) for task in (row(db, 1), row(db, 2))] == [("completed", 1), ("retryable", 1)]
+
+
+def test_without_a_lease_and_interrupted(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    session = db.session()
+    with pytest.raises(Stop), session.claiming(Task, lease=None):
+        raise Stop
+    with pytest.raises(UnsettledClaimError):
+        session.commit()
+
+
+def test_function_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+
+    def work(session: Session) -> None:
+        with sqlqueue.claiming(session, Task) as task:
+            assert task is not None
+            session.add(Ledger(task_id=task.id))
+
+    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+        session.run(work)
+    assert (row(db, 1).status, written(db)) == ("completed", [1])

@@ -1,0 +1,200 @@
+"""To look at tasks and to give them up: find, discard by criteria, what hangs, and an example of each error."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, selectinload
+
+import sqlqueue
+from sqlqueue import ArgumentError, ClaimLostError, Status, utcnow
+from tests.suite.scenes import PAST, TOMORROW, clock, contenders, row, without_waiting
+from tests.support.harness import Database
+from tests.support.models import Account, CreditNote, Document, Invoice, Mail, Notice, Order, Reminder, Seat, Task
+
+HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
+RUNNING = {**HUNG, "available_at": TOMORROW}
+
+
+def ids(tasks: Any) -> list[Any]:
+    return [task.id for task in tasks]
+
+
+# -- find --------------------------------------------------------------------------------------------------------------
+
+
+def test_find(db: Database) -> None:
+    db.insert(Task, [{"id": n, "number": n % 3, "name": "x"} for n in range(1, 10)])
+    with db.begin() as session:
+        assert ids(session.find(Task)) == list(range(1, 10))
+        assert ids(session.find(Task, Task.number == 0, Task.id > 3)) == [6, 9]
+        assert ids(session.find(Task, limit=2, order_by=Task.id.desc())) == [9, 8]
+        assert ids(session.find(Task, limit=4, order_by=[Task.number, Task.id.desc()])) == [9, 6, 3, 7]
+        assert session.find(Task, Task.name == "nobody") == []
+
+
+def test_whatever_their_state(db: Database) -> None:
+    db.insert(Task, [{"id": n, "status": status, "available_at": PAST} for n, status in enumerate(Status, 1)])
+    with db.begin() as session:
+        assert {task.status for task in session.find(Task)} == set(Status)
+        assert ids(session.find(Task, Task.status == Status.DISCARDED)) == [7]
+
+
+def test_older_than_by_the_clock_of_the_database(db: Database) -> None:
+    now = clock(db)
+    ages = [timedelta(minutes=n) for n in (59, 61)]
+    db.insert(Task, [{"id": n, "created_at": now - age} for n, age in enumerate(ages, 1)])
+    with db.begin() as session:
+        assert ids(session.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2]
+
+
+def test_they_are_as_they_are_now(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        (task,) = session.find(Task)
+        session.commit()
+        with db.begin() as other:
+            other.cancel(Task)
+        (again,) = session.find(Task)
+        assert again is task
+        assert task.status == "cancelled"
+
+
+def test_nothing_is_locked_and_nothing_claimed(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    looking, claimer = contenders(db)
+    (task,) = looking.find(Task)
+    assert without_waiting(looking, lambda: claimer.claim(Task)).id == 1
+    claimer.commit()
+    assert row(db, task)["attempt"] == 1
+    looking.rollback()
+
+
+def test_with_loader_options(db: Database) -> None:
+    db.insert(Account, [{"id": 1, "name": "ada"}])
+    db.insert(Mail, [{"id": 1, "account_id": 1}])
+    with db.begin() as session:
+        (mail,) = session.find(Mail, options=[selectinload(Mail.account)])
+    assert mail.account.name == "ada"
+
+
+def test_find_among_inheriting_classes(db: Database) -> None:
+    with db.begin() as session:
+        session.add_all([Notice(id=1), Reminder(id=2, about="tea"), Invoice(id=1), CreditNote(id=2, amount=7)])
+    with db.begin() as session:
+        assert [type(task) for task in session.find(Notice)] == [Notice, Reminder]
+        assert ids(session.find(Reminder, Reminder.about == "tea")) == [2]
+        assert ids(session.find(CreditNote, CreditNote.amount == 7)) == [2]
+        assert ids(session.find(Invoice)) == [1, 2]
+
+
+def test_find_needs_a_model_and_a_number(sync_db: Database) -> None:
+    with pytest.raises(ArgumentError, match="not a queue model"):
+        sync_db.session().find(Account)
+    with pytest.raises(ArgumentError, match="limit=0"):
+        sync_db.session().find(Task, limit=0)
+
+
+# -- discard -----------------------------------------------------------------------------------------------------------
+
+
+def test_discard(db: Database) -> None:
+    finished = {"completed": PAST, "cancelled": PAST, "discarded": PAST}
+    db.insert(
+        Task,
+        [
+            {"id": n, "name": status, "status": status, "available_at": TOMORROW, "finished_at": finished.get(status)}
+            for n, status in enumerate(Status, 1)
+        ],
+    )
+    with db.begin() as session:
+        assert session.discard(Task, error=ValueError("no such address")) == 4
+    with db.begin() as session:
+        for task in session.find(Task):
+            if task.name in finished:
+                assert (task.status, task.finished_at, task.error) == (task.name, PAST, None)
+            else:
+                assert (task.status, task.error) == ("discarded", "ValueError: no such address")
+                assert PAST < task.finished_at == task.available_at < TOMORROW
+
+
+def test_discard_of_some_takes_claims_away(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
+    worker = db.session()
+    tasks = worker.claim_many(Task, limit=2)
+    worker.commit()
+    with db.begin() as session:
+        assert session.discard(Task, Task.id != 2, error="no") == 2
+    worker.complete(tasks[1])
+    with pytest.raises(ClaimLostError):
+        worker.complete(tasks[0])
+
+
+def test_discard_of_what_was_to_run_again(db: Database) -> None:
+    db.insert(Document, [{"id": "a"}])
+    with db.begin() as session:
+        session.claim(Document)
+    with db.begin() as session:
+        session.enqueue(Document(id="a"), on_conflict="rerun")
+        assert session.discard(Document, error="no") == 1
+    with db.begin() as session:
+        assert session.stats(Document)["discarded"] == 1
+
+
+def test_discard_on_renamed_columns(db: Database) -> None:
+    db.insert(Order, [{"id": 1, "status": "paid"}])
+    with db.begin() as session:
+        assert session.discard(Order, Order.status == "paid", error="no") == 1
+    with db.begin() as session:
+        (order,) = session.find(Order, Order.queue_status == "discarded")
+    assert (order.status, order.error) == ("paid", "no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((Task,), {}, "says why"),
+        ((Task, Task.id == 7), {}, "says why"),
+        (([],), {}, "criteria go with a model"),
+        (([], "a"), {"error": "b"}, "criteria go with a model"),
+        (([], Task.id == 7), {"error": "b"}, "criteria go with a model"),
+        ((Account,), {"error": "b"}, "not a queue model"),
+        ((Task,), {"error": 7}, "give an exception or a string"),
+    ],
+)
+def test_discard_of_nothing_in_particular(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        sync_db.session().discard(*arguments, **error)
+
+
+# -- stats and errors --------------------------------------------------------------------------------------------------
+
+
+def test_what_hangs_is_counted(db: Database) -> None:
+    db.insert(Task, [{"id": 1, **HUNG}, {"id": 2, **HUNG, "attempt": 3}, {"id": 3, **RUNNING}])
+    db.insert(Task, [{"id": 4, "status": "scheduled", "available_at": PAST}])
+    with db.begin() as session:
+        stats, some = session.stats(Task), session.stats(Task, Task.id == 2)
+    assert (stats["running"], stats.hung) == (3, 2)
+    assert (some["running"], some.hung) == (1, 1)
+
+
+def test_each_error_has_an_example(db: Database) -> None:
+    failed = {"status": "discarded", "claimed_at": PAST, "finished_at": PAST}
+    keys = [("a", 1), ("b", 7), ("b", 3)]
+    db.insert(Seat, [{"line": line, "number": n, "error": "x", **failed} for line, n in keys])
+    db.insert(Seat, [{"line": "c", "number": 1, "error": "y", **failed}])
+    with db.begin() as session:
+        first, second = session.errors(Seat)
+    assert (first.message, first.count, first.example) == ("x", 3, ("b", 7))
+    assert (second.message, second.count, second.example) == ("y", 1, ("c", 1))
+
+
+def test_functions_on_a_plain_session(db: Database) -> None:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    with db.begin(class_=AsyncSession if db.is_async else Session) as session:
+        assert session.run(sqlqueue.discard, Task, Task.id == 1, error="no") == 1
+        assert ids(session.run(sqlqueue.find, Task, Task.status == "discarded")) == [1]

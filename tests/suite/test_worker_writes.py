@@ -1,0 +1,106 @@
+"""What a worker writes about tasks in bulk: heartbeats and outcomes, of which one that is lost costs no other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, select, update
+
+from sqlqueue import Claim, ClaimLostError, claim_of
+from sqlqueue.operations.upkeep import extend
+from sqlqueue.worker.handling.outcomes import COMPLETED, write_what_is_free
+from tests.suite.scenes import clock, end_leases, row_of
+from tests.support.harness import Database
+from tests.support.models import Leaflet, Slot, Spool, Task, Visit
+
+
+def test_a_lost_slot_costs_no_other_its_lease(db: Database) -> None:
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    with db.engine.begin() as connection:
+        connection.execute(update(Slot).where(Slot.slot_key == "a").values(claimed_by="somebody else"))
+    end_leases(db, Visit)
+    with db.begin() as actor:
+        assert actor.run(extend, claims, timedelta(minutes=5)) == [claims[0]]
+    assert row_of(db, claims[1])["available_at"] > clock(db)
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_beat_waits_for_no_slot(db: Database) -> None:
+    """Whose task is settled already by a handler that works on in its transaction."""
+    db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
+    with db.begin() as actor:
+        claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
+    end_leases(db, Visit)
+    with db.begin() as handler:
+        handler.complete(claims[0])
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(beat, db, claims).result(timeout=10) == []
+    assert row_of(db, claims[1])["available_at"] > clock(db)
+    assert row_of(db, claims[0])["status"] == "completed"
+
+
+def beat(db: Database, claims: list[Claim]) -> list[Claim]:
+    with db.begin() as actor:
+        return actor.run(extend, claims, timedelta(minutes=5))
+
+
+@pytest.mark.requires("locks_rows")
+@pytest.mark.parametrize("settle", [extend, write_what_is_free])
+def test_what_a_worker_writes_is_read_committed(sync_db: Database, settle: Any) -> None:
+    """Whatever the engine's level is, which might know of no lock that is passed over."""
+    sync_db.insert(Task, [{"id": 1}])
+    with sync_db.begin() as actor:
+        claim = claim_of(actor.claim(Task))
+    given = ([claim], timedelta(minutes=5)) if settle is extend else ([(claim, COMPLETED)],)
+    with sync_db.variant(isolation_level="SERIALIZABLE").begin() as actor:
+        actor.run(settle, *given)
+        connection = actor.sync_session.connection(bind_arguments=Task.__queue_spec__.bind_arguments)
+        assert connection.get_isolation_level() == "READ COMMITTED"
+
+
+@pytest.mark.requires("locks_rows")
+@pytest.mark.parametrize("model", [Spool, Leaflet])
+def test_what_was_locked_for_a_moment_is_deleted_or_still_running(sync_db: Database, model: Any) -> None:
+    sync_db.insert(model, [{"id": 1, "stage": "post"} if model is Leaflet else {"id": 1}])
+    with sync_db.begin() as actor:
+        claim = claim_of(actor.claim(model))
+    settler = sync_db.variant()
+    with sync_db.session() as other:
+        other.execute(select(model).with_for_update())
+
+        def let_go(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if model.__tablename__ in statement:
+                other.rollback()
+
+        event.listen(settler.session_engine, "after_cursor_execute", let_go)
+        with settler.begin() as actor:
+            assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), {claim})
+    assert row_of(sync_db, claim)["status"] == "running"
+    with sync_db.begin() as actor:
+        assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), set())
+    with sync_db.engine.connect() as connection:
+        assert connection.execute(select(model.__table__)).all() == []
+
+
+def test_two_claims_of_one_row_are_told_apart(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    stale = take(db)
+    end_leases(db)
+    live = take(db)
+    with db.begin() as actor:
+        with pytest.raises(ClaimLostError) as lost:
+            actor.complete([stale, live])
+        assert lost.value.claims == (stale,)
+        actor.rollback()
+    with db.begin() as actor:
+        actor.complete([live])
+
+
+def take(db: Database) -> Claim:
+    with db.begin() as actor:
+        return claim_of(actor.claim(Task))

@@ -1,0 +1,52 @@
+"""One engine per case and mode for the whole run, on tables that are made once."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, create_engine
+
+from tests.support import tables
+from tests.support.engines import EngineCase
+from tests.support.harness import Database, LoopThread
+from tests.support.models import Base
+from tests.support.servers import Servers
+
+
+class Databases:
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._loop = LoopThread()
+        self._engines: dict[EngineCase, Engine] = {}
+        self._databases: dict[tuple[EngineCase, str], Database] = {}
+
+    def get(self, case: EngineCase, mode: str) -> Database:
+        if (case, mode) not in self._databases:
+            self._databases[case, mode] = Database(
+                case,
+                self._servers.get(case).url,
+                self._loop,
+                engine=self._engine(case),
+                is_async=mode == "async",
+                pool_size=20,
+            )
+        return self._databases[case, mode]
+
+    def describe(self, case: EngineCase) -> str:
+        server = self._servers.get(case)
+        return f"{server.version} ({server.origin})"
+
+    def empty(self, case: EngineCase) -> None:
+        tables.empty(self._engine(case), case, Base.metadata)
+
+    def dispose(self) -> None:
+        for database in self._databases.values():
+            database.dispose()
+        for engine in self._engines.values():
+            engine.dispose()
+        self._loop.stop()
+
+    def _engine(self, case: EngineCase) -> Engine:
+        """The plain engine that checks and cleans, apart from the pools of the sessions."""
+        if case not in self._engines:
+            self._engines[case] = create_engine(self._servers.get(case).url)
+            tables.make(self._engines[case], Base.metadata)
+        return self._engines[case]

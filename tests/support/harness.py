@@ -1,0 +1,193 @@
+"""A database as the tests see it: one blocking vocabulary for sync and async sessions alike."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, select
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+from sqlqueue import AsyncQueueSession, QueueSession
+from tests.support.engines import EngineCase
+
+T = TypeVar("T")
+
+SESSION_OPTIONS: Mapping[str, Any] = {"expire_on_commit": False}
+ROWS_A_STATEMENT = 10_000
+
+
+class LoopThread:
+    """One event loop on a thread of its own, where every coroutine of the tests runs."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tests-event-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, awaitable: Awaitable[T], timeout: float = 60) -> T:
+        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+class _Blocking(AbstractContextManager[Any]):
+    """An async context manager, entered and left on the loop, whose body runs here."""
+
+    def __init__(self, loop: LoopThread, manager: AbstractAsyncContextManager[Any]) -> None:
+        self._loop = loop
+        self._manager = manager
+
+    def __enter__(self) -> Any:
+        return self._loop.run(self._manager.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._loop.run(self._manager.__aexit__(kind, error, traceback))
+
+
+class Actor:
+    """A session, sync or async, with the same blocking methods either way."""
+
+    def __init__(self, session: Session | AsyncSession, loop: LoopThread) -> None:
+        self.session = session
+        self._loop = loop
+
+    @property
+    def sync_session(self) -> Session:
+        return self.session.sync_session if isinstance(self.session, AsyncSession) else self.session
+
+    def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function(session, ...)` with the sync session, where it may do I/O."""
+        if isinstance(self.session, AsyncSession):
+            return self._loop.run(self.session.run_sync(function, *args, **kwargs))
+        return function(self.session, *args, **kwargs)
+
+    def hand(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `function(session, ...)` with the session as it is, and wait for what it returns."""
+        return self._call(function, self.session, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.session, name)
+        return partial(self._call, value) if callable(value) else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if isinstance(result, AbstractAsyncContextManager):
+            return _Blocking(self._loop, result)
+        return self._loop.run(result) if inspect.isawaitable(result) else result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Database:
+    """An engine of the table in one mode, with its sessions; everything it opened ends with the test."""
+
+    def __init__(
+        self, case: EngineCase, url: URL, loop: LoopThread, *, engine: Engine, is_async: bool, **options: Any
+    ) -> None:
+        self.case = case
+        self.url = url
+        self.is_async = is_async
+        self.engine = engine
+        """Always sync, whatever the sessions are: for plain checks and DDL."""
+        self.bind: Engine | AsyncEngine = _bind(case, url, is_async, options)
+        """What the sessions are bound to."""
+        self._loop = loop
+        self._actors: list[Actor] = []
+        self._variants: list[Database] = []
+
+    @property
+    def session_engine(self) -> Engine:
+        """The sessions' engine as events know it."""
+        return self.bind.sync_engine if isinstance(self.bind, AsyncEngine) else self.bind
+
+    def sessions(self, **options: Any) -> sessionmaker[Any] | async_sessionmaker[Any]:
+        """What a worker is given; `class_` for sessions of another kind."""
+        if isinstance(self.bind, AsyncEngine):
+            return async_sessionmaker(self.bind, **{"class_": AsyncQueueSession, **SESSION_OPTIONS, **options})
+        return sessionmaker(self.bind, **{"class_": QueueSession, **SESSION_OPTIONS, **options})
+
+    def session(self, **options: Any) -> Actor:
+        actor = Actor(self.sessions(**options)(), self._loop)
+        self._actors.append(actor)
+        return actor
+
+    @contextmanager
+    def begin(self, **options: Any) -> Iterator[Actor]:
+        with self.session(**options) as actor:
+            yield actor
+            actor.commit()
+
+    def variant(self, *, on_connect: str | None = None, **options: Any) -> Database:
+        """The same server through an engine with other options, or whose connections start with a statement."""
+        variant = Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
+        if on_connect:
+            event.listen(variant.session_engine, "connect", partial(_execute_on_connect, on_connect))
+        self._variants.append(variant)
+        return variant
+
+    def insert(self, model: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]]) -> None:
+        with self.engine.begin() as connection:
+            moments = _moments(connection, model, rows[0]) if len(rows) > 1 else {}
+            given = [{**moments, **row} for row in rows]
+            for start in range(0, len(given), ROWS_A_STATEMENT):
+                connection.execute(insert(model), given[start : start + ROWS_A_STATEMENT])
+
+    def end_test(self) -> None:
+        while self._actors:
+            self._actors.pop().close()
+        while self._variants:
+            self._variants.pop().dispose()
+
+    def dispose(self) -> None:
+        self.end_test()
+        if isinstance(self.bind, AsyncEngine):
+            self._loop.run(self.bind.dispose())
+        else:
+            self.bind.dispose()
+
+
+def _bind(case: EngineCase, url: URL, is_async: bool, options: Mapping[str, Any]) -> Engine | AsyncEngine:
+    if is_async:
+        return create_async_engine(url.set(drivername=case.async_driver), **options)
+    return create_engine(url, **options)
+
+
+def _moments(connection: Connection, model: type[DeclarativeBase], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the database is asked for as rows are inserted: PyMySQL sends rows singly that have something to call."""
+    absent = [column for column in model.__table__.columns if column.key not in row and column.default is not None]
+    called = {column.key: column.default.arg for column in absent if column.default.is_clause_element}
+    return dict(zip(called, connection.execute(select(*called.values())).one(), strict=True)) if called else {}
+
+
+def _execute_on_connect(statement: str, connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(statement)
+    cursor.close()
+    connection.commit()  # PostgreSQL takes a setting back with the transaction that made it

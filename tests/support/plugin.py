@@ -1,0 +1,129 @@
+"""The fixtures `db` (every engine, sync and async) and `sync_db` (every engine), and the run's beginning and end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from tests.support.databases import Databases
+from tests.support.engines import ENGINES, REQUIRED, SELECTED, EngineCase
+from tests.support.given import move_out
+from tests.support.harness import Database
+from tests.support.processes import Processes
+from tests.support.servers import Servers, Unavailable
+from tests.support.summary import sum_up
+
+SERVERS = pytest.StashKey[Servers]()
+MODES = ("sync", "async")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SERVERS] = Servers()
+    # PyMySQL reads all certificates of the host with each connection, which takes 30 ms: one takes 1
+    os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
+    os.environ["TZ"] = "Asia/Kolkata"  # what depends on the host's time zone is to fail on every machine
+    time.tzset()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Servers start before the first test.  Side by side, each process starts what it is given tests for."""
+    side_by_side = hasattr(session.config, "workerinput") or session.config.getoption("dist", "no") != "no"
+    if not session.config.option.collectonly and not side_by_side:
+        session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Around all else, for a test's timeout is not that of its servers."""
+    item.config.stash[SERVERS].start(_cases(item))
+    return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.support.groups import ByEngine
+
+    return ByEngine(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test has logged may be no text that goes from one process to another: some are about just that."""
+    report = yield
+    report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
+    return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[SERVERS].stop()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """All processes of this run are done with their databases."""
+    used = sum_up(terminalreporter)
+    for given in (case.given for case in ENGINES if case.name in used):
+        with suppress(DBAPIError, ImportError):  # the tests were skipped for that
+            if given:
+                move_out(given)
+
+
+def _cases(item: pytest.Item) -> list[EngineCase]:
+    """The engines whose servers it needs."""
+    parameters = getattr(item, "callspec", None)
+    if parameters is None:
+        return []
+    given = {name: value for name, value in parameters.params.items() if name in ("db", "sync_db", "origin")}
+    return [value if name == "origin" else value[0] for name, value in given.items()]
+
+
+@pytest.fixture(scope="session")
+def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    opened = Databases(request.config.stash[SERVERS])
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture(params=[pytest.param((case, mode), id=f"{case.name}-{mode}") for case in SELECTED for mode in MODES])
+def db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
+    yield from _database(request, databases)
+
+
+@pytest.fixture(params=[pytest.param((case, "sync"), id=case.name) for case in SELECTED])
+def sync_db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
+    yield from _database(request, databases)
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    children = Processes()
+    yield children
+    children.end_test()
+
+
+def _database(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
+    case, mode = request.param
+    note = request.node.user_properties.append
+    note(("engine", case.name))
+    try:
+        database = databases.get(case, mode)
+    except Unavailable as reason:
+        note(("server", f"none: {reason}"))
+        if case.name in REQUIRED:
+            pytest.fail(f"{case.name}: {reason}", pytrace=False)
+        pytest.skip(f"{case.name}: {reason}")
+    note(("server", databases.describe(case)))
+    for marker in request.node.iter_markers("requires"):
+        for capability in marker.args:
+            if not getattr(case, capability):
+                pytest.skip(f"{case.name} lacks {capability}")
+    yield database
+    database.end_test()
+    databases.empty(case)

@@ -1,0 +1,41 @@
+"""The table that ends every run: which engines the tests ran on, in which version, and why not on the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.support.engines import ENGINES, SELECTED, EngineCase
+
+HEADER = ("engine", "passed", "failed", "skipped", "sync driver", "async driver", "server")
+KINDS = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
+
+
+def sum_up(terminalreporter: pytest.TerminalReporter) -> set[str]:
+    """Write the table; the names of the engines that the tests asked for."""
+    outcomes: Counter[tuple[str, str]] = Counter()
+    servers: dict[str, str] = {}
+    for kind, reports in terminalreporter.stats.items():
+        for report in reports:
+            # What a fixture noted travels with the report, also from a worker process of xdist.
+            noted = dict(getattr(report, "user_properties", ()))
+            if "engine" in noted and kind in KINDS:
+                outcomes[noted["engine"], KINDS[kind]] += 1
+                servers[noted["engine"]] = noted["server"]
+    if servers:
+        terminalreporter.write_sep("=", "engines")
+        for line in _aligned([HEADER, *(_row(case, servers, outcomes) for case in ENGINES)]):
+            terminalreporter.write_line(line)
+    return set(servers)
+
+
+def _row(case: EngineCase, servers: dict[str, str], outcomes: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    absent = "no test of this run" if case in SELECTED else "not in SQLQUEUE_TEST_ENGINES"
+    counts = (str(outcomes[case.name, kind]) for kind in ("passed", "failed", "skipped"))
+    return (case.name, *counts, case.sync_driver, case.async_driver, servers.get(case.name, absent))
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

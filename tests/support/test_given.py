@@ -1,0 +1,55 @@
+"""What the tests do to a database that somebody else keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, NullPool, create_engine, inspect
+
+from tests.support.engines import ENGINES
+from tests.support.given import MARK, Refused, move_in, move_out
+from tests.support.models import Base
+
+(CASE,) = (case for case in ENGINES if case.name == "sqlite")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> URL:
+    return URL.create("sqlite", database=str(tmp_path / "given.db"))
+
+
+def tables(url: URL) -> set[str]:
+    return set(inspect(create_engine(url, poolclass=NullPool)).get_table_names())
+
+
+def test_an_empty_one_is_used_and_left_empty(url: URL) -> None:
+    move_in(CASE, url)
+    Base.metadata.create_all(create_engine(url, poolclass=NullPool))
+    move_in(CASE, url)  # the run before was killed
+    assert tables(url) > {MARK.name}
+    move_out(url)
+    assert tables(url) == set()
+
+
+def test_that_of_others_is_left_alone(url: URL) -> None:
+    with create_engine(url, poolclass=NullPool).begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE task (id INTEGER)")
+    with pytest.raises(Refused, match=r"it has tables \(task\)"):
+        move_in(CASE, url)
+    move_out(url)
+    assert tables(url) == {"task"}
+
+
+def test_a_missing_privilege_is_named(url: URL) -> None:
+    create_engine(url, poolclass=NullPool).connect().close()
+    reader = URL.create("sqlite", database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})
+    with pytest.raises(Refused, match=r"this account may not CREATE TABLE \(.*\); GRANT ALL ON file"):
+        move_in(replace(CASE, grants="GRANT ALL ON {database}"), reader)
+
+
+def test_what_is_not_set_up_is_named(url: URL) -> None:
+    with pytest.raises(Refused, match="not set up for queues: turn it on"):
+        move_in(replace(CASE, condition=("SELECT 0", "turn it on")), url)
+    move_in(replace(CASE, condition=("SELECT 1", "turn it on")), url)

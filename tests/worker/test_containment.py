@@ -1,0 +1,204 @@
+"""What goes wrong in one place does not reach another."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+
+from sqlqueue import IllegalTransitionError, Status
+from tests.suite.scenes import count
+from tests.support.harness import Database
+from tests.support.models import Ledger, Spool, Task
+from tests.worker.crew import (
+    LEASE,
+    LONG,
+    Meeting,
+    Workers,
+    all_are,
+    eventually,
+    nothing,
+    statuses,
+    with_session,
+    without_session,
+)
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_row_that_others_have_locked_keeps_no_other_from_being_settled(db: Database, workers: Workers) -> None:
+    db.insert(Task, [{"id": n} for n in range(1, 31)])
+    meeting = Meeting()
+    worker = workers.make()
+    worker.handler(Task, concurrency=30)(without_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for(30)
+    with db.engine.connect() as other:
+        other.execute(select(Task.id).where(Task.id == 7).with_for_update())
+        meeting.let_go()
+        eventually(lambda: list(statuses(db).values()).count("completed") == 29)
+        assert statuses(db)[7] == "running"
+    eventually(all_are(db, "completed"))
+
+
+@pytest.mark.requires("locks_rows")
+def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{}])
+    sync_db.insert(Spool, [{}])
+    meeting = Meeting()
+    worker = workers.make()
+    worker.handler(Task, lease=LEASE)(with_session(sync_db, during=meeting))
+    worker.handler(Spool, lease=LEASE)(with_session(sync_db, nothing, during=meeting))
+    workers.start(worker)
+    meeting.wait_for(2)
+    with sync_db.engine.connect() as other:
+        if sync_db.case.truncate and sync_db.case.notifies:
+            other.execute(text("LOCK TABLE spool"))
+        else:
+            other.execute(text("LOCK TABLES spool WRITE"))
+        time.sleep(1.2 * LEASE.total_seconds())
+        if not sync_db.case.notifies:
+            other.execute(text("UNLOCK TABLES"))
+    meeting.let_go()
+    eventually(all_are(sync_db, "completed"))
+    with sync_db.engine.connect() as connection:
+        assert connection.scalars(select(Task.attempt)).all() == [1]
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(
+    sync_db: Database, workers: Workers, error: type[BaseException], mode: Any
+) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+
+    def exits(session: Any, task: Any) -> None:
+        raise error("bye")
+
+    worker = workers.make()
+    worker.handler(Task, mode=mode)(exits)
+    running = workers.start(worker)
+    eventually(lambda: statuses(sync_db)[1] == "retryable")
+    assert not running.ended
+
+
+@pytest.mark.parametrize("how", ["rollback", "commit", "close"])
+def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Database, workers: Workers, how: str) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    calls: list[int] = []
+
+    def lets_go(session: Any, task: Any) -> None:
+        calls.append(1)
+        getattr(session, how)()
+
+    worker = workers.make()
+    worker.handler(Task, mode="lock", concurrency=1)(lets_go)
+    workers.start(worker)
+    eventually(lambda: statuses(sync_db)[1] == "retryable")
+    with sync_db.engine.connect() as connection:
+        said = connection.scalar(select(Task.error)) or ""
+    assert "must leave its transaction open" in said or "settled" in said
+    assert calls == [1]
+
+
+def test_a_handler_that_deletes_its_task_is_told(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    worker = workers.make()
+    worker.handler(Task)(lambda session, task: session.delete(task))
+    workers.start(worker)
+    eventually(lambda: statuses(sync_db)[1] == "retryable")
+    with sync_db.engine.connect() as connection:
+        assert "on_complete='delete'" in (connection.scalar(select(Task.error)) or "")
+
+
+def test_a_part_that_breaks_is_not_missed(sync_db: Database, workers: Workers) -> None:
+    """Here the application's own log filter; the worker ends, and does not go on without it."""
+    sync_db.insert(Task, [{}])
+
+    def breaks(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter of the application")
+
+    worker = workers.make()
+    worker.handler(Task)(lambda task: nothing_more(sync_db))
+    logger = logging.getLogger("sqlqueue.worker")
+    logger.addFilter(breaks)
+    try:
+        running = workers.start(worker)
+        eventually(lambda: running.ended)
+    finally:
+        logger.removeFilter(breaks)
+    assert isinstance(running.error, RuntimeError)
+    running.error = None
+
+
+def nothing_more(db: Database) -> None:
+    with db.begin() as session:
+        session.cancel(Task)  # so that the worker has to tell of a lost claim
+
+
+def test_it_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:
+    worker = workers.make()
+    worker.handler(Task)(without_session(sync_db))
+    first = workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    first.stop()
+    worker.stop()
+    sync_db.insert(Task, [{}])
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+
+
+def test_it_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
+    worker = workers.make()
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    with pytest.raises(IllegalTransitionError, match="runs already"):
+        worker.run()
+
+
+def test_whatever_can_be_called_is_a_handler(sync_db: Database, workers: Workers) -> None:
+    class Writes:
+        def __call__(self, session: Any, task: Any) -> None:
+            session.add(Ledger(task_id=task.id, worker="object"))
+
+    def write(worker: str, session: Any, task: Any) -> None:
+        session.add(Ledger(task_id=task.id, worker=worker))
+
+    sync_db.insert(Task, [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+    worker = workers.make()
+    worker.handler(Task, Task.name == "a")(Writes())
+    worker.handler(Task, Task.name == "b", mode="lock")(functools.partial(write, "partial"))
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+    assert count(sync_db, Ledger) == 2
+
+
+def test_sessions_that_do_not_begin_by_themselves(sync_db: Database, workers: Workers) -> None:
+    from sqlqueue import Worker
+
+    sync_db.insert(Task, [{}])
+    worker = Worker(sync_db.variant().sessions(autobegin=False), poll=timedelta(seconds=0.3))
+    worker.handler(Task)(with_session(sync_db))
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+
+
+def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{"id": 1}])
+    meeting = Meeting()
+    worker = workers.make(poll=timedelta(seconds=0.2))
+    worker.handler(Task, lease=LONG)(with_session(sync_db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for(1)
+    from tests.suite.scenes import end_leases
+
+    end_leases(sync_db)
+    eventually(lambda: meeting.lost == [1])
+    meeting.let_go()
+    eventually(lambda: statuses(sync_db)[1] == Status.COMPLETED)
+    assert count(sync_db, Ledger) == 1

@@ -1,0 +1,275 @@
+"""Logs, traces, metrics and health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sqlqueue import ArgumentError, Discard, Worker
+from sqlqueue.worker.reporting import health as health_module
+from sqlqueue.worker.reporting.health import Address, Health, address_of, serve_health
+from tests.support.harness import Database
+from tests.support.models import Task, Traced
+from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session
+
+SPANS = InMemorySpanExporter()
+READER = InMemoryMetricReader()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _opentelemetry() -> None:
+    """Once for each process, which takes no second provider."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(SPANS))
+    trace.set_tracer_provider(provider)
+    metrics.set_meter_provider(MeterProvider([READER]))
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    SPANS.clear()
+    yield
+    SPANS.clear()
+
+
+def measured() -> dict[str, list[tuple[dict[str, Any], Any]]]:
+    """Metric -> its points: attributes, and sum or count."""
+    data = READER.get_metrics_data()
+    found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    for resource in data.resource_metrics if data else ():
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                found[metric.name] = [
+                    (dict(point.attributes or {}), getattr(point, "value", getattr(point, "count", None)))
+                    for point in metric.data.data_points
+                ]
+    return found
+
+
+@pytest.mark.parametrize("how", ["add", "rows", "copy"])
+def test_a_task_is_handled_within_the_trace_that_enqueued_it(db: Database, workers: Workers, how: str) -> None:
+    if how == "copy" and not db.case.copies:
+        pytest.skip("no COPY")
+    with trace.get_tracer("test").start_as_current_span("request") as request, db.begin() as session:
+        if how == "add":
+            session.add(Traced())
+        else:
+            session.enqueue(Traced, [{"priority": 0}], copy=how == "copy")
+    seen: list[int] = []
+    worker = workers.make()
+    worker.handler(Traced)(
+        without_session(db, lambda _: seen.append(trace.get_current_span().get_span_context().trace_id))
+    )
+    workers.start(worker)
+    eventually(all_are(db, "completed", Traced))
+    (span,) = (span for span in SPANS.get_finished_spans() if span.name == "process traced")
+    here = request.get_span_context()
+    assert span.parent is not None
+    assert (span.parent.trace_id, span.parent.span_id) == (here.trace_id, here.span_id)
+    assert seen == [here.trace_id]
+    assert span.attributes is not None
+    assert span.attributes["sqlqueue.attempt"] == 1
+
+
+def test_without_a_trace_there_is_a_new_one(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Traced, [{}])
+    sync_db.insert(Task, [{}])
+    worker = workers.make()
+    worker.handler(Traced)(with_session(sync_db))
+    worker.handler(Task)(with_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: len(SPANS.get_finished_spans()) == 2)
+    assert {span.parent for span in SPANS.get_finished_spans()} == {None}
+
+
+def test_a_failure_is_an_error_of_its_span_and_a_signal_is_not(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{"name": "failing"}, {"name": "giving up"}])
+    worker = workers.make()
+    worker.handler(Task, Task.name == "failing")(raising(sync_db, RuntimeError("no")))
+    worker.handler(Task, Task.name == "giving up")(raising(sync_db, Discard("no")))
+    workers.start(worker)
+    eventually(lambda: len(SPANS.get_finished_spans()) == 2)
+    spans = {span.status.is_ok: span for span in SPANS.get_finished_spans()}
+    assert [event.name for event in spans[False].events] == ["exception"]
+    assert spans[True].events == ()
+
+
+def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) -> None:
+    before = dict(measured())
+    sync_db.insert(Task, [{}, {}])
+    worker = workers.make()
+    worker.handler(Task)(with_session(sync_db))
+    workers.start(worker)
+    eventually(all_are(sync_db, "completed"))
+    queue = {"sqlqueue.queue": "task"}
+    completed = queue | {"sqlqueue.outcome": "completed"}
+
+    def gained(metric: str, attributes: dict[str, Any]) -> int:
+        def of(points: dict[str, Any]) -> int:
+            return sum(number for found, number in points.get(metric, ()) if found == attributes)
+
+        return of(measured()) - of(before)
+
+    eventually(lambda: gained("sqlqueue.tasks", completed) == 2)
+    assert gained("sqlqueue.task.wait", queue) == 2
+    assert gained("sqlqueue.task.duration", queue) == 2
+
+
+@contextmanager
+def page(worker: Worker) -> Iterator[str]:
+    server = serve_health(Address("127.0.0.1", 0), worker.health)
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def asked(url: str) -> tuple[int, Any]:
+    try:
+        with urlopen(url) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, None if error.code == 404 else json.load(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("[::]:0", ("::", 0)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "port", "0.0.0.0", ":8080", "host:", "host:65536", "-1", "8080:", "[]:1", "1\x1b"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentError, match="give PORT, HOST:PORT or"):
+        address_of(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_health_is_answered_where_it_is_asked_for_alone(sync_db: Database, workers: Workers, host: str) -> None:
+    if host == "::1" and not _has_ipv6():
+        pytest.skip("no IPv6")
+    server = serve_health(Address(host, 0), workers.make().health)
+    port = server.server_port
+    try:
+        name = f"[{host}]" if ":" in host else host
+        assert asked(f"http://{name}:{port}/health") == (200, None)
+        assert server.socket.getsockname()[0] == host
+        with pytest.raises(ArgumentError, match=f"cannot answer for health on {host} port {port}"):
+            serve_health(Address(host, port), workers.make().health)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as tried:
+        try:
+            tried.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+def test_a_worker_says_how_it_is(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+    worker = workers.make()
+    worker.handler(Task)(with_session(sync_db, during=meeting))
+    with page(worker) as url:
+        assert asked(f"{url}/health") == (200, None)
+        assert asked(f"{url}/ready") == (503, None)
+        assert asked(f"{url}/")[0] == 404
+        workers.start(worker)
+        sync_db.insert(Task, [{}])
+        meeting.wait_for(1)
+        status, state = asked(f"{url}/ready")
+        assert (status, state["alive"], state["ready"], state["running"]) == (200, True, True, 1)
+        assert state["counts"]["claimed"] == 1
+
+
+def test_a_blocked_event_loop_is_seen(sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "STALLED", 1.5)
+    released = False
+
+    async def blocks(task: Any) -> None:
+        while not released:
+            time.sleep(0.01)
+
+    worker = workers.make()
+    worker.handler(Task)(blocks)
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    assert well(worker).alive
+    sync_db.insert(Task, [{}])
+    try:
+        eventually(lambda: not well(worker).alive)
+    finally:
+        released = True
+    eventually(lambda: well(worker).alive)
+
+
+def test_a_database_that_is_away_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import sessionmaker
+
+    monkeypatch.setattr(health_module, "STALLED", 0.5)
+    worker = Worker(sessionmaker(create_engine(f"sqlite:///{tmp_path}/missing/database.db")))
+    worker.handler(Task)(lambda task: None)
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        eventually(lambda: worker.health() is not None and well(worker).away_seconds > 0.5)
+        assert not well(worker).ready
+    finally:
+        worker.stop()
+        thread.join()
+
+
+def well(worker: Worker) -> Health:
+    state = worker.health()
+    assert state is not None
+    return state
+
+
+def test_serving_in_a_loop_of_the_application(sync_db: Database) -> None:
+    """As FastAPI's lifespan does it: a task that is cancelled in the end."""
+    sync_db.insert(Task, [{}])
+    done: list[int] = []
+    worker = Worker(sync_db.variant().sessions())
+    worker.handler(Task)(lambda task: done.append(task.id))
+
+    async def application() -> None:
+        serving = asyncio.create_task(worker.serve())
+        while not done:
+            await asyncio.sleep(0.01)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(application())
+    with sync_db.session() as session:
+        assert session.stats(Task)["completed"] == 1

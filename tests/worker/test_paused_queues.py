@@ -1,0 +1,227 @@
+"""A worker and queues that are paused: nothing of theirs is claimed, whatever else goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Engine, Identity, create_engine, delete, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
+from sqlqueue.transaction.notifications import subscribe
+from tests.suite.scenes import clock, rows
+from tests.support.harness import Database
+from tests.support.models import Document, Mail, QueuePause, Spool, Task
+from tests.support.processes import Gate, Processes
+from tests.worker.crew import (
+    LONG,
+    Meeting,
+    Running,
+    Workers,
+    all_are,
+    eventually,
+    seen,
+    statuses,
+    with_session,
+    without_session,
+)
+
+OFTEN = timedelta(seconds=0.1)
+
+
+def write_pause(db: Database, key: str) -> None:
+    """As somebody far away does: nobody here is told."""
+    with db.engine.begin() as connection:
+        connection.execute(insert(QueuePause).values(queue=key, paused_at=clock(db), paused_by="far away"))
+
+
+def delete_pause(db: Database) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(delete(QueuePause))
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, mode: Any) -> None:
+    write_pause(db, "task")
+    db.insert(Task, rows(4, "ready", "scheduled", "retryable", "expired"))
+    before, engine = statuses(db), db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=OFTEN)
+    worker.handler(Task, mode=mode)((with_session if mode == "lock" else without_session)(db))
+    with seen(engine, "before_cursor_execute") as looks:
+        running = workers.start(worker)
+        eventually(lambda: asked(looks))
+        started = len(looks)
+        eventually(lambda: len(asked(looks)) > 4)
+    assert statuses(db) == before
+    assert not any("FROM task" in each[2] for each in looks[started:]), "it asked for tasks that it must not have"
+    delete_pause(db)
+    eventually(all_are(db, "completed"))
+    running.stop()  # in peace: no thread of it is to be left to the next test
+
+
+def test_what_runs_goes_on_and_nothing_more_is_begun(
+    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    db.insert(Task, rows(3))
+    engine = db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=OFTEN)
+    worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
+    workers.start(worker)
+    meeting.wait_for()
+    with db.begin() as session:
+        session.pause(Task)
+    eventually(lambda: "paused are now: task" in caplog.text)
+    with seen(engine, "before_cursor_execute") as statements:
+        meeting.let_go()
+        eventually(lambda: "completed" in statuses(db).values() and len(asked(statements)) > 3)
+    assert sorted(statuses(db).values()) == ["available", "available", "completed"]
+    with db.begin() as session:
+        session.resume(Task)
+    eventually(all_are(db, "completed"))
+
+
+def test_only_topics(db: Database, workers: Workers) -> None:
+    write_pause(db, "mail:news")
+    db.insert(Mail, [{"id": number, "topic": topic} for number, topic in enumerate(("news", "bills", "news"), 1)])
+    worker = workers.make(poll=OFTEN)
+    worker.handler(Mail)(without_session(db))
+    workers.start(worker)
+    eventually(lambda: statuses(db, Mail)[2] == "completed")
+    db.insert(Mail, [{"id": 4, "topic": "bills"}])
+    eventually(lambda: statuses(db, Mail)[4] == "completed")
+    assert statuses(db, Mail) == {1: "available", 2: "completed", 3: "available", 4: "completed"}
+    delete_pause(db)
+    eventually(all_are(db, "completed", Mail))
+
+
+def test_one_statement_now_and_then_for_all_queues(sync_db: Database, workers: Workers) -> None:
+    engine = sync_db.variant(pool_size=20)
+    worker = workers.make(engine=engine, poll=OFTEN)
+    for model in (Task, Mail, Document, Spool):
+        worker.handler(model)(without_session(sync_db))
+    with seen(engine, "before_cursor_execute") as statements:
+        workers.start(worker)
+        began = time.monotonic()
+        eventually(lambda: len(asked(statements)) > 4)
+        elapsed = time.monotonic() - began
+    assert len(asked(statements)) <= 2 + elapsed / (0.75 * OFTEN.total_seconds())
+
+
+def asked(statements: list[Any]) -> list[str]:
+    return [each[2] for each in tuple(statements) if "FROM queue_pause" in each[2]]
+
+
+def test_within_a_process_it_is_told_at_once(db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(without_session(db))
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    with db.begin() as session:
+        session.pause(Task)
+    eventually(lambda: "paused are now: task" in caplog.text)
+    db.insert(Task, rows(1))
+    with db.begin() as session:
+        session.resume(Task)
+    eventually(all_are(db, "completed"))
+
+
+def test_lanes_are_woken(sync_db: Database, workers: Workers) -> None:
+    heard: list[bool] = []
+    unsubscribe = subscribe(["task"], lambda: heard.append(True))
+    worker = workers.make(poll=OFTEN, notify=False)
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    write_pause(sync_db, "task")
+    eventually(lambda: len(heard) == 1)
+    delete_pause(sync_db)
+    eventually(lambda: len(heard) == 2)
+    unsubscribe()
+
+
+@pytest.mark.requires("notifies")
+def test_another_process_tells(
+    sync_db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlqueue.worker")
+    worker = workers.make(poll=LONG, notify=True)
+    worker.handler(Task)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: worker.health() is not None)
+    processes.spawn(pause_elsewhere, sync_db.url).result()
+    eventually(lambda: "paused are now: task" in caplog.text)
+
+
+def pause_elsewhere(_: Gate, url: URL) -> None:
+    engine = create_engine(url)
+    with Session(engine) as session, session.begin():
+        pause(session, Task)
+    engine.dispose()
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Chore(QueueMixin, Base):
+    __tablename__ = "chore"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Stop(PauseMixin, Base):
+    __tablename__ = "stop"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'chores.db'}")
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def chores(engine: Engine) -> Worker:
+    worker = Worker(sessionmaker(engine), poll=OFTEN)
+    worker.handler(Chore)(lambda chore: None)
+    return worker
+
+
+def test_a_table_that_is_missing(file: Engine) -> None:
+    Stop.__table__.drop(file)  # type: ignore[attr-defined]
+    with pytest.raises(SchemaMismatchError, match=r"no table stop.*migrate") as refused:
+        chores(file).run()
+    assert refused.value.differences == ("missing table stop",)
+
+
+def test_a_table_that_cannot_be_read_for_a_while(file: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with Session(file) as session, session.begin():
+        pause(session, Chore)
+        session.add(Chore(id=1))
+    caplog.set_level("INFO", "sqlqueue.worker")
+    running = Running(chores(file))
+    eventually(lambda: "paused are now: chore" in caplog.text)
+    with file.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE stop RENAME TO elsewhere")
+    eventually(lambda: "cannot see what is paused" in caplog.text)
+    with Session(file) as session:
+        assert session.get_one(Chore, 1).status == "available"
+    with file.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO stop")
+        connection.execute(delete(Stop))
+    eventually(lambda: status_of(file, 1) == "completed")
+    running.stop()
+
+
+def status_of(engine: Engine, key: int) -> str:
+    with Session(engine) as session:
+        return session.get_one(Chore, key).status

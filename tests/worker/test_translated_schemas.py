@@ -1,0 +1,50 @@
+# ruff: noqa: F811 - a fixture is a parameter of its name
+"""A worker whose engine has a `schema_translate_map`: claims, heartbeats, news, and what it looks at first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sqlqueue import SchemaMismatchError
+from tests.suite.test_schema_translation import Guest, Parking, Tenants, tables  # noqa: F401  (a fixture)
+from tests.support.harness import Database
+from tests.worker.crew import LEASE, Meeting, Workers, eventually, without_session
+
+
+def test_it_works_there(db: Database, tables: dict[str, Any], workers: Workers) -> None:
+    variant = db.variant(execution_options=tables)
+    worker = workers.make(engine=db.variant(execution_options=tables, pool_size=20), notify=True)
+    meeting = Meeting()
+    worker.handler(Guest, concurrency=3, lease=LEASE)(without_session(db, meeting))
+    workers.start(worker)
+    with variant.begin() as actor:
+        actor.enqueue(Guest, [{"limit_key": "new"}, {"limit_key": "new"}, {"limit_key": "newer"}])
+    meeting.wait_for(3)
+
+    def extended() -> bool:
+        with variant.begin() as actor:
+            return all(each.available_at > each.claimed_at + LEASE for each in actor.find(Guest))
+
+    eventually(extended)
+    meeting.let_go()
+
+    def completed() -> bool:
+        with variant.begin() as actor:
+            return {each.status for each in actor.find(Guest)} == {"completed"}
+
+    eventually(completed)
+
+
+def test_it_does_not_start_without_the_tables(
+    db: Database,
+    tables: dict[str, Any],
+    workers: Workers,
+) -> None:
+    variant = db.variant(execution_options=tables)
+    Tenants.metadata.drop_all(db.engine.execution_options(**tables))
+    worker = workers.make(engine=variant)
+    worker.handler(Parking)(without_session(db))
+    with pytest.raises(SchemaMismatchError):
+        workers.start(worker).wait()
