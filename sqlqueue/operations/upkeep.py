@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, literal_column, select
+from sqlalchemy import and_, func, literal_column, null, select
 from sqlalchemy.orm import Session
 
 from .._support.checks import count
@@ -15,7 +15,7 @@ from .._support.claim import Claim
 from ..dialects.base import Adapter
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.held import Held
-from ..lifecycle.kind import kinds_of
+from ..lifecycle.kind import kinds_of, recurs
 from ..lifecycle.transitions import earlier_attempts
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
@@ -125,20 +125,30 @@ def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys
     return len(adapter.rows.change(session, pick.spec, statement, keys))
 
 
-def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[tuple[Claim, int]]:
-    """Up to ``limit`` tasks that :func:`.rescue` would discard, with the number of the last attempt; locks nothing."""
+class Crashed(NamedTuple):
+    """A task whose claimers crashed in every attempt."""
+
+    claim: Claim
+    tries: int
+    """The number of the last attempt."""
+    recurs: bool
+    """Whether it has a next run."""
+
+
+def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[Crashed]:
+    """Return up to ``limit`` tasks that :func:`.rescue` would give up.  Locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
     pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
     column = earlier_attempts(spec)
     before = literal_column("0") if column is None else column
-    rows: Any = adapter.rows.execute(
-        session, spec, pick.select(*spec.primary_key, before, spec["attempt"]).limit(limit)
-    )
-    found: list[tuple[Claim, int]] = []
-    for *identity, earlier, attempt in rows:
-        found.append((Claim(spec.entity, tuple(identity), attempt), attempt - earlier))
-    return found
+    schedule = spec["schedule"] if recurs(spec) else null()
+    read = pick.select(*spec.primary_key, before, spec["attempt"], schedule).limit(limit)
+    rows: Any = adapter.rows.execute(session, spec, read)
+    return [
+        Crashed(Claim(spec.entity, tuple(identity), attempt), attempt - earlier, text is not None)
+        for *identity, earlier, attempt, text in rows
+    ]
 
 
 def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:

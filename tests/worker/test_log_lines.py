@@ -15,6 +15,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
 from sqlqueue.worker.process import maintenance
+from sqlqueue.worker.reporting.reports import Reports
 from tests.suite.scenes import PAST
 from tests.support.harness import Database
 from tests.support.models import Document, Report, Seat, Task
@@ -174,12 +175,31 @@ def test_a_run_that_is_given_up_is_an_error_too(
     assert record.getMessage() == "Report 7: attempt 1/1 failed (ValueError: no), no retry before its next run"
 
 
+@pytest.mark.parametrize("named", [20, 1])
+def test_of_crashed_tasks_with_schedules_only_those_without_a_next_run_are_dead_letters(
+    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
+    monkeypatch.setattr(maintenance, "RESCUE_EVERY", timedelta(seconds=0.05))
+    monkeypatch.setattr(Reports, "named", named)
+    sync_db.insert(Report, [{"id": 1, **CRASHED, "schedule": "PT3600S"}, {"id": 2, **CRASHED, "schedule": None}])
+    worker = workers.make()
+    worker.handler(Report)(without_session(sync_db))
+    workers.start(worker)
+    eventually(lambda: worker.reports.counts["discarded"] == worker.reports.counts["failed"] == 1)
+    lines = [record.getMessage() for record in log.records if "crashed" in record.getMessage()]
+    ends = {line.partition(": ")[0]: line.rpartition(", ")[2] for line in lines}
+    if named > 1:
+        assert ends == {"Report 1": "no retry before its next run", "Report 2": "discarded"}
+    else:
+        assert [line for line in lines if line.startswith("Report: 1 more tasks failed (crashed")]
+
+
 @pytest.mark.parametrize("named", [20, 2])
 def test_crashed_tasks_that_are_given_up_are_dead_letters(
     sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, named: int
 ) -> None:
     monkeypatch.setattr(maintenance, "RESCUE_EVERY", timedelta(seconds=0.05))
-    monkeypatch.setattr(maintenance, "NAMED", named)
+    monkeypatch.setattr(Reports, "named", named)
     sync_db.insert(Task, [{"id": n, **CRASHED} for n in (1, 2, 3)])
     worker = workers.make()
     worker.handler(Task)(without_session(sync_db))

@@ -13,6 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from ... import operations
+from ...lifecycle.kind import recurs
 from ...operations.upkeep import exhausted
 from ...queue.spec import QueueSpec
 from ..database.backoff import insist, passes
@@ -24,9 +25,6 @@ PRUNE_EVERY = timedelta(minutes=5)
 REPORT_EVERY = timedelta(minutes=1)
 PRUNED = 1_000
 """The most rows that one transaction deletes or discards."""
-
-NAMED = 20
-"""Crashed tasks that are logged one by one; of more at once, only the number is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,8 @@ def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
 
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
     """Call :func:`.rescue` if any task is exhausted, and report it after the commit.  Returns the number of rows."""
-    some = exhausted(session, spec.entity, limit=NAMED)
+    # with schedules, what becomes of a task depends on its row
+    some = exhausted(session, spec.entity, limit=PRUNED if recurs(spec) else reports.named)
     number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
     if number:
         event.listen(session, "after_commit", lambda _: reports.crashed(spec, number, some), once=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
 from ...lifecycle.kind import recurs
 from ...operations import QueueStats
 from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
+from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
 from ..handling.outcomes import Kind, Outcome, is_signal
@@ -35,6 +35,8 @@ class Reports:
         self.counts: Counter[str] = Counter()
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
 
+    named = 20
+    """Crashed tasks that are logged one by one; of more at once, only the number is logged."""
     wants_depth = False
     """Whether :meth:`depth` uses what it is given."""
 
@@ -81,18 +83,20 @@ class Reports:
             self._say(level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
         return kind
 
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
-        """Report ``number`` tasks whose last attempt crashed; ``some`` of them with the number of that attempt."""
-        kind, level, text, _ = given_up(recurs=recurs(spec))
-        self.counts[kind] += number
-        named = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
-        for claim, tries in named:
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
+        """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known.  Returns their outcomes."""
+        known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
+        for claim, tries, again in known[: self.named]:
+            kind, level, text, _ = given_up(recurs=again)
             facts = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
             line, shown = "%s: attempt %d/%d failed (%s), %s", (task_name(claim), tries, tries, CRASHED, text)
             logger.log(level, line, *shown, extra={**facts, "outcome": kind})
-        if more := number - len(named):
-            logger.log(level, "%s: %d more tasks failed (%s), %s", spec.entity.__name__, more, CRASHED, text)
-        return kind
+        if more := number - len(known[: self.named]):
+            logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
+        kinds: Counter[Kind] = Counter(given_up(recurs=each.recurs).kind for each in known)
+        kinds[given_up(recurs=recurs(spec)).kind] += number - len(known)
+        self.counts.update(kinds)
+        return kinds
 
     def lost(self, job: Job) -> None:
         self.counts["lost"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -13,9 +14,9 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ..._support.claim import Claim
 from ..._support.tracing import HEADER
 from ...operations import QueueStats
+from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
 from ..handling.outcomes import Kind, Outcome, is_signal
@@ -94,10 +95,11 @@ class Telemetry(Reports):
             self._duration.record(job.seconds or 0, queue)
         return kind
 
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[tuple[Claim, int]]) -> Kind:
-        kind = super().crashed(spec, number, some)
-        self._tasks.add(number, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.outcome": kind})
-        return kind
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
+        kinds = super().crashed(spec, number, some)
+        for kind, count in kinds.items():
+            self._tasks.add(count, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.outcome": kind})
+        return kinds
 
     def lost(self, job: Job) -> None:
         super().lost(job)
