@@ -34,8 +34,8 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: name for name in ("Lease", "OrderBy", "OnConflict", "Tasks", "Where", "Schedule")}
 
-# Names of other projects lead nowhere, so that the build needs no network.  Nor do type variables and protocols.
+# Names of other projects lead nowhere, so that the build needs no network.  Nor do type variables and internal types.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!sqlqueue\b|\.).*"),
-    (r"py:class", r"sqlqueue\..*\.([A-Z]|Handler|Health|Register)"),
+    (r"py:class", r"sqlqueue\..*\.([A-Z]|Handler|Health|QueueSpec|Register)"),
 ]
