@@ -43,11 +43,12 @@ CRASHED = "crashed in every attempt: its lease ended each time with nothing sett
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
-    """Redrive: tasks that are ``retryable``, ``discarded`` or hung and satisfy ``where`` are ``available`` now.
+    """Retry tasks that are ``retryable``, ``discarded`` or hung and satisfy ``where``: they are ``available`` now.
+    Returns how many.
 
-    Each gets the model's full number of attempts again.  A hung task is one whose lease has ended: its claimer, should
-    it come back, has lost it.  :class:`.DuplicateTaskError` if another task has taken the ``unique_key`` of a discarded
-    one.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer,
+    should it come back, has lost it.  Raises :class:`.DuplicateTaskError` if another task has taken the ``unique_key``
+    of a discarded one.  For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)
     failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
@@ -98,11 +99,11 @@ def _end(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[
 
 
 def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None = None) -> int:
-    """Discard tasks whose claimers crashed in every attempt, with an error that says so; returns how many.
+    """Discard tasks whose claimers crashed in every attempt, with an error that says so.  Returns how many.
 
-    Recurring ones are not discarded: their next run is scheduled, with that error; those that others have locked are
+    Recurring tasks are not discarded: their next run is scheduled, with that error; those that others have locked are
     left to the next call.  A crashed task with attempts left needs no rescue: it can be claimed as soon as its lease
-    ends.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    expires.  For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -150,7 +151,7 @@ LAST = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Failures with the same text: how many tasks, and when the first and the last of them was claimed."""
+    """Failures with the same text: the number of tasks, and when the first and the last of them was claimed."""
 
     message: str
     """The text of the error."""
@@ -167,10 +168,10 @@ class ErrorGroup:
 
 
 def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
-    """The failures of tasks that are not completed, grouped by their text, the most frequent first.
+    """Return the failures of tasks that are not completed, grouped by their text, the most frequent first.
 
-    Exact while there are fewer than ``cap``; of more, the last ``cap`` by primary key are looked at, and
-    :attr:`ErrorGroup.capped` says so.  ``cap=None`` looks at all.  One query, which locks nothing.
+    Exact while there are fewer than ``cap`` failures.  Of more, the last ``cap`` by primary key are read, and
+    :attr:`ErrorGroup.capped` says so.  ``cap=None`` reads all.  One query, which locks nothing.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -210,7 +211,7 @@ def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executab
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
-    """Update all rows that satisfy ``criterion``; instances of this session show it when they are next looked at."""
+    """Update all rows that satisfy ``criterion``, and expire their instances in this session.  Returns how many."""
     adapter = open_(session, spec, Access.CHANGE)  # of an older snapshot, MariaDB and PostgreSQL would change no row
     with translating(adapter, spec):
         changed = adapter.rows.sweep(session, spec, write(spec, criterion, assignments))

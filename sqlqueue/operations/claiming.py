@@ -54,7 +54,10 @@ def claim(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> T | None:
-    """:func:`claim_many` of one: the first task that is free, or ``None``."""
+    """Claim the first free task; return it, or ``None`` if none is free.
+
+    For its arguments, locks and errors see :func:`claim_many`.
+    """
     tasks = claim_many(
         session, entity, *where, limit=1, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by
     )
@@ -71,33 +74,33 @@ def claim_many(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> Sequence[T]:
-    """Claim up to ``limit`` tasks that nobody else has, in this session's transaction.
+    """Claim up to ``limit`` free tasks in this session's transaction.
 
-    Returned are persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key
-    (or the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or left by a
-    claimer whose lease has ended) by ``available_at``.  Fewer than ``limit`` means that no more are free.
+    Returns persistent instances in claim order: available rows by ``priority``, ``available_at`` and primary key (or
+    the model's ``order_by``, or the call's), then rows that have come due (scheduled, to be retried, or abandoned by a
+    claimer whose lease expired) by ``available_at``.  Fewer than ``limit`` means that no more are free.
 
-    Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another one
-    (on SQLite it waits for the one writer, as long as the driver's timeout says).
+    Each returned row is locked until the transaction ends, and no other row is.  A claim never waits for another claim.
+    On SQLite it waits for the one writer, as long as the driver's timeout allows.
 
-    With a ``lease``, the model's by default, the rows become ``running`` at once: nobody else gets them until the
-    lease has ended by the database's clock, also once the transaction is committed.  A rollback, or a crash before
-    the commit, leaves no trace.  With ``lease=None`` nothing is written: the claims have to be settled before the
-    commit, which otherwise raises :class:`.UnsettledClaimError`.
+    With a ``lease``, the model's by default, the rows become ``running`` at once, and no other claim gets them until
+    the lease has expired by the database's clock, even after the commit.  A rollback, or a crash before the commit,
+    leaves no trace.  With ``lease=None`` nothing is written: settle the claims before the commit, which otherwise
+    raises :class:`.UnsettledClaimError`.
 
-    ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to be stored,
-    ``host:pid`` if not given.
+    ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to store, ``host:pid``
+    by default.
 
-    Raises :class:`.ArgumentError` for arguments that make no sense and for a session that reads from another engine
-    than it writes to, :class:`.UnsupportedIsolationError` and :class:`.UnsupportedDialectError` where a claim could
-    not be right; all before anything is sent.
+    Raises, before anything is sent, :class:`.ArgumentError` for invalid arguments and for a session that reads from
+    another engine than it writes to, and :class:`.UnsupportedIsolationError` or :class:`.UnsupportedDialectError` where
+    a claim could be wrong.
     """
     wanted = Wanted(spec_of(entity), where, order_by, options)
     return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)
 
 
 class Wanted:
-    """What claims ask for.  Who asks again and again keeps it, and the statements with it."""
+    """The parameters of claims.  Reused for repeated claims, it caches their statements."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class Wanted:
 def claim_wanted(
     session: AnySession, wanted: Wanted, limit: int, *, lease: Lease = "default", claimed_by: str | None = None
 ) -> Sequence[Any]:
-    """:func:`claim_many`."""
+    """Claim as :func:`claim_many` does."""
     _check(limit, lease)
     session = session_of(session)
     wanted = _scoped(session, wanted)
@@ -208,7 +211,7 @@ def consume(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> T | None:
-    """:func:`consume_many` of one: the first task that is free, or ``None``."""
+    """Claim and complete the first free task; return it, or ``None`` if none is free.  See :func:`consume_many`."""
     tasks = consume_many(session, entity, *where, limit=1, order_by=order_by, options=options, claimed_by=claimed_by)
     return tasks[0] if tasks else None
 
@@ -222,17 +225,17 @@ def consume_many(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> Sequence[T]:
-    """Claim and complete up to ``limit`` tasks at once: each is done at most once, and there is nothing to settle.
+    """Claim and complete up to ``limit`` tasks at once: each is done at most once, and nothing is left to settle.
 
-    The rows are ``completed``, or deleted if the model's ``on_complete`` says so (the instances are then detached).
-    Where limits hold, they hold until the commit alone: a task that is completed has no slot.
-    Which rows, in which order, and what is raised: as :func:`claim_many`.
+    The rows become ``completed``, or are deleted if the model's ``on_complete`` says so; the instances are then
+    detached. Limits hold only until the commit, since a completed task has no slot.  For the rows, their order, locks
+    and errors see :func:`claim_many`.
     """
     return consume_wanted(session, Wanted(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by)
 
 
 def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_by: str | None = None) -> Sequence[Any]:
-    """:func:`consume_many`."""
+    """Claim and complete as :func:`consume_many` does."""
     spec, session = wanted.spec, session_of(session)
     if any(kind.continues(spec) for kind in kinds_of(spec)):
         return _complete_at_once(session, spec, claim_wanted(session, wanted, limit, claimed_by=claimed_by))
@@ -269,11 +272,11 @@ def claiming(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> Generator[T | None]:
-    """``with claiming(session, Task) as task:`` claim one, work on it in a savepoint, settle it.
+    """Claim a task, run the block in a savepoint, and settle the task: ``with claiming(session, Task) as task:``.
 
-    Leaving the block completes the task, unless it has been settled inside.  An exception rolls the block's writes
-    back to the savepoint, is recorded by :func:`fail` and logged, and goes no further.  :class:`.ClaimLostError`, and
-    what is no :class:`Exception`, are raised.  ``None`` if nothing is free.
+    Leaving the block completes the task, unless the block settled it.  An exception rolls the block's writes back to
+    the savepoint, is recorded by :func:`fail`, logged, and suppressed.  :class:`.ClaimLostError`, and exceptions that
+    do not derive from :class:`Exception`, are raised.  The target is ``None`` if no task is free.
     """
     session = session_of(session)
     task = claim(session, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by)

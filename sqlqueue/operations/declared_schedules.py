@@ -59,26 +59,26 @@ def declare_schedules(
     *where: Where,
     remove_missing: bool = False,
 ) -> DeclaredSchedules:
-    """Create the recurring tasks that are declared, and update those that differ; for the start of an application.
+    """Create the declared recurring tasks, and update those that differ.  Call it when the application starts.
 
-    ``tasks`` are dictionaries by names of attributes, or instances, which are not added to the session.  Each gives a
-    ``schedule`` and the key by which it is known: its primary key, or its ``unique_key`` (:class:`.UniqueMixin`).
+    ``tasks`` are dictionaries by attribute name, or instances, which are not added to the session.  Each gives a
+    ``schedule`` and the key that identifies it: its primary key, or its ``unique_key`` (:class:`.UniqueMixin`).
 
-    A task that does not exist is inserted; ``available_at`` is its first run, if given.  One that exists gets the given
-    values that differ; another schedule counts from now on, as by :func:`reschedule`, and a run in progress goes on.
-    One that is as declared is not written to, so its interval goes on however often the application starts.  What the
-    declaration does not give, or gives as ``None``, stays as it is.
+    A task that does not exist is inserted; ``available_at`` is its first run, if given.  An existing task gets the
+    given values that differ; a new schedule counts from now, as with :func:`reschedule`, and a run in progress goes on.
+    A task that is as declared is not written to, so its interval goes on however often the application starts.  Values
+    that the declaration omits, or gives as ``None``, stay as they are.
 
-    A task that was cancelled, discarded or unscheduled is not brought back: it is returned as ``stopped``, with a
-    warning in the log, until :func:`reschedule` starts it again, or its row is deleted.
+    A task that was cancelled, discarded or unscheduled is not restarted: it is returned as ``stopped``, with a warning
+    in the log, until :func:`reschedule` restarts it, or its row is deleted.
 
     ``remove_missing``: end the recurrence of the other tasks of ``entity`` that satisfy ``where``, as
-    :func:`unschedule` does; where tasks are known by ``unique_key``, of those that have one.  Declared again, they are
-    started again.
+    :func:`unschedule` does; where tasks are identified by ``unique_key``, only of those that have one.  Declaring them
+    again restarts them.
 
-    In the session's transaction: commit it soon, for other processes that insert the same tasks wait for that, and
-    leave them unchanged then.  Raises :class:`.ArgumentError`, before anything is sent, for a declaration that makes no
-    sense, and :class:`.DuplicateTaskError` if a task cannot be inserted because of another key.
+    Runs in the session's transaction.  Commit it soon: other processes that insert the same tasks wait for the commit,
+    and then leave them unchanged.  Raises :class:`.ArgumentError`, before anything is sent, for an invalid declaration,
+    and :class:`.DuplicateTaskError` if a task cannot be inserted because of another key.
     """
     spec = recurring_spec(entity)
     session = session_of(session)

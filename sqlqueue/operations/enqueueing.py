@@ -67,33 +67,35 @@ def enqueue(
 ) -> None:
     """Insert tasks in the session's transaction: instances, or a model and rows as dictionaries.
 
-    A task with an ``available_at`` and no ``status`` is scheduled for then; ``delay`` schedules all of them for so long
-    from now, by the database's clock; one with a ``schedule`` is scheduled for its first run; all others are available
-    at once.  Dictionaries, by names of attributes, are inserted in bulk and make no instances; ``copy=True`` loads them
-    by PostgreSQL's COPY.  Instances become persistent, as by ``session.add()``; where the server makes the keys and
-    cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
+    A task with an ``available_at`` and no ``status`` is scheduled for that time; ``delay`` schedules all of them that
+    far from now, by the database's clock; a task with a ``schedule`` is scheduled for its first run; all others are
+    available at once. Dictionaries, by attribute name, are inserted in bulk and make no instances; ``copy=True`` loads
+    them by PostgreSQL's COPY. Instances become persistent, as by ``session.add()``; where the server generates the keys
+    and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
 
-    ``on_conflict`` says what becomes of a task whose primary key is there already, or, of one that gives none, whose
-    ``unique_key`` (:class:`.UniqueMixin`) an unfinished task has:
+    ``on_conflict`` says what happens to a task whose primary key exists, or, if it gives none, whose ``unique_key``
+    (:class:`.UniqueMixin`) belongs to an unfinished task:
 
     ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back.
-    ``"ignore"``: the row stays as it is.
-    ``"replace"``: the row gets the new values, and a new life if it waits or is final; if it is running, the run
-    goes on and is not repeated.  With ``delay`` that debounces: the last of many wins, and waits from then on.
-    ``"rerun"``: likewise, and if it is running now it runs again afterwards: completion makes it ``available``, and
-    tells workers so if the model is a :class:`.UniqueMixin`; others find it when they next look.  A
-    :class:`.StageMixin`'s begins at its first stage.  Refused for a task that this transaction holds by ``lease=None``.
+    ``"ignore"``: the existing row stays as it is.
+    ``"replace"``: the row gets the new values, and is reactivated if it waits or is final; if it is running, the run
+    goes on and is not repeated.  With ``delay`` this debounces: the last of many calls wins, and waits from then on.
+    ``"rerun"``: as ``"replace"``, and a running task runs again afterwards: completion makes it ``available``, and
+    notifies workers if the model is a :class:`.UniqueMixin`; otherwise they find it at their next poll.  A task of a
+    :class:`.StageMixin` begins at its first stage.  Rejected for a task that this transaction holds with
+    ``lease=None``.
 
-    With ``version``, an attribute that every row gives (a number, a moment), the row is touched only by what is newer:
-    an update that comes late changes nothing and causes no run.
+    With ``version``, an attribute that every row gives (a number, a time), only newer values change the row: a late
+    update changes nothing and causes no run.
 
-    For all but ``"raise"`` the values of instances are written, with the foreign keys that their many-to-one
+    Except with ``"raise"``, the values of instances are written, with the foreign keys that their many-to-one
     relationships give; new parents are inserted first.  The instances themselves stay out of the session and of their
-    parents' collections.  :class:`.ArgumentError` for children, and for a parent that is detached or another session's.
+    parents' collections. Raises :class:`.ArgumentError` for children, and for a parent that is detached or belongs to
+    another session.
 
-    A row that is being claimed or settled in an open transaction is waited for; a plain insert waits for nobody.
-    Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can meet
-    others by more than the key that it goes by, in the same order too.
+    It waits for a row that is being claimed or settled in an open transaction; a plain insert does not wait.
+    Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can
+    conflict by more than the key that identifies it, also in the same order.
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):
@@ -286,7 +288,7 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
 
 
 def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
-    """Refuse what the model has no column for, and what cannot be stored; a schedule becomes its text."""
+    """Reject attributes that the model does not have and values that cannot be stored; turn schedules into text."""
     if not spec.column_names.keys() >= row.keys():
         unknown = ", ".join(sorted(map(str, row.keys() - spec.column_names.keys())))
         raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")

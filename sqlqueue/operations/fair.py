@@ -29,12 +29,13 @@ def claim_in_turns(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> Sequence[T]:
-    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, from each as many as from the others.
+    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, the same number from each value as far as
+    possible.
 
-    A message type with a million tasks does not hold up one with ten: each value has its share, and what one cannot
-    use goes to the others.  Whose turn is first is left to chance.  Returned are those of one value after the other,
-    each in claim order.  One claim for each value, by the index that ``QueueOptions(partitions=...)`` or a mixin gives
-    to ``by``; for the rest see :func:`claim_many`.
+    A message type with a million tasks does not delay one with ten: each value has an equal share, and what it cannot
+    use goes to the others.  The order of the values is random.  Returns the tasks of one value after the other, each in
+    claim order.  Each value takes one claim, by the index that ``QueueOptions(partitions=...)`` or a mixin gives to
+    ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
     """
     count("limit", limit)
     if not isinstance(by, InstrumentedAttribute):

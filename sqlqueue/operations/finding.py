@@ -23,11 +23,11 @@ def find(
     order_by: OrderBy = (),
     options: Sequence[ExecutableOption] = (),
 ) -> Sequence[T]:
-    """The tasks that satisfy ``where``, whatever their state, as they are in the database now; they stay unclaimed.
+    """Return tasks that satisfy ``where``, in any state, as they are in the database now, without claiming them.
 
-    ``order_by``: any columns, the primary key if not given, which is the one order that never takes a sort;
-    ``limit``: how many at the most, all if not given; ``options``: any loader options.  For what is older than an hour
-    there is ``Task.created_at <= utcnow(-timedelta(hours=1))``, by the database's clock.
+    ``order_by``: any columns, the primary key by default, which is the one order that never needs a sort; ``limit``:
+    the most to return, all by default; ``options``: any loader options.  Tasks older than an hour, by the database's
+    clock, are ``Task.created_at <= utcnow(-timedelta(hours=1))``.
     """
     spec = spec_of(entity)
     session = session_of(session)

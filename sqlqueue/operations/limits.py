@@ -24,7 +24,7 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many tasks with ``key`` may run at once, and how many do now."""
+    """The limit of a ``key``: how many of its tasks may run at once, and how many run now."""
 
     key: str
     """The ``limit_key`` of these tasks."""
@@ -35,10 +35,11 @@ class Limit:
 
 
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
-    """From the commit on, at most ``limit`` tasks of ``entity`` with this ``limit_key`` run at once; 0: none.
+    """Limit the tasks of ``entity`` with this ``limit_key`` to ``limit`` at once, from the commit on; 0 stops the key.
 
-    Those that run go on.  If they are more, no task of this key is claimed until as many as are too many have ended,
-    those that were claimed first.  In the session's transaction; waits for claims of this key in open transactions.
+    Running tasks go on.  If more than ``limit`` are running, no task of the key is claimed until enough of them have
+    ended, those claimed first.  Runs in the session's transaction, and waits for claims of this key in open
+    transactions.
     """
     spec = spec_of(entity)
     slots = slots_of(spec)
@@ -83,7 +84,7 @@ def _lock_all(
 
 
 def limits(session: AnySession, entity: type[QueueMixin]) -> list[Limit]:
-    """The keys that have been in use or have been given a limit, in their order."""
+    """Return the keys that have been used or given a limit, sorted by key."""
     slots = slots_of(spec_of(entity))
     session = session_of(session)
     adapter = open_(session, slots)

@@ -27,7 +27,7 @@ from ..transaction.notifications import announce
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """That a queue is paused, or with a ``topic`` only that."""
+    """A pause of a queue, or of one ``topic``."""
 
     topic: str | None
     paused_at: datetime
@@ -46,14 +46,14 @@ def pause(
     reason: str | None = None,
     paused_by: str | None = None,
 ) -> bool:
-    """Let no worker claim tasks of this queue, or of one ``topic`` of it, until :func:`resume`.
+    """Stop all workers from claiming tasks of this queue, or of one ``topic``, until :func:`resume`.
 
-    In the session's transaction, where it is best the first, as a claim is.  Workers notice within their ``poll``, at
-    once where they are notified; what runs goes on to its end.  Classes that share a table are paused together.  A
-    claim that is not a worker's does not ask: see :func:`paused`.
+    Runs in the session's transaction, best as its first statement, as a claim.  Workers notice within their ``poll``,
+    or at once where they are notified; running tasks go on.  Classes that share a table are paused together.  Claims
+    outside of workers are not affected: see :func:`paused`.
 
-    Returns false, and changes nothing, if it is paused already; of several who do it at once, one gets true.
-    :class:`.ConfigurationError` if the application has no model for it, see :class:`.PauseMixin`.
+    Returns false, and changes nothing, if it is paused already; of several concurrent calls, one returns true.  Raises
+    :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`.
     """
     spec = spec_of(entity)
     table, key = _place_of(spec), _key(spec, topic)
@@ -79,9 +79,9 @@ def pause(
 
 
 def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None) -> bool:
-    """Undo :func:`pause`, in the session's transaction; false if it was not paused.
+    """Undo :func:`pause` in the session's transaction.  Returns false if it was not paused.
 
-    A topic and the whole queue are paused and resumed each by itself: both must be resumed before workers claim.
+    A topic and the whole queue are paused separately: workers claim only when both are resumed.
     """
     spec = spec_of(entity)
     table, key = _place_of(spec), _key(spec, topic)
@@ -94,9 +94,9 @@ def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = No
 
 
 def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
-    """What of this queue is paused: the whole, with ``None`` for its topic, and topics by name.
+    """Return the pauses of this queue: of the whole, whose ``topic`` is ``None``, and of topics, sorted by name.
 
-    Empty where nothing is, and where the application has no model to say so.
+    Empty if nothing is paused, and if the application has no model for pauses.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -112,14 +112,14 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
 
 
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:
-    """The topics of this queue among ``keys``, as ``pause`` has written them."""
+    """Return the topics of this queue among ``keys``, as ``pause`` stored them."""
     prefix = f"{spec.table.fullname}:"
     found = sorted(key.removeprefix(prefix) for key in keys if key.startswith(prefix))
     return found if TOPICS in kinds_of(spec) else []
 
 
 def not_paused(adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> tuple[Criterion, ...] | None:
-    """What tasks have to satisfy, beside all else, to be claimed while ``keys`` are paused; ``None`` if none may be."""
+    """Return criteria that exclude paused topics, or ``None`` if the whole queue is among ``keys``."""
     if spec.table.fullname in keys:
         return None
     topics = paused_topics(spec, keys)

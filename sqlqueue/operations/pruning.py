@@ -30,7 +30,7 @@ _LETS_GO = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
 class Pruned(int):
-    """How many rows :func:`prune` deleted."""
+    """The result of :func:`prune`: the number of deleted rows."""
 
     protected: int
     """How many rows are old enough and stay, because a foreign key refers to them; 0 if ``limit`` came first."""
@@ -49,16 +49,16 @@ def prune(
     limit: int | None = None,
     adopted: bool = False,
 ) -> Pruned:
-    """Delete tasks that the queue finished longer than ``older_than`` ago; returns how many, and logs it.
+    """Delete tasks that the queue finished longer than ``older_than`` ago.  Returns and logs how many.
 
-    Without ``older_than`` the model's ``retention`` decides, and its ``discarded_retention`` for dead letters if it has
-    one.  At most ``limit`` rows, for transactions that stay short.  In the session's transaction.
+    Without ``older_than`` the model's ``retention`` applies, and its ``discarded_retention`` to dead letters if it has
+    one. Deletes at most ``limit`` rows, to keep transactions short.  Runs in the session's transaction.
 
-    Rows that were in the table before it became a queue are never among them: they are final, but the queue did not
-    finish them, and their ``finished_at`` is NULL.  With ``adopted=True`` it is these rows, and only these, that are
-    deleted, by their ``created_at``, which is when the table became a queue; ``older_than`` must be given then.
+    Rows that were in the table before it became a queue are never deleted this way: they are final, but the queue did
+    not finish them, and their ``finished_at`` is NULL.  ``adopted=True`` deletes these rows and no others, by their
+    ``created_at``, which is when the table became a queue; ``older_than`` is required then.
 
-    A row that a foreign key refers to (without ON DELETE CASCADE, SET NULL or SET DEFAULT) stays; the result's
+    A row that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) stays; the result's
     ``protected`` says how many there are.
     """
     spec = spec_of(entity)
@@ -76,7 +76,9 @@ def prune(
 
 
 def is_prunable(spec: QueueSpec, older_than: timedelta | None, *, adopted: bool = False) -> Criterion:
-    """What :func:`prune` deletes unless it is protected; :class:`.ArgumentError` if nobody says how old that is."""
+    """Return the criterion of what :func:`prune` deletes unless it is protected; :class:`.ArgumentError` without an
+    age.
+    """
     name = spec.entity.__name__
     if adopted:
         if older_than is None:

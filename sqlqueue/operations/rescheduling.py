@@ -31,11 +31,11 @@ def reschedule(
     schedule: Schedule | str | None = None,
     drift: bool | None = None,
 ) -> int:
-    """Give tasks that satisfy ``where`` a ``schedule``, or start them anew by their own; returns how many.
+    """Give tasks that satisfy ``where`` a ``schedule``, or restart them by their own.  Returns how many.
 
-    Those that wait, or have ended, run next at the first time of it from now on.  One that is running goes on, and runs
-    next by the new one.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none of
-    their own are left alone.  In the session's transaction.  Raises :class:`.ArgumentError` for what is not a schedule.
+    Tasks that wait or have ended run next at the schedule's first time from now on.  A running task goes on, and runs
+    next by the new schedule.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none
+    are left alone. Runs in the session's transaction.  Raises :class:`.ArgumentError` for an invalid schedule.
     """
     spec = recurring_spec(entity)
     session = session_of(session)
@@ -54,10 +54,11 @@ def reschedule(
 
 
 def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
-    """End the recurrence of tasks that satisfy ``where``: no further run; returns how many.
+    """End the recurrence of tasks that satisfy ``where``.  Returns how many.
 
-    Those that wait are ``cancelled``, and keep their ``schedule``, by which :func:`reschedule` starts them anew.  One
-    that is running loses it: it goes on as an ordinary task, which its completion ends.  In the session's transaction.
+    Waiting tasks become ``cancelled`` and keep their ``schedule``, by which :func:`reschedule` restarts them.  A
+    running task loses its schedule, and ends with its completion as an ordinary task.  Runs in the session's
+    transaction.
     """
     spec = recurring_spec(entity)
     session = session_of(session)

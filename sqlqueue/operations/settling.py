@@ -43,26 +43,29 @@ Holds: TypeAlias = Sequence[tuple[Hold, InstanceState[Any] | None]]
 
 
 def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage: str | None = None) -> None:
-    """The work is done: ``completed``, or deleted where the model's ``on_complete`` says so.
+    """Complete tasks: they become ``completed``, or are deleted if the model's ``on_complete`` says so.
 
-    A task that was enqueued anew while it ran (``on_conflict="rerun"``) becomes ``available`` instead.  One of a
-    :class:`.StageMixin` goes on to its next stage, or to ``stage``; one of a :class:`.RecurringMixin` to its next run.
+    A task that was enqueued again while it ran (``on_conflict="rerun"``) becomes ``available`` instead.  A task of a
+    :class:`.StageMixin` moves to its next stage, or to ``stage``; a task of a :class:`.RecurringMixin` to its next run.
 
-    ``result`` is kept as JSON by a model that derives from :class:`.ResultMixin`.
+    ``result`` is stored as JSON by models that derive from :class:`.ResultMixin`.
 
-    In the session's transaction, in one statement for all (for each few thousand).  Raises :class:`.ClaimLostError`
-    if a row is no longer the claim's: let it end the transaction, so that nothing done for a lost claim is committed.
-    Raises :class:`.IllegalTransitionError`, before anything is sent, for what was not claimed or is settled already.
+    Runs in the session's transaction, in one statement for up to a few thousand tasks.  Raises :class:`.ClaimLostError`
+    if a row no longer belongs to the claim: let the error end the transaction, so that nothing done for a lost claim is
+    committed. Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not claimed or are
+    settled already.
     """
     _settle(session, tasks, Completing(result, stage))
 
 
 def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in: timedelta | None = None) -> None:
-    """The work has failed: ``retryable`` after the model's backoff or ``retry_in``, and in the end ``discarded``.
+    """Record a failure: tasks become ``retryable`` after the model's backoff or ``retry_in``, and finally
+    ``discarded``.
 
-    Discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded: where
-    others would be, its next run is scheduled, and the error stays until a run succeeds.
-    ``error`` is kept as text, an exception as ``"TypeName: message"``.  For the rest see :func:`complete`.
+    A task is discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded:
+    its next run is scheduled instead, and the error stays until a run succeeds.  ``error`` is stored as text, an
+    exception as
+    ``"TypeName: message"``.  For the transaction and errors see :func:`complete`.
     """
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
@@ -89,10 +92,10 @@ def discard(
     error: BaseException | str | None = None,
     limit: int | None = None,
 ) -> int | None:
-    """Give up at once: ``discarded``, a dead letter, with the text of ``error``.
+    """Give tasks up: they become ``discarded``, dead letters, with the text of ``error``.
 
-    With claims it settles them, see :func:`complete`.  With a model it discards all of its tasks that satisfy ``where``
-    and are not final, running ones included (their claims are lost), and returns how many; see :func:`cancel`.
+    With claims, it settles them; see :func:`complete`.  With a model, it discards all tasks that satisfy ``where`` and
+    are not final, including running ones, whose claims are lost, and returns how many; see :func:`cancel`.
     """
     if isinstance(tasks, type):
         if error is None:
@@ -109,14 +112,14 @@ def cancel(session: AnySession, tasks: Tasks, /) -> None: ...
 @overload
 def cancel(session: AnySession, entity: type[QueueMixin], /, *where: Where, limit: int | None = None) -> int: ...
 def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None = None) -> int | None:
-    """No longer wanted: ``cancelled``.
+    """Cancel tasks that are no longer wanted: they become ``cancelled``.
 
-    With claims it settles them, see :func:`complete`.  With a model it cancels all of its tasks that satisfy ``where``
-    and are not final, running ones included (their claims are lost), and returns how many.
+    With claims, it settles them; see :func:`complete`.  With a model, it cancels all tasks that satisfy ``where`` and
+    are not final, including running ones, whose claims are lost, and returns how many.
 
-    That is in the session's transaction, and as far as the engine allows in one statement, however many rows there are;
-    it waits for rows that others have locked, and all rows stay locked until the transaction ends.  Of a large set,
-    change at most ``limit`` rows in a transaction: fewer are changed only when none is left::
+    Runs in the session's transaction, in one statement as far as the engine allows.  It waits for rows that others have
+    locked, and all rows stay locked until the transaction ends.  Of a large set, change at most ``limit`` rows per
+    transaction; fewer are changed only when none is left::
 
         while session.cancel(Email, Email.campaign_id == 12, limit=1_000):
             session.commit()
@@ -130,18 +133,27 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
 
 
 def release(session: AnySession, tasks: Tasks) -> None:
-    """Hand back unfinished: ``available`` at once; the attempt does not count.  For the rest see :func:`complete`."""
+    """Return tasks unfinished: they become ``available`` at once, and the attempt does not count.
+
+    For the transaction and errors see :func:`complete`.
+    """
     _settle(session, tasks, Releasing())
 
 
 def snooze(session: AnySession, tasks: Tasks, delay: timedelta) -> None:
-    """Not now: ``scheduled`` after ``delay``, and the attempt does not count.  For the rest see :func:`complete`."""
+    """Postpone tasks: they become ``scheduled`` for ``delay`` from now, and the attempt does not count.
+
+    For the transaction and errors see :func:`complete`.
+    """
     duration("delay", delay, zero=True)
     _settle(session, tasks, Snoozing(delay))
 
 
 def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None) -> None:
-    """Still at it: the lease ends ``lease`` (the model's if not given) from now.  For the rest see :func:`complete`."""
+    """Extend the leases of tasks to ``lease`` from now; the model's lease by default.
+
+    For the transaction and errors see :func:`complete`.
+    """
     if lease is not None:
         duration("lease", lease)
     _settle(session, tasks, Extending(lease))
@@ -159,9 +171,9 @@ def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
 
 
 def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, waits: bool = True) -> list[Claim]:
-    """Apply to the rows of ``tasks``, fenced, and note it in the ledger; returned are claims that are lost.
+    """Apply a settlement to the rows of ``tasks``, fenced, and record it in the ledger.  Returns the lost claims.
 
-    Unless it ``waits``, what others have locked is passed over, and returned as well.
+    Without ``waits``, rows that others have locked are skipped, and their claims are returned as well.
     """
     session = session_of(session)
     holds = holds_of(session, tasks)

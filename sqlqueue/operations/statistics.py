@@ -31,7 +31,7 @@ _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """How many tasks there are in each state; one that was inserted as available, but for later, is scheduled."""
+    """The number of tasks in each state.  A task inserted as available for a later time counts as scheduled."""
 
     counts: Mapping[Status, int]
     """The number of tasks in each state, zeros included."""
@@ -56,7 +56,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview(QueueStats):
-    """What somebody on call asks first.  All ages are by the database's clock."""
+    """The figures that matter first on call.  All ages are by the database's clock."""
 
     claimable: int = 0
     """How many a claim may take now: available, due, or left by a worker whose lease has ended."""
@@ -73,12 +73,12 @@ class QueueOverview(QueueStats):
 
 
 def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
-    """The number of tasks in each state, those without any included.
+    """Return the number of tasks in each state, zeros included.
 
     Exact while fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or running, and
-    fewer than ``cap`` are final.  In a group that has more, counting ends at ``cap``, and :attr:`QueueStats.capped`
-    names the figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  With a
-    criterion that no index serves, all rows are read in any case.
+    fewer than ``cap`` are final.  In a larger group, counting ends at ``cap``, and :attr:`QueueStats.capped` names the
+    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  With a criterion
+    that no index serves, all rows are read in any case.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -92,10 +92,11 @@ def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int
 def stats_by(
     session: AnySession, entity: type[QueueMixin], by: SQLCoreOperations[V], *where: Where
 ) -> dict[V, QueueStats]:
-    """The number of tasks in each state, for each value of ``by``: ``stats_by(session, Email, Email.topic)``.
+    """Return the number of tasks in each state for each value of ``by``: ``stats_by(session, Email, Email.topic)``.
 
-    ``by`` is a column of the model, or an expression of its columns.  In the order of its values; only those that
-    there are, ``None`` included.  It reads all rows.  :class:`.ArgumentError` if it is of another table.
+    ``by`` is a column of the model, or an expression of its columns.  The result is sorted by its values; only values
+    that occur are in it, ``None`` included.  Reads all rows.  Raises :class:`.ArgumentError` if ``by`` is of another
+    table.
     """
     spec = spec_of(entity)
     value = _own_column(spec, by).label("divided_by")
@@ -123,11 +124,10 @@ def stats_by(
 
 
 def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
-    """The number of tasks in each state, what waits for how long, what hangs, and how many were finished lately.
+    """Return the number of tasks in each state, how long tasks wait, what hangs, and how many finished recently.
 
-    For ``cap`` see :func:`stats`.  What was finished lately is counted by an index that begins with ``finished_at``
-    (``retention`` gives a model one), up to the cap; where there is none, among the last ``cap`` final tasks by
-    primary key.
+    For ``cap`` see :func:`stats`.  Recently finished tasks are counted by an index that begins with ``finished_at``
+    (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by primary key.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -152,9 +152,9 @@ def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: 
 
 
 def hung(entity: type[QueueMixin]) -> Criterion:
-    """The criterion that a task runs for longer than its lease: ``find(session, Email, hung(Email))``.
+    """Return the criterion that a task runs for longer than its lease: ``find(session, Email, hung(Email))``.
 
-    Its worker has crashed, or stalls; the next claim takes it over.
+    Its worker has crashed or stalls; the next claim takes the task over.
     """
     return is_hung(spec_of(entity))
 

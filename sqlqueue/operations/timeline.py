@@ -32,7 +32,7 @@ _ENDS = (Status.COMPLETED, Status.DISCARDED, Status.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long some tasks took.  The percentiles are durations that occurred: so many took no longer."""
+    """How long tasks took.  The percentiles are durations that occurred."""
 
     count: int = 0
     """How many they are; if none, the rest is ``None``."""
@@ -46,7 +46,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What was finished from ``start`` on, until the next bucket's."""
+    """The tasks that finished between ``start`` and the start of the next bucket."""
 
     start: datetime
     completed: int = 0
@@ -68,19 +68,19 @@ def timeline(
     bucket: timedelta = timedelta(hours=1),
     since: timedelta = _DAY,
 ) -> list[Bucket]:
-    """What was finished in each ``bucket`` of time, oldest first, and how long it ran and had waited.
+    """Return the tasks that finished in each ``bucket`` of time, oldest first, and how long they ran and had waited.
 
-    From the bucket in which the moment ``since`` ago lies, which is counted whole, to the present one, which is not
-    over yet; those in which nothing was finished are there, with zeros.  A bucket divides a day, or is whole days
-    (weeks begin on Monday), in UTC.  By ``finished_at`` and the database's clock.
+    The buckets range from the one that contains the time ``since`` ago, which is counted whole, to the current one,
+    which is not over yet; empty buckets are included.  A bucket divides a day, or is whole days (weeks begin on
+    Monday), in UTC.  Times are ``finished_at`` by the database's clock.
 
-    Both durations are about the last attempt of completed tasks: the waiting time of one that was tried before, or went
-    through stages, includes its earlier attempts and what was between them, that of a scheduled one the time until it
-    was due.  What has been deleted or pruned, or has been given a new life since, is not counted, and so no run of a
-    recurring task: its row is scheduled anew.
+    Both durations are those of the last attempt of completed tasks.  The waiting time of a task that was retried, or
+    went through stages, includes its earlier attempts and the time between them; that of a scheduled task the time
+    until it was due.  Tasks that were deleted, pruned or reactivated since are not counted, and so runs of recurring
+    tasks are not: their row is scheduled again.
 
-    One query, which locks nothing.  It reads the rows that were finished ``since`` by an index that starts with
-    ``finished_at``, where there is one, else the table.  :class:`.ArgumentError` for other buckets, or more than
+    One query, which locks nothing.  It reads the rows that finished within ``since`` by an index that begins with
+    ``finished_at``, if there is one, else the table.  Raises :class:`.ArgumentError` for other buckets, or more than
     10,000 of them.
     """
     spec = spec_of(entity)

@@ -40,15 +40,15 @@ from .settling import settle_some
 
 
 def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
-    """How long until a claim may find a task: nothing if it may now, ``None`` if no task waits for its time.
+    """Return the time until a claim may find a task: zero if it may now, ``None`` if no task is waiting.
 
-    By the database's clock, in one statement that locks nothing.  A task that others are about to claim counts.
+    By the database's clock, in one statement that locks nothing.  Tasks that others are about to claim count.
     """
     return look(session, entity, *where).due
 
 
 class Look(NamedTuple):
-    """What there is to be claimed."""
+    """The result of :func:`look`."""
 
     due: timedelta | None
     """See :func:`next_due`."""
@@ -57,7 +57,7 @@ class Look(NamedTuple):
 
 
 def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
-    """:func:`next_due`, and whether there is something to be postponed; the same one statement."""
+    """Return what :func:`next_due` returns, and whether there is something to postpone, in one statement."""
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
@@ -75,11 +75,11 @@ def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000) -> int:
-    """Make up to ``limit`` tasks ``available`` that were scheduled or retryable and have come due; returns how many.
+    """Make up to ``limit`` scheduled or retryable tasks that have come due ``available``.  Returns how many.
 
-    They keep the moment at which they came due, by which they are ordered.  A claim takes due tasks as they are, but
-    only when available ones run short; under load this gives them the place that their priority says.  What others
-    have locked is passed over.
+    They keep the time at which they came due, which orders them.  Claims take due tasks too, but only when available
+    ones run short; under load, promoting them gives them the place that their priority asks for.  Locked rows are
+    skipped.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -93,11 +93,12 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
-    """Make tasks ``scheduled`` that are ``available`` for a later moment, as other programs insert them; how many.
+    """Make tasks ``scheduled`` that are ``available`` for a later time, as other programs insert them.  Returns how
+    many.
 
-    A claim passes over such a task, and reads it each time until it is scheduled.  Only the first ``limit`` available
-    tasks, in the order of a claim by ``where``, are looked at, without a lock: what is behind tasks that can be claimed
-    is in no claim's way.  What others have locked is passed over.
+    A claim skips such a task, but reads it each time until it is scheduled.  Only the first ``limit`` available tasks
+    in claim order by ``where`` are read, without a lock: rows behind claimable tasks delay no claim.  Locked rows are
+    skipped.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -152,7 +153,7 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
 
 
 def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
-    """Those of claims of one model that hold their rows, as far as can be seen without locks."""
+    """Return those of the claims of one model that hold their rows, as far as can be seen without locks."""
     if not claims:
         return set()
     spec = spec_of(claims[0].entity)
@@ -166,10 +167,10 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
 
 
 def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
-    """Let the leases of claims of one model end ``lease`` from now; returned are those that are lost.
+    """Extend the leases of claims of one model to ``lease`` from now.  Returns the lost claims.
 
-    A row that is locked is passed over: by whom else than its own handler, whose transaction nobody can take over?  To
-    wait for it would let the other leases end.
+    Locked rows are skipped: only their own handler can have locked them, and its transaction cannot be taken over.
+    Waiting for them would let the other leases expire.
     """
     rest = settle_some(session, claims, Extending(lease), waits=False)
     still = still_held(session, rest)

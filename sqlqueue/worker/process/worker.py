@@ -247,7 +247,8 @@ class Worker:
     def stop(self, *, at_once: bool = False) -> None:
         """Stop :meth:`run` or :meth:`serve` as a signal does; with ``at_once`` as a second signal does.  Thread-safe.
 
-        A worker that has not started yet stops as soon as it starts.  A stopped worker can be run again.
+        A worker that has never run stops as soon as it starts.  One that has ended can be run again, and a call before
+        it does has no effect.
         """
         self._stop_first = not self._has_run  # set before reading _run: the worker may start between the two
         run = self._run
