@@ -130,11 +130,21 @@ class Stage:
 class ModelStage(Stage):
     """On a model, where each lock may be the chance of another turn.
 
-    ``finely``: it is; else each statement and each commit is, as with :class:`.ServerStage`.
+    ``finely``: it is; else each statement and each commit is, as with :class:`.ServerStage`.  ``longest_first``: of
+    several that wait for the same transaction, the one that has waited longest goes on first; else the last one does.
     """
 
-    def __init__(self, model: type[Server], dialect: str, scripts: Sequence[Script], *, finely: bool = True) -> None:
+    def __init__(
+        self,
+        model: type[Server],
+        dialect: str,
+        scripts: Sequence[Script],
+        *,
+        finely: bool = True,
+        longest_first: bool = True,
+    ) -> None:
         super().__init__(scripts)
+        self._next = min if longest_first else max
         self.server = model(self._pause)
         self._finely = finely
         self._main = getcurrent()
@@ -157,8 +167,8 @@ class ModelStage(Stage):
     def go(self, actor: Actor) -> None:
         self._turns[actor.name].switch()
         while not self._finely and (freed := [each for each in self.actors if each.wait and not self._holders(each)]):
-            # elsewhere nobody has to tell them; and who waits longest is first
-            self._turns[min(freed, key=lambda each: each.began_to_wait).name].switch()
+            # elsewhere nothing has to tell them to go on
+            self._turns[self._next(freed, key=lambda each: each.began_to_wait).name].switch()
 
     def _holders(self, actor: Actor) -> list[str]:
         if actor.wait is None:

@@ -19,8 +19,9 @@ MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
 PLAYS = 2
 
 
-def by_model(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
-    stage = ModelStage(MODELS[db.case.name], db.case.name, scene.scripts(), finely=False)
+def by_model(db: Database, scene: Scene, turns: list[int], *, longest_first: bool = True) -> list[list[str]]:
+    scripts = scene.scripts()
+    stage = ModelStage(MODELS[db.case.name], db.case.name, scripts, finely=False, longest_first=longest_first)
     for model, rows in scene.all_rows.items():
         stage.server.load(model.__table__, rows)
     return stage.run(iter(turns))
@@ -45,4 +46,7 @@ def test_a_server_does_as_its_model(sync_db: Database, name: str) -> None:
     random = Random(name)
     for _ in range(PLAYS):
         turns = [random.randrange(3) for _ in range(60)]
-        assert by_server(sync_db, SCENES[name], turns) == by_model(sync_db, SCENES[name], turns)
+        done = by_server(sync_db, SCENES[name], turns)
+        if done != by_model(sync_db, SCENES[name], turns):
+            # an engine may wake all at once that wait for an insert of the same key
+            assert done == by_model(sync_db, SCENES[name], turns, longest_first=False)
