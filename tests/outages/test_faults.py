@@ -81,7 +81,7 @@ def test_crash(scene: Scene) -> None:
 
 def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than leases last; meanwhile workers can be stopped, and others take over what they had."""
-    monkeypatch.setattr("sqlqueue.worker.run.LAST_WORDS", 0.5)
+    monkeypatch.setattr("sqlqueue.worker.process.run.LAST_WORDS", 0.5)
     scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     scene.wait_until_busy("steady", "plain", "locked")
     leavers = [scene.hire(number, "left") for number in range(2)]
