@@ -103,8 +103,17 @@ def ids(tasks: Iterable[Any]) -> set[Any]:
 
 def row(db: Database, task: Any) -> RowMapping:
     """What the table says of a task now, whatever the instance believes."""
-    table = type(task).__table__
-    (key,) = inspect(task).identity
+    return _row(db, type(task), inspect(task).identity)
+
+
+def row_of(db: Database, claim: Claim) -> RowMapping:
+    """The same for the task of a claim."""
+    return _row(db, claim.entity, claim.identity)
+
+
+def _row(db: Database, model: Any, identity: tuple[Any, ...]) -> RowMapping:
+    (key,) = identity
+    table = model.__table__
     with db.engine.connect() as connection:
         return connection.execute(select(table).where(table.c.id == key)).mappings().one()
 
@@ -133,9 +142,3 @@ def end_leases(db: Database, model: Any = Task) -> None:
 def count(db: Database, model: Any, *where: Any) -> int:
     with db.engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(model.__table__).where(*where))
-
-
-def row_of(db: Database, claim: Claim) -> RowMapping:
-    table = claim.entity.__table__
-    with db.engine.connect() as connection:
-        return connection.execute(select(table).where(table.c.id == claim.identity[0])).mappings().one()
