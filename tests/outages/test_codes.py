@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -116,6 +117,17 @@ def test_another_writer_is_transient(accounts: Database) -> None:
         stale = refused(accounts, lambda: write(one, 1))  # what it has read is no longer so
     assert is_transient(accounts, busy)
     assert is_transient(accounts, stale)
+
+
+@pytest.mark.requires("failing_sql")
+def test_errors_of_clusters(accounts: Database) -> None:
+    found = {}
+    for statement in accounts.case.failing_sql:
+        with connected(accounts) as connection:
+            error = refused(accounts, partial(connection.exec_driver_sql, statement))
+        assert is_transient(accounts, error) is not is_outage(accounts, error)
+        found[statement] = "transient" if is_transient(accounts, error) else "outage"
+    assert found == accounts.case.failing_sql
 
 
 @pytest.mark.requires("kill_sql")

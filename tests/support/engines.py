@@ -186,6 +186,10 @@ class EngineCase:
     hardships: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     """What its administrator does to let it only read, or take no more connections, and how that is undone."""
     impatient_sql: str | None = None
+    conflict_sql: str | None = None
+    """Fails as the victim of another transaction does."""
+    failing_sql: Mapping[str, str] = field(default_factory=dict)
+    """Statements that fail as those of a cluster do, and what such an error is: "transient" or "outage"."""
     """Lets a session wait for locks only shortly."""
     idle_sql: str | None = None
     """Lets the server end a session that does nothing in a transaction for long, and say so."""
@@ -332,6 +336,8 @@ _MYSQL_VALUES = {
     "X'00ff'": "00ff",
     "JSON_ARRAY(1, NULL)": "[1, null]",
 }
+_SIGNAL = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
+_FAILING = {_SIGNAL.format(3101): "transient", _SIGNAL.format(1047): "outage", _SIGNAL.format(1180): "outage"}
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
 # which is made anew only when nobody has asked for a tenth of a second; but performance_schema.data_lock_waits names
 # the wrong thread where an implicit lock had to be made explicit
@@ -452,6 +458,7 @@ ENGINES = (
         waits_sql="SELECT cardinality(pg_blocking_pids({connection}))",
         kill_sql="SELECT pg_terminate_backend({connection})",
         impatient_sql="SET lock_timeout = '100ms'",
+        conflict_sql="DO $$BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END$$",
         idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
         strict_snapshots=True,
         grants="GRANT ALL ON SCHEMA public TO {name}",
@@ -492,6 +499,8 @@ ENGINES = (
         waits_sql=_MYSQL_WAITS,
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
+        conflict_sql=_SIGNAL.format(1213),
+        failing_sql=_FAILING,
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",
         naive_moments="warning",
@@ -526,6 +535,8 @@ ENGINES = (
         waits_sql=_MYSQL_WAITS,
         kill_sql="KILL {connection}",
         impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
+        conflict_sql=_SIGNAL.format(1213),
+        failing_sql=_FAILING,
         strict_snapshots=True,
         account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
         read_only_sql="SET SESSION TRANSACTION READ ONLY",

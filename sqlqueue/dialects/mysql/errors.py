@@ -14,8 +14,12 @@ class MySQLErrors(Errors):
 
     def __init__(self) -> None:
         super().__init__(
-            # deadlock, lock wait timeout, lock not available at once, record has changed since last read
-            transient=(1213, 1205, 3572, 1020),
+            transient=(
+                # deadlock, lock wait timeout, lock not available at once, record has changed since last read
+                *(1213, 1205, 3572, 1020),
+                # group replication rejects the commit, which conflicts with another server's
+                3101,
+            ),
             outages=(
                 # shutdown, killed, cannot connect, gone away, lost
                 *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
@@ -23,6 +27,8 @@ class MySQLErrors(Errors):
                 *(1040, 1203, 1021, 1114),
                 # read-only (as a primary that was demoted)
                 *(1290, 1836),
+                # a Galera node that has not joined or lost its quorum; a commit that the cluster cannot carry out
+                *(1047, 1180),
             ),
             duplicates=(1062, 1586),
             references=(1217, 1451),
