@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..worker.database.backoff import keep_on
+from ..worker.database.backoff import Patience, keep_on
 from ..worker.fetching.context import WorkerContext
 from ..worker.fetching.poller import Poller
 from ..worker.fetching.readiness import Readiness
@@ -56,7 +56,7 @@ class RelayLane:
     async def run(self) -> None:
         """Claim and publish until :meth:`drain`, through outages of the database."""
         what, adapter = f"claim {self._handler.entity.__name__}", self._context.adapter(self._handler.spec)
-        await keep_on(self._turn, what, lambda: self._draining, self._context.reports, adapter)
+        await keep_on(self._turn, lambda: self._draining, Patience(what, self._context.reports, adapter))
 
     async def _turn(self) -> None:
         self._poller.expect()

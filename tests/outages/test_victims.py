@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from sqlqueue import Worker
 from tests.suite.scenes import rows
@@ -96,3 +97,38 @@ def test_a_victim_is_called_again(db: Database, first: Part, second: Part, optio
         assert connection.scalars(select(Task.attempt)).all() == [1, 1]
     assert worker.reports.counts["retries"] >= max(1, len(calls) - 2)
     assert worker.reports.counts["failed"] == 0
+
+
+@pytest.mark.requires("conflict_sql")
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_claim_that_is_a_victim_pauses_briefly_and_is_no_outage(
+    db: Database, caplog: pytest.LogCaptureFixture, mode: Any
+) -> None:
+    engine, left = db.variant(pool_size=20), [12]  # with pauses that double up to 10 s, these would take a minute
+
+    def fail(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> tuple[str, Any]:
+        if "SKIP LOCKED" not in statement or not left[0]:
+            return statement, parameters
+        left[0] -= 1
+        return db.case.conflict_sql, ()
+
+    event.listen(engine.session_engine, "before_cursor_execute", fail, retval=True)
+    db.insert(Task, rows(1))
+    worker = Worker(engine.sessions(), poll=timedelta(seconds=0.3))
+    worker.handler(Task, concurrency=1, mode=mode)(handled_by(db))
+    running = Running(worker)
+    try:
+        eventually(all_are(db, "completed"))
+    finally:
+        running.stop()
+    assert left == [0]
+    assert worker.reports.counts["retries"] == 12
+    assert worker.reports.counts["database_errors"] == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def handled_by(db: Database) -> Any:
+    def function(session: Any, task: Any) -> None: ...
+    async def coroutine(session: Any, task: Any) -> None: ...
+
+    return coroutine if db.is_async else function

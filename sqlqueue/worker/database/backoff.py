@@ -16,6 +16,8 @@ from ..reporting.reports import Reports
 
 R = TypeVar("R")
 LONGEST = 10.0
+LONGEST_AFTER_CONFLICT = 0.25
+"""Seconds.  A cluster that certifies commits rejects some claims under load; longer pauses would starve this worker."""
 
 
 def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
@@ -56,25 +58,50 @@ async def insist(
     raise AssertionError
 
 
-async def bear(error: Exception, what: str, pause: timedelta, reports: Reports, adapter: Adapter) -> None:
-    """Report ``error`` and pause: a claiming loop survives every error of its database."""
-    if passes(error, adapter):
-        reports.database_error(what, error, pause)
-    else:
-        reports.broken(what, error)
-        reports.pulse.missed()
-    await asyncio.sleep(pause.total_seconds())
+def is_conflict(error: BaseException, adapter: Adapter) -> bool:
+    """Return whether a transaction failed because of another one, on a server that answers."""
+    return isinstance(error, DBAPIError) and not adapter.errors.is_outage(error) and adapter.errors.is_transient(error)
 
 
-async def keep_on(
-    turn: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool], reports: Reports, adapter: Adapter
-) -> None:
+class Patience:
+    """The pauses of a claiming loop, which survives every error of its database."""
+
+    def __init__(self, what: str, reports: Reports, adapter: Adapter) -> None:
+        self._what = what
+        self._reports = reports
+        self._adapter = adapter
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again with the shortest pauses."""
+        self._pauses = pauses()
+        self._after_conflicts = pauses(longest=LONGEST_AFTER_CONFLICT)
+
+    def reached(self) -> None:
+        """Record that the database answered, and start again with the shortest pauses."""
+        self._reports.reached()
+        self.reset()
+
+    async def bear(self, error: Exception) -> None:
+        """Report ``error`` and pause: briefly after a conflict, and longer each time while the server is away."""
+        if is_conflict(error, self._adapter):
+            pause = next(self._after_conflicts)
+            self._reports.conflict(self._what, error, pause)
+        elif passes(error, self._adapter):
+            pause = next(self._pauses)
+            self._reports.database_error(self._what, error, pause)
+        else:
+            pause = next(self._pauses)
+            self._reports.broken(self._what, error)
+            self._reports.pulse.missed()
+        await asyncio.sleep(pause.total_seconds())
+
+
+async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], patience: Patience) -> None:
     """Call ``turn`` until ``is_over``, pausing after each error."""
-    patience = pauses()
     while not is_over():
         try:
             await turn()
-            reports.reached()
-            patience = pauses()
+            patience.reached()
         except Exception as error:
-            await bear(error, what, next(patience), reports, adapter)
+            await patience.bear(error)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from ...operations.claiming import Wanted, claim_wanted, consume_wanted
 from ..concurrency.event_loop import soon
-from ..database.backoff import keep_on
+from ..database.backoff import Patience, keep_on
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.outcomes import RELEASED, Outcome
@@ -82,8 +82,8 @@ class Fetcher:
 
     async def run(self) -> None:
         """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
-        what = f"claim {self.handler.entity.__name__}"
-        await keep_on(self._turn, what, lambda: self._draining, self._context.reports, self._adapter)
+        patience = Patience(f"claim {self.handler.entity.__name__}", self._context.reports, self._adapter)
+        await keep_on(self._turn, lambda: self._draining, patience)
         await self._pool.ended()
 
     async def _turn(self) -> None:

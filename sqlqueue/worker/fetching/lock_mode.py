@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -15,7 +14,7 @@ from ..._support.exc import ArgumentError
 from ...operations.claiming import claim_wanted
 from ...transaction.claims import claim_of, is_settled, is_unsettled
 from ..concurrency.threads import DaemonThreads
-from ..database.backoff import bear, pauses
+from ..database.backoff import Patience
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.outcomes import COMPLETED, write_outcomes
@@ -34,7 +33,6 @@ class LockModeFetcher:
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self._handler = handler
-        self._claims = f"claim {handler.entity.__name__}"
         self._context = context
         self._poller = Poller(handler, context)
         self._executor = _LockingExecutor(handler, context)
@@ -67,24 +65,23 @@ class LockModeFetcher:
         """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
         self._work.set()
         self._slots = [asyncio.create_task(self._slot()) for _ in range(self._handler.concurrency)]
-        patience = pauses()
+        patience = self._patience()
         while not self._draining:
             await self._none.wait()
             self._none.clear()
             try:
                 await self._poller.wait()
-                patience = pauses()
+                patience.reset()
             except Exception as error:
-                await self._bear(error, next(patience))
+                await patience.bear(error)
             self._work.set()
         await asyncio.gather(*self._slots, return_exceptions=True)
 
     async def _slot(self) -> None:
-        patience = pauses()
+        patience = self._patience()
 
         def found() -> None:
-            nonlocal patience
-            patience = pauses()
+            patience.reset()
             self._poller.refresh()
 
         while not self._draining:
@@ -92,14 +89,14 @@ class LockModeFetcher:
             self._poller.expect()
             try:
                 await self._turn(found)
-                patience = pauses()
+                patience.reset()
                 self._work.clear()
                 self._none.set()
             except Exception as error:
-                await self._bear(error, next(patience))
+                await patience.bear(error)
 
-    async def _bear(self, error: Exception, pause: timedelta) -> None:
-        await bear(error, self._claims, pause, self._context.reports, self._executor.adapter)
+    def _patience(self) -> Patience:
+        return Patience(f"claim {self._handler.entity.__name__}", self._context.reports, self._executor.adapter)
 
     async def _turn(self, found: Callable[[], None]) -> None:
         """Claim and run tasks until none is left."""

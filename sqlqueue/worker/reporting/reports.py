@@ -122,6 +122,12 @@ class Reports:
         self.counts["database_errors"] += 1
         logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
 
+    def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
+        """Report that a transaction of the worker itself lost against another one.  The database answered."""
+        self.pulse.reached()
+        self.counts["retries"] += 1
+        logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
+
     def broken(self, what: str, error: BaseException) -> None:
         self.counts["database_errors"] += 1
         frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error says enough
