@@ -3,5 +3,6 @@
 from .handling.jobs import Job, current_job
 from .handling.signals import Cancel, Discard, Retry, Snooze
 from .process.worker import Worker
+from .reporting.health import Health
 
-__all__ = ["Cancel", "Discard", "Job", "Retry", "Snooze", "Worker", "current_job"]
+__all__ = ["Cancel", "Discard", "Health", "Job", "Retry", "Snooze", "Worker", "current_job"]
