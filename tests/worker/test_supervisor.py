@@ -68,8 +68,8 @@ def at_work(engine: Engine, *, without: set[int] = frozenset()) -> set[int]:  # 
 
     with engine.begin() as connection:
         connection.execute(delete(Ledger))
-    found_: set[int] = eventually(found, 20)
-    return found_
+    pids: set[int] = eventually(found, 60)
+    return pids
 
 
 @pytest.mark.usefixtures("tables")
