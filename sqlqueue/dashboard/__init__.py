@@ -1,0 +1,9 @@
+"""The dashboard: an ASGI application that shows queues to operators and takes their actions.
+
+Needs the extra ``dashboard``.  Mount :class:`Dashboard` in an application, or run ``sqlqueue dashboard``.
+"""
+
+from .access import Action, Viewer
+from .app import Dashboard
+
+__all__ = ["Action", "Dashboard", "Viewer"]

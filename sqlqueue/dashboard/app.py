@@ -1,0 +1,129 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from .._support.exc import SQLQueueError
+from ..diagnostics.check import Target, specs_of
+from . import actions, commands
+from .access import Authorize, only_loopback
+from .database import Sessions, database_of
+from .exposure import Columns, Exposure, Link, Redact
+from .pages import errors, kinds, limits, metrics, overview, queue, schedules, task, workers
+from .security import Permission, SameOrigin, StrictHeaders
+from .site import Site, respond
+
+logger = logging.getLogger("sqlqueue.dashboard")
+_STATIC = Path(__file__).with_name("static")
+
+
+class Dashboard:
+    """The dashboard, an ASGI application to mount under any path: ``app.mount("/queues", Dashboard(Session, Base))``.
+
+    ``sessions``: a ``sessionmaker`` or ``async_sessionmaker``.  ``target``: a declarative base, its ``MetaData``, or a
+    single queue model, as for :func:`.check`; the dashboard shows the queues that it has at the time of a request.
+
+    ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
+    with the actions that are permitted; ``None`` to refuse; or a response, such as a redirect to a login page.  Without
+    it, only programs on the same machine may see the dashboard, and nobody may change anything.
+
+    ``columns``: which attributes of the application's models are shown, by model, besides the queue's own columns.
+    Columns with the application's data, as ``payload``, ``arguments`` and ``result``, are shown only if named here.
+    ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead.
+    ``filters``: the attributes by whose values tasks may be filtered, by model; an index should have them.
+    ``link``: called with a task; returns the address of the application's own page of it, or ``None``.
+    ``title``: the heading of all pages.  ``statement_limit``: the longest time that a statement of a page may take.
+
+    Pages read the database only when somebody asks for them, and share what they read for two seconds.  ``/metrics``
+    has figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is
+    logged to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        target: Target,
+        *,
+        authorize: Authorize | None = None,
+        columns: Columns | None = None,
+        filters: Columns | None = None,
+        redact: Redact | None = None,
+        link: Link | None = None,
+        title: str = "Queues",
+        statement_limit: timedelta = timedelta(seconds=5),
+    ) -> None:
+        specs_of(target)
+        self._app = Starlette(
+            routes=_ROUTES,
+            middleware=[
+                Middleware(StrictHeaders),
+                Middleware(SameOrigin),
+                Middleware(Permission, authorize or only_loopback),
+            ],
+            exception_handlers={
+                HTTPException: _refused,
+                SQLQueueError: _failed,
+                SQLAlchemyError: _failed,
+                OSError: _failed,
+            },
+        )
+        self._app.state.site = Site(
+            target=target,
+            database=database_of(sessions),
+            exposure=Exposure(columns=columns or {}, filters=filters or {}, redact=redact, link=link),
+            title=title,
+            most=statement_limit,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request; there are no WebSockets."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return respond(request, "problem.html", status=error.status_code, problem=error.detail)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer without what the error says: it may name hosts, accounts and values."""
+    logger.error("%s failed", request.url.path, exc_info=error)
+    text = "The database did not answer, or refused. The log of this process has the details."
+    return respond(request, "problem.html", status=503, problem=text)
+
+
+_ROUTES = [
+    Route("/", overview.show),
+    Route("/errors", errors.show),
+    Route("/schedules", schedules.show),
+    Route("/limits", limits.show),
+    Route("/workers", workers.show),
+    Route("/workers/confirm/{action}", commands.confirm),
+    Route("/workers/{action}", commands.act, methods=["POST"]),
+    Route("/metrics", metrics.show),
+    Route("/outbox", kinds.outboxes),
+    Route("/pipelines", kinds.pipelines),
+    Route("/queue/{queue}", queue.show),
+    Route("/queue/{queue}/task", task.show),
+    Route("/queue/{queue}/confirm/{action}", actions.confirm),
+    Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
+    Route("/changes/{id}/stop", actions.stop, methods=["POST"]),
+    Mount("/static", StaticFiles(directory=_STATIC)),
+]

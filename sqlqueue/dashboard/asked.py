@@ -1,0 +1,84 @@
+"""An action as an address or a form asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import or_
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from .._support.exc import ArgumentError
+from ..operations.mass_changes import CANCEL, RETRY, RUN_NOW, MassChange, discarding
+from ..operations.text_values import identity
+from ..queue.spec import Criterion, QueueSpec
+from .access import ON_QUEUES, ON_TASKS, Action
+from .filters import Filter, Query
+from .site import site_of, viewer_of
+
+MOST_KEYS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """An action on a queue."""
+
+    action: Action
+    spec: QueueSpec
+    filter: Filter
+    keys: Sequence[str]
+    """The tasks that it names; none: all that the filter matches."""
+    texts: Query
+    """The other fields of the form."""
+
+    def text(self, name: str) -> str:
+        """Return a field of the form."""
+        return self.texts.get(name, "").strip()
+
+    @property
+    def criteria(self) -> list[Criterion]:
+        """The criteria of the tasks."""
+        if not self.keys:
+            return self.filter.criteria(self.spec)
+        return [or_(*(self.spec.key(identity(self.spec, key)) for key in self.keys))]
+
+    @property
+    def change(self) -> MassChange:
+        """The change of an action on tasks."""
+        changes = {Action.RETRY: RETRY, Action.RUN_NOW: RUN_NOW, Action.CANCEL: CANCEL}
+        return changes.get(self.action) or discarding(self.text("reason") or "discarded in the dashboard")
+
+
+def permitted(request: Request, actions: Container[Action]) -> Action:
+    """Return the one of ``actions`` that the path names; 404 if it is none, 403 if the viewer may not do it."""
+    action = next((each for each in Action if each == request.path_params["action"]), None)
+    if action is None or action not in actions:
+        raise HTTPException(404, "There is no such action.")
+    if action not in viewer_of(request).may:
+        raise HTTPException(403, f"You may not do this: {action}.")
+    return action
+
+
+def asked(request: Request, fields: Query) -> Asked:
+    """Return the action that a request asks for.
+
+    As :func:`permitted`, and 400 if the request says nothing about tasks: an action on all of them has to say so.
+    """
+    action = permitted(request, ON_QUEUES)
+    site = site_of(request)
+    spec = site.queue(request)
+    by_filter = fields.get("scope") == "filter"
+    keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
+    if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MOST_KEYS:
+        raise HTTPException(400, "Select tasks first.")
+    filter = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
+    return Asked(action=action, spec=spec, filter=filter, keys=keys, texts=fields)
+
+
+def checked(asked: Asked) -> list[Criterion]:
+    """Return the criteria of the tasks; 400 if they make no sense."""
+    try:
+        return asked.criteria
+    except ArgumentError as error:
+        raise HTTPException(400, str(error)) from error

@@ -1,0 +1,101 @@
+"""Changes of many tasks, which run in this process in batches that each commit, and whose progress pages show."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from sqlalchemy.orm import Session
+
+from ..operations.batches import Batch
+from .database import Database
+
+logger = logging.getLogger("sqlqueue.dashboard")
+MOST = 100
+"""The number of changes that are remembered."""
+SOON = 1.0
+"""Seconds for which a request waits for its change, so that most are finished when their page is shown."""
+
+
+Batches: TypeAlias = Callable[[Session], Iterable[Batch]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Change:
+    """A change that was begun."""
+
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    what: str
+    """In words: ``retry 3 tasks of Email``."""
+    by: str
+    total: int | None
+    """How many tasks were counted; ``None`` if they were more than are counted."""
+    changed: int = 0
+    taken: int = 0
+    """How many could not be changed because another task has their ``unique_key``."""
+    state: Literal["running", "done", "stopped", "failed"] = "running"
+    stop: bool = False
+    """Whether to stop after the current batch."""
+
+
+class Changes:
+    """The changes of this process."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Change] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, id: str | None, by: str) -> Change | None:
+        """Return the change with this id, if this viewer has begun it."""
+        change = self._known.get(id or "")
+        return change if change is not None and change.by == by else None
+
+    async def begin(
+        self,
+        change: Change,
+        database: Database,
+        batches: Batches,
+        then: Callable[[], None],
+    ) -> None:
+        """Start a change, and wait for its end for a second.  ``then`` is called when it has ended."""
+        self._remember(change)
+        task = asyncio.create_task(self._run(change, database, batches, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.wait([task], timeout=SOON)
+
+    async def _run(
+        self,
+        change: Change,
+        database: Database,
+        batches: Batches,
+        then: Callable[[], None],
+    ) -> None:
+        logger.info("%s: %s", change.by, change.what)
+        try:
+            await database.run(lambda session: _carry_out(change, batches(session)))
+            change.state = "stopped" if change.stop else "done"
+        except Exception:
+            change.state = "failed"
+            logger.exception("%s: %s failed after %d tasks", change.by, change.what, change.changed)
+        finally:
+            then()
+        logger.info("%s: %s: %s, %d tasks changed", change.by, change.what, change.state, change.changed)
+
+    def _remember(self, change: Change) -> None:
+        over = [each.id for each in self._known.values() if each.state != "running"]
+        for id in over[: max(len(self._known) - MOST + 1, 0)]:
+            del self._known[id]
+        self._known[change.id] = change
+
+
+def _carry_out(change: Change, batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        change.changed += batch.changed
+        change.taken += batch.taken
+        if change.stop:
+            return

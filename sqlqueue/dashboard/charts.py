@@ -1,0 +1,138 @@
+"""Charts, computed here and drawn as SVG by a template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from ..operations import Bucket, timeline
+from ..operations.statistics import finds_finished
+from ..queue.spec import QueueSpec
+from ..transaction.connection import open_
+from .rendering import span
+
+WIDTH, HEIGHT = 480, 96
+_FOOT = 2
+ROWS = 5_000
+"""The number of finished tasks that a chart reads, at most: the last ones."""
+
+
+class Period(NamedTuple):
+    """How far back a chart goes."""
+
+    name: str
+    since: timedelta
+    bucket: timedelta
+    lifetime: float
+    """Seconds for which it is shown to others."""
+
+
+HOUR = Period("hour", timedelta(hours=1), timedelta(minutes=2), 5)
+DAY = Period("day", timedelta(days=1), timedelta(hours=1), 30)
+
+
+class Bar(NamedTuple):
+    """A rectangle; ``kind`` is what it counts."""
+
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through the buckets that have a value."""
+
+    kind: str
+    points: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Throughput and durations over a period."""
+
+    period: str
+    bars: Sequence[Bar]
+    most: int
+    """The number of tasks in the highest bar."""
+    lines: Sequence[Line]
+    longest: timedelta
+    """The duration at the top of the lines' chart."""
+    summary: str
+    """What it shows, in words."""
+    is_partial: bool
+    """Whether there are more finished tasks than it reads, so that its beginning is empty."""
+
+
+def chart_of(session: Session, spec: QueueSpec, period: Period) -> Chart | None:
+    """Read the tasks that finished in a period, and draw them; ``None`` if no index finds them."""
+    if not finds_finished(open_(session, spec), spec):
+        return None
+    buckets = timeline(session, spec.entity, bucket=period.bucket, since=period.since, cap=ROWS)
+    return draw(buckets, period.name)
+
+
+def draw(buckets: Sequence[Bucket], period: str) -> Chart:
+    """Draw buckets of time."""
+    most = max((each.completed + each.failed + each.cancelled for each in buckets), default=0)
+    durations = [each.run_time.p95 for each in buckets] + [each.waiting_time.p95 for each in buckets]
+    longest = max((each for each in durations if each is not None), default=timedelta(0))
+    lines = (("ran", _run_time), ("waited", _waiting_time))
+    return Chart(
+        period=period,
+        bars=list(_bars(buckets, most)),
+        most=most,
+        lines=[Line(kind=kind, points=_points(buckets, of, longest)) for kind, of in lines] if longest else [],
+        longest=longest,
+        summary=_summary(buckets, period),
+        is_partial=any(each.capped for each in buckets),
+    )
+
+
+def _bars(buckets: Sequence[Bucket], most: int) -> Iterator[Bar]:
+    width = WIDTH / max(len(buckets), 1)
+    for number, bucket in enumerate(buckets):
+        top = float(HEIGHT)
+        for kind in ("completed", "failed", "cancelled"):
+            count = getattr(bucket, kind)
+            if count:
+                height = max((HEIGHT - _FOOT) * count / most, 1.5)
+                top -= height
+                text = f"{bucket.start:%H:%M}Z: {count:,} {kind}"
+                yield Bar(
+                    kind, round(number * width + 0.5, 2), round(top, 2), round(width - 1, 2), round(height, 2), text
+                )
+
+
+def _points(buckets: Sequence[Bucket], of: Callable[[Bucket], timedelta | None], longest: timedelta) -> str:
+    width = WIDTH / max(len(buckets), 1)
+    found = ((number, of(bucket)) for number, bucket in enumerate(buckets))
+    return " ".join(
+        f"{(number + 0.5) * width:.1f},{HEIGHT - 1 - (HEIGHT - _FOOT) * (took / longest):.1f}"
+        for number, took in found
+        if took is not None
+    )
+
+
+def _run_time(bucket: Bucket) -> timedelta | None:
+    return bucket.run_time.p95
+
+
+def _waiting_time(bucket: Bucket) -> timedelta | None:
+    return bucket.waiting_time.p95
+
+
+def _summary(buckets: Sequence[Bucket], period: str) -> str:
+    parts = [
+        f"{sum(getattr(each, kind) for each in buckets):,} {kind}" for kind in ("completed", "failed", "cancelled")
+    ]
+    ran = [each.run_time.p95 for each in buckets if each.run_time.p95 is not None]
+    took = f"; the longest run time (95 of 100 tasks take at most this) is {span(max(ran))}" if ran else ""
+    return f"Last {period}: {', '.join(parts)}{took}."

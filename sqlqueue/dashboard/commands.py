@@ -1,0 +1,92 @@
+"""Commands for workers: each is confirmed first, permitted, and logged, as actions on queues are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from .._support.error_text import readable
+from .._support.exc import ArgumentError, ConfigurationError
+from ..diagnostics.check import Target
+from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
+from .access import ON_WORKERS, Action
+from .asked import permitted
+from .filters import Query
+from .forms import fields_of
+from .site import links_of, respond, site_of, viewer_of
+
+logger = logging.getLogger("sqlqueue.dashboard")
+FEW = 5
+"""Names of workers that a line of the log has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A command, and whom it is for."""
+
+    action: Action
+    worker: str | None
+    """The ``id`` of the only worker; ``None``: all."""
+    number: str
+    """How many calls at a time, as entered; empty: as many as the handlers were registered with."""
+
+
+async def confirm(request: Request) -> Response:
+    """Show which workers a command would be given, and the form that gives it."""
+    order = _ordered(request, request.query_params)
+    return respond(request, "command.html", order=order, told=await _concerned(request, order))
+
+
+async def act(request: Request) -> Response:
+    """Give workers the command of a confirmed form, and lead back to them."""
+    order = _ordered(request, await fields_of(request))
+    site, viewer = site_of(request), viewer_of(request)
+    told = await _concerned(request, order)
+    logger.info("%s: %s", readable(viewer.name), _in_words(order, told))
+    try:
+        number = await site.database.run(_work(order, site.target))
+    except (ArgumentError, ConfigurationError, ValueError) as error:
+        raise HTTPException(400, str(error)) from error
+    finally:
+        site.snapshots.forget()
+    if not number:
+        raise HTTPException(409, "No such worker is live any more.")
+    return RedirectResponse(links_of(request)("workers"), 303)
+
+
+def _ordered(request: Request, fields: Query) -> Order:
+    """Return the command that a request asks for; 400 if it says nothing about workers: all of them is said too."""
+    action = permitted(request, ON_WORKERS)
+    worker = fields.get("worker", "").strip() or None
+    if worker is None and fields.get("scope") != "all":
+        raise HTTPException(400, "Select a worker first.")
+    return Order(action=action, worker=worker, number=fields.get("number", "").strip())
+
+
+async def _concerned(request: Request, order: Order) -> list[WorkerInfo]:
+    """Return the live workers that a command is for."""
+    site = site_of(request)
+    found = await site.database.run(site.limited(lambda session: workers(session, site.target), site.first))
+    return [each for each in found if each.is_live and order.worker in (None, each.id)]
+
+
+def _work(order: Order, target: Target) -> Callable[[Session], int]:
+    match order.action:
+        case Action.DRAIN_WORKERS:
+            return lambda session: drain_workers(session, target, order.worker)
+        case Action.STOP_WORKERS:
+            return lambda session: stop_workers(session, target, order.worker)
+    number = int(order.number) if order.number else None
+    return lambda session: set_concurrency(session, target, number, order.worker)
+
+
+def _in_words(order: Order, told: list[WorkerInfo]) -> str:
+    names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
+    number = f" {order.number or 'as registered'}" if order.action is Action.SET_CONCURRENCY else ""
+    return readable(f"{order.action}{number}: {'all, ' if order.worker is None else ''}{names or 'none is live'}")

@@ -1,0 +1,109 @@
+"""The filter of a queue's page, as its address and its form have it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from starlette.datastructures import MultiDict, QueryParams
+
+from .._support.exc import ArgumentError
+from ..operations.filtering import criteria
+from ..operations.paging import Position, positions
+from ..operations.text_values import age, value
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import Status
+
+HUNG = "hung"
+_TEXTS = ("status", "topic", "key", "error", "message", "older", "newer")
+Query = QueryParams | MultiDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What tasks of a queue to show or change."""
+
+    status: str = ""
+    """A :class:`.Status`, or ``hung``."""
+    topic: str = ""
+    key: str = ""
+    error: str = ""
+    """Text that the error contains."""
+    message: str = ""
+    """The whole text of the error."""
+    older: str = ""
+    """A duration: only tasks created longer ago."""
+    newer: str = ""
+    equal: Mapping[str, str] = field(default_factory=dict)
+    """Values of the columns that the application has named."""
+
+    @classmethod
+    def of(cls, query: Query, columns: Sequence[str]) -> Filter:
+        """Return the filter in an address or a form; ``columns`` are those that tasks may be filtered by."""
+        texts = {name: query.get(name, "").strip() for name in _TEXTS}
+        equal = {name: text for name in columns if (text := query.get(f"column.{name}", "").strip())}
+        return cls(**texts, equal=equal)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The filter as parameters of an address."""
+        texts = {name: getattr(self, name) for name in _TEXTS}
+        columns = {f"column.{name}": text for name, text in self.equal.items()}
+        return {name: text for name, text in {**texts, **columns}.items() if text}
+
+    @property
+    def state(self) -> Status | None:
+        """The state that it asks for, if it is one."""
+        with suppress(ValueError):
+            return Status(self.status)
+        return None
+
+    def criteria(self, spec: QueueSpec) -> list[Criterion]:
+        """Return its criteria; :class:`.ArgumentError` if they make no sense for this queue."""
+        if self.status and self.state is None and self.status != HUNG:
+            raise ArgumentError(f"{self.status!r} is not a state")
+        state = self.state
+        return criteria(
+            spec,
+            status=[] if state is None else [state],
+            topic=self.topic or None,
+            ids=[self.key] if self.key else None,
+            error=_contains(self.error) if self.error else None,
+            older_than=age(self.older) if self.older else None,
+            newer_than=age(self.newer) if self.newer else None,
+            equal=self.equal,
+            hung=self.status == HUNG,
+        ) + ([spec["error"] == self.message] if self.message else [])
+
+
+def _contains(text: str) -> str:
+    """Return a LIKE pattern: ``%`` and ``_`` match anything, as on the command line."""
+    return text if "%" in text else f"%{text}%"
+
+
+def cursor(position: Position | None) -> str | None:
+    """Return a position as text for an address."""
+    if position is None:
+        return None
+    texts = [each.isoformat() if isinstance(each, datetime) else str(each) for each in position]
+    return base64.urlsafe_b64encode(json.dumps(texts).encode()).decode().rstrip("=")
+
+
+def position(spec: QueueSpec, status: Status | None, text: str | None) -> Position | None:
+    """Return the position that :func:`cursor` made into text; :class:`.ArgumentError` for other text."""
+    if not text:
+        return None
+    columns = positions(spec, status)
+    try:
+        texts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (binascii.Error, ValueError) as error:
+        raise ArgumentError("this address names no page of the queue") from error
+    if not isinstance(texts, list) or len(texts) != len(columns) or not all(isinstance(each, str) for each in texts):
+        raise ArgumentError("this address names no page of the queue")
+    return tuple(value(column, each) for column, each in zip(columns, texts, strict=True))

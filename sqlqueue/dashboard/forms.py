@@ -1,0 +1,25 @@
+"""The fields of a form that a browser has sent."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import MultiDict
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+LARGEST = 1_000_000
+"""Bytes; a selection of a page of tasks is far smaller."""
+
+
+async def fields_of(request: Request) -> MultiDict:
+    """Return the fields of a form; 413 if it is too large, 400 if it is none."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST:
+            raise HTTPException(413, "This form is too large.")
+    try:
+        return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10_000))
+    except ValueError as error:
+        raise HTTPException(400, "This is not a form.") from error

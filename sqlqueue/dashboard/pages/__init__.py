@@ -1,0 +1,1 @@
+"""One module for each page: it reads what the page shows, and renders it."""

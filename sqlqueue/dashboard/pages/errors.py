@@ -1,0 +1,30 @@
+"""The page of failures, grouped by their text."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...operations import ErrorGroup, errors
+from ...queue.spec import QueueSpec
+from ..site import respond, site_of
+
+GROUPS = 50
+"""The number of groups shown of each queue."""
+FAILURES = 10_000
+"""The number of failures that are looked at in each queue: the last ones."""
+
+
+async def show(request: Request) -> Response:
+    """Show the most frequent errors of each queue."""
+    site = site_of(request)
+    specs = list(site.queues.values())
+    found = await site.read_each("errors", _read, specs, lifetime=10)
+    return respond(request, "errors.html", queues=list(zip(specs, found, strict=True)))
+
+
+def _read(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
+    return list(islice(errors(session, spec.entity, cap=FAILURES), GROUPS))

@@ -1,0 +1,110 @@
+"""The page of a queue: its figures, and its tasks by a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..._support.error_text import key_text
+from ..._support.exc import ArgumentError
+from ...operations import Pause, QueueOverview, QueueStats, overview, paused
+from ...operations.paging import Page, page
+from ...queue.spec import QueueSpec
+from ...queue.status import Status
+from ..charts import DAY, HOUR, Chart, Period, chart_of
+from ..exposure import Exposure
+from ..filters import Filter, cursor, position
+from ..site import CAP, Site, respond, site_of
+from .kinds import by_stage
+
+ROWS = 50
+ROLES = ("topic", "task", "stage", "message_key", "limit_key")
+"""Columns of kinds that a table of tasks shows, where the queue has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A task as the table shows it, apart from its session."""
+
+    key: str
+    own: Mapping[str, Any]
+    named: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """A page of tasks."""
+
+    lines: Sequence[Line]
+    next: str | None
+
+
+async def show(request: Request) -> Response:
+    """Show a queue, and the tasks that the filter in the address selects."""
+    site = site_of(request)
+    spec = site.queue(request)
+    filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
+    lines = Lines(lines=(), next=None)
+    try:
+        lines = await _lines(site, spec, filter, request.query_params.get("after"))
+    except ArgumentError as error:
+        problem = str(error)
+    figures, pauses, stages = await site.read(("queue", spec), lambda session: _figures(session, spec), spec)
+    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
+    return respond(
+        request,
+        "queue.html",
+        status=200 if problem is None else 400,
+        spec=spec,
+        name=spec.table.fullname,
+        figures=figures,
+        pauses=pauses,
+        stages=stages,
+        charts=[chart for chart in charts if chart is not None],
+        filter=filter,
+        columns=site.exposure.filters_of(spec),
+        named=site.exposure.columns.get(spec.entity, ()),
+        roles=[role for role in ROLES if role in spec.columns],
+        states=list(Status),
+        problem=problem,
+        lines=lines,
+        after=request.query_params.get("after"),
+    )
+
+
+async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
+    read = partial(chart_of, spec=spec, period=period)
+    return await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
+
+
+async def _lines(site: Site, spec: QueueSpec, filter: Filter, after: str | None) -> Lines:
+    criteria, start = filter.criteria(spec), position(spec, filter.state, after)
+
+    def read(session: Session) -> Lines:
+        found = page(session, spec.entity, *criteria, status=filter.state, after=start, limit=ROWS)
+        return _shown(site.exposure, spec, found)
+
+    key = ("lines", spec, tuple(filter.query.items()), after)
+    return await site.read(key, read, spec)
+
+
+def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> Lines:
+    lines = [
+        Line(key=key_text(spec.identity_of(task)), own=exposure.own(spec, task), named=exposure.named(spec, task))
+        for task in found.tasks
+    ]
+    return Lines(lines=lines, next=cursor(found.next))
+
+
+Figures = tuple[QueueOverview, list[Pause], dict[str, QueueStats]]
+
+
+def _figures(session: Session, spec: QueueSpec) -> Figures:
+    entity = spec.entity
+    return overview(session, entity, cap=CAP), paused(session, entity), by_stage(session, spec)

@@ -1,0 +1,67 @@
+"""The page of recurring tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..._support.error_text import key_text
+from ..._support.exc import ArgumentError
+from ...lifecycle.kind import recurs
+from ...operations import find
+from ...queue.schedules import parse
+from ...queue.spec import QueueSpec
+from ..site import respond, site_of
+
+ROWS = 200
+RUNS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurring:
+    """A recurring task and its next runs."""
+
+    key: str
+    status: str
+    schedule: str
+    runs: Sequence[datetime]
+    error: str | None
+
+
+async def show(request: Request) -> Response:
+    """Show the recurring tasks of each queue, and when they run next."""
+    site = site_of(request)
+    specs = [spec for spec in site.queues.values() if recurs(spec)]
+    found = await site.read_each("schedules", _read, specs)
+    return respond(request, "schedules.html", queues=list(zip(specs, found, strict=True)), most=ROWS)
+
+
+def _read(session: Session, spec: QueueSpec) -> list[Recurring]:
+    names = spec.attributes
+    tasks = find(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS)
+    return [
+        Recurring(
+            key=key_text(spec.identity_of(task)),
+            status=getattr(task, names["status"]),
+            schedule=(schedule := getattr(task, names["schedule"])),
+            runs=list(_runs(schedule, getattr(task, names["status"]), getattr(task, names["available_at"]))),
+            error=getattr(task, names["error"]),
+        )
+        for task in tasks
+    ]
+
+
+def _runs(schedule: str, status: str, moment: datetime) -> Iterator[datetime]:
+    """Yield the next runs of a waiting task."""
+    if status not in ("scheduled", "available", "retryable"):
+        return
+    with suppress(ArgumentError):  # another program may have stored an invalid one
+        for _ in range(RUNS):
+            yield moment
+            moment = parse(schedule).after(moment)

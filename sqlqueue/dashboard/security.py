@@ -1,0 +1,100 @@
+"""What holds for each request, before any page sees it: permission, the same origin for writes, and strict headers."""
+
+from __future__ import annotations
+
+import logging
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .access import Authorize, Viewer, decide
+
+logger = logging.getLogger("sqlqueue.dashboard")
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
+    " frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # not no-referrer, with which browsers send forms with "Origin: null"
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_SAFE = frozenset({"GET", "HEAD"})
+
+
+class StrictHeaders:
+    """Middleware that sends :data:`HEADERS` with each response that does not set them itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_strictly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_strictly)
+
+
+class SameOrigin:
+    """Middleware that refuses writes which another site's page may have made a browser send."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _SAFE or _is_same_origin(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        logger.warning("refused a request from another origin: %s", scope["method"])
+        response = PlainTextResponse("This request does not come from a page of the dashboard.\n", 403)
+        await response(scope, receive, send)
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """Whether the browser says so; without either header it is not known to be."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin, host = headers.get("origin"), headers.get("host")
+    return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
+
+
+class Permission:
+    """Middleware that asks ``authorize`` about each request, and stores the viewer as ``request.state.viewer``.
+
+    The style sheet and the script are public: a page that refuses has them too.
+    """
+
+    def __init__(self, app: ASGIApp, authorize: Authorize) -> None:
+        self._app = app
+        self._authorize = authorize
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_static(scope):
+            request = Request(scope)
+            decision = await decide(self._authorize, request)
+            if not isinstance(decision, Viewer):
+                await _refusal(decision)(scope, receive, send)
+                return
+            request.state.viewer = decision
+        await self._app(scope, receive, send)
+
+
+def is_static(scope: Scope) -> bool:
+    """Whether the request asks for the style sheet or the script."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith("/static/")
+
+
+def _refusal(decision: Response | None) -> Response:
+    return PlainTextResponse("You may not see this dashboard.\n", 403) if decision is None else decision

@@ -1,0 +1,157 @@
+"""What all pages of a dashboard share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from ..diagnostics.check import Target, specs_of
+from ..lifecycle.kind import holds_tasks
+from ..queue.spec import QueueSpec
+from .access import Action, Viewer
+from .changes import Changes
+from .database import Database, limited
+from .exposure import Exposure
+from .rendering import templates
+from .snapshots import Snapshots
+
+R = TypeVar("R")
+CAP = 10_000
+"""Up to this many tasks are counted of each group of states."""
+LIFETIME = 2.0
+"""Seconds for which what was read is shown to others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A dashboard's queues, its database, and what its viewers may see and do."""
+
+    target: Target
+    database: Database
+    exposure: Exposure
+    title: str
+    most: timedelta
+    """The time limit of each statement."""
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    changes: Changes = field(default_factory=Changes)
+
+    @property
+    def queues(self) -> Mapping[str, QueueSpec]:
+        """The queues of tasks, by the full name of their table."""
+        return {spec.table.fullname: spec for spec in specs_of(self.target) if holds_tasks(spec)}
+
+    @property
+    def first(self) -> QueueSpec:
+        """One of the queues, for what concerns all of them."""
+        return next(iter(self.queues.values()))
+
+    @property
+    def pages(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The pages to which each page links: text and path."""
+        roles = {role for spec in self.queues.values() for role in spec.columns}
+        kinds: list[tuple[str, tuple[str, ...]]] = [(text, (path,)) for text, path, role in _BY_ROLE if role in roles]
+        return [("Queues", ()), ("Errors", ("errors",)), ("Workers", ("workers",)), *kinds]
+
+    def queue(self, request: Request) -> QueueSpec:
+        """Return the queue that the path names; 404 if there is none."""
+        spec = self.queues.get(request.path_params["queue"])
+        if spec is None:
+            raise HTTPException(404, "There is no such queue.")
+        return spec
+
+    async def read(
+        self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME
+    ) -> R:
+        """Return what ``read`` returns, or returned a moment ago; each of its statements has a time limit."""
+        return await self.snapshots.get(key, partial(self.database.run, self.limited(read, spec)), lifetime)
+
+    def limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
+        """Return ``read`` with a time limit for each statement."""
+        return limited(read, spec, self.most)
+
+    async def read_each(
+        self,
+        name: str,
+        read: Callable[[Session, QueueSpec], R],
+        specs: Sequence[QueueSpec],
+        *,
+        lifetime: float = LIFETIME,
+    ) -> list[R]:
+        """Return what ``read`` returns for each queue, in their order; a few at a time."""
+        few = asyncio.Semaphore(4)
+
+        async def one(spec: QueueSpec) -> R:
+            async with few:
+                return await self.read((name, spec), lambda session: read(session, spec), spec, lifetime=lifetime)
+
+        return await asyncio.gather(*map(one, specs))
+
+
+_BY_ROLE = (
+    ("Schedules", "schedules", "schedule"),
+    ("Limits", "limits", "limit_key"),
+    ("Outbox", "outbox", "message_key"),
+    ("Pipelines", "pipelines", "stage"),
+)
+"""The pages of some kinds of queues: the text of the link, the path, and a column that these queues have."""
+
+
+def site_of(request: Request) -> Site:
+    """Return the site that serves a request."""
+    site: Site = request.app.state.site
+    return site
+
+
+def viewer_of(request: Request) -> Viewer:
+    """Return the viewer that the permission check has found."""
+    viewer: Viewer = request.state.viewer
+    return viewer
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Paths below the prefix at which the dashboard is mounted, without a host: the Host header is not trusted."""
+
+    root: str
+
+    def __call__(self, *parts: str, **query: str | Sequence[str] | None) -> str:
+        """Return the path of these parts, with a query of what is given."""
+        path = "/".join([self.root, *(quote(part, safe="") for part in parts)]) if parts else f"{self.root}/"
+        given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
+        return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def links_of(request: Request) -> Links:
+    """Return the links of a request's dashboard."""
+    return Links(request.scope.get("root_path", "").rstrip("/"))
+
+
+def respond(request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
+    """Render a page; answer 304 if it is the one that the viewer has."""
+    site, viewer = site_of(request), viewer_of(request)
+    change = site.changes.find(request.query_params.get("change"), viewer.name)
+    html = templates.get_template(template).render(
+        site=site,
+        viewer=viewer,
+        Action=Action,
+        link=links_of(request),
+        here=request.url.path,
+        change=change,
+        pages=site.pages,
+        **content,
+    )
+    etag = f'"{hashlib.sha256(html.encode()).hexdigest()[:32]}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    return HTMLResponse(html, status, headers={"ETag": etag})

@@ -1,0 +1,59 @@
+"""What pages show, read once for all viewers of this process, and only when one of them asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+R = TypeVar("R")
+MOST = 200
+"""The number of snapshots kept; each is a page with some filter."""
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    value: Any
+    until: float
+
+
+class Snapshots:
+    """Keeps what was read for some seconds; viewers who ask in the meantime, or while it is read, share it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, _Snapshot] = {}
+        self._underway: dict[Hashable, asyncio.Task[Any]] = {}
+        self._changes = 0
+
+    async def get(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
+        """Return what ``read`` returned at most ``lifetime`` seconds ago, or call it.  Failures are not kept."""
+        snapshot = self._kept.get(key)
+        if snapshot is not None and snapshot.until > time.monotonic():
+            return cast(R, snapshot.value)
+        task = self._underway.get(key)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = self._underway[key] = asyncio.create_task(self._read(key, read, lifetime))
+        return cast(R, await asyncio.shield(task))  # a viewer who leaves does not cancel it for the others
+
+    def forget(self) -> None:
+        """Drop all snapshots, because something has changed."""
+        self._changes += 1
+        self._kept.clear()
+        self._underway.clear()
+
+    async def _read(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
+        before = self._changes
+        try:
+            value = await read()
+        finally:
+            if self._changes == before:
+                self._underway.pop(key, None)
+        if self._changes != before:
+            return value
+        self._kept.pop(key, None)
+        if len(self._kept) >= MOST:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = _Snapshot(value, time.monotonic() + lifetime)
+        return value

@@ -1,0 +1,93 @@
+"""The dashboard as a program of its own, with a token instead of an application's users."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Collection
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from .._support.exc import ArgumentError
+from .access import Action, Decision, Viewer, only_loopback
+from .forms import fields_of
+from .rendering import templates
+from .security import SameOrigin, StrictHeaders
+from .site import links_of
+
+SHORTEST = 16
+"""Characters of a token: shorter ones can be guessed."""
+COOKIE = "sqlqueue_dashboard"
+LASTS = 12 * 3_600
+"""Seconds for which a login is valid."""
+_DELAY = 0.5
+
+
+class Token:
+    """Lets those see the dashboard who know a token: as a bearer token, or by the login form, which sets a cookie.
+
+    The cookie holds a random number that only this process knows, never the token.
+    """
+
+    def __init__(self, token: str, may: Collection[Action]) -> None:
+        if len(token) < SHORTEST:
+            raise ArgumentError(f"the token has {len(token)} characters: give at least {SHORTEST}, at random")
+        self._token = token.encode()
+        self._viewer = Viewer("token", frozenset(may))
+        self._logins: dict[str, float] = {}
+
+    def __call__(self, request: Request) -> Decision:
+        """Return the viewer; without a login, lead browsers to the login form."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self._viewer if self._is_token(given) else None
+        until = self._logins.get(request.cookies.get(COOKIE, ""), 0)
+        if until > time.monotonic():
+            return self._viewer
+        return RedirectResponse(links_of(request)("login"), 303) if request.method == "GET" else None
+
+    async def login(self, request: Request) -> Response:
+        """Show the login form, or check the token that was entered there."""
+        if request.method != "POST":
+            return _form(request)
+        if not self._is_token((await fields_of(request)).get("token", "")):
+            await asyncio.sleep(_DELAY)
+            return _form(request, failed=True)
+        id, now = secrets.token_urlsafe(32), time.monotonic()
+        self._logins = {each: until for each, until in self._logins.items() if until > now} | {id: now + LASTS}
+        response = RedirectResponse(links_of(request)(), 303)
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, id, max_age=LASTS, httponly=True, samesite="strict", secure=secure)
+        return response
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token)
+
+
+class Loopback:
+    """Lets programs on this machine see the dashboard, and do what is allowed."""
+
+    def __init__(self, may: Collection[Action]) -> None:
+        self._may = frozenset(may)
+
+    def __call__(self, request: Request) -> Decision:
+        viewer = only_loopback(request)
+        return None if viewer is None else Viewer(viewer.name, self._may)
+
+
+def with_login(dashboard: ASGIApp, token: Token) -> ASGIApp:
+    """Return a dashboard that ``token`` protects, with its login form."""
+    routes = [Route("/login", token.login, methods=["GET", "POST"]), Mount("/", dashboard)]
+    return Starlette(routes=routes, middleware=[Middleware(StrictHeaders), Middleware(SameOrigin)])
+
+
+def _form(request: Request, *, failed: bool = False) -> Response:
+    html = templates.get_template("login.html").render(link=links_of(request), failed=failed)
+    return HTMLResponse(html, 403 if failed else 200)

@@ -1,0 +1,52 @@
+"""A dashboard of a SQLite database, and a browser for those tests that need one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import sessionmaker
+
+from tests.dashboard.scenes import database, fill
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[sessionmaker[Any]]:
+    engine, made = database(tmp_path / "queues.db")
+    fill(made)
+    yield made
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Start Chromium for the tests of a module; skip them where there is none, unless SQLQUEUE_REQUIRE_BROWSER=1.
+
+    Not for the whole run: as long as Playwright is open, an event loop runs in this thread, where others cannot.
+    """
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        reason = "there is no chromium on this machine: apt-get install chromium"
+        if os.environ.get("SQLQUEUE_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()

@@ -1,0 +1,85 @@
+"""Queues of every kind that the dashboard has a page for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import Identity, Unicode
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import (
+    HistoryMixin,
+    LimitMixin,
+    PauseMixin,
+    QueueMixin,
+    QueueOptions,
+    RecurringMixin,
+    SlotMixin,
+    StageMixin,
+    TopicMixin,
+    WorkerMixin,
+)
+from sqlqueue.outbox import OutboxMixin
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Email(TopicMixin, Base):
+    __tablename__ = "email"
+    __queue__ = QueueOptions(retention=timedelta(days=7))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    recipient: Mapped[str] = mapped_column(Unicode(200), default="")
+    secret: Mapped[str] = mapped_column(Unicode(200), default="")
+
+
+class Page(QueueMixin, Base):
+    """Has a key that can hold anything."""
+
+    __tablename__ = "page"
+
+    address: Mapped[str] = mapped_column(Unicode(200), primary_key=True)
+
+
+class Digest(RecurringMixin, Base):
+    __tablename__ = "digest"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class CrawlSlot(SlotMixin, Base):
+    __tablename__ = "crawl_slot"
+
+
+class Crawl(LimitMixin, Base):
+    __tablename__ = "crawl"
+    __queue__ = QueueOptions(slots=CrawlSlot, limit=2)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Order(StageMixin, Base):
+    __tablename__ = "orders"
+    __queue__ = QueueOptions(stages=("pay", "pack", "send"), retention=timedelta(days=7))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Event(OutboxMixin, Base):
+    __tablename__ = "event"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Stop(PauseMixin, Base):
+    __tablename__ = "stop"
+
+
+class Attempt(HistoryMixin, Base):
+    __tablename__ = "attempt"
+
+
+class LiveWorker(WorkerMixin, Base):
+    __tablename__ = "live_worker"

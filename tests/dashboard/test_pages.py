@@ -1,0 +1,206 @@
+"""What pages show and how they are read; what actions change."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+from starlette.testclient import TestClient
+
+from sqlqueue import ArgumentError, AsyncQueueSession
+from sqlqueue.dashboard import Dashboard
+from tests.dashboard.models import Base, Crawl, Digest, Email
+from tests.dashboard.scenes import ERROR, dashboard, register
+
+OWN = {"sec-fetch-site": "same-origin"}
+PAGES = [
+    "/",
+    "/queue/email",
+    "/queue/orders",
+    "/queue/email/task?key=62",
+    "/errors",
+    "/schedules",
+    "/limits",
+    "/workers",
+    "/outbox",
+    "/pipelines",
+]
+
+
+@pytest.fixture
+def app(sessions: sessionmaker[Any]) -> TestClient:
+    return TestClient(dashboard(sessions), headers=OWN)
+
+
+def states(sessions: sessionmaker[Any], model: Any = Email) -> dict[int, str]:
+    with sessions() as session:
+        return {task.id: task.status for task in session.find(model)}
+
+
+def keys(text: str) -> list[str]:
+    return re.findall(r'name="key" value="(\d+)"', text)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_with_asyncio_they_are_the_same(app: TestClient, tmp_path: Path, path: str) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'queues.db'}")
+    with TestClient(dashboard(async_sessionmaker(engine, class_=AsyncQueueSession)), headers=OWN) as other:
+        answer = other.get(path)
+        other.portal.call(engine.dispose)
+    assert answer.status_code == 200
+    assert [part for part in ("Email", "Digest", "Crawl", "Order") if part in app.get(path).text] == [
+        part for part in ("Email", "Digest", "Crawl", "Order") if part in answer.text
+    ]
+
+
+def test_tasks_by_filter_and_page_by_page(app: TestClient) -> None:
+    first = app.get("/queue/email", params={"status": "available"}).text
+    (after,) = re.findall(r"after=([^&\"]+)", first)
+    second = app.get("/queue/email", params={"status": "available", "after": after}).text
+    assert (len(keys(first)), len(keys(second))) == (50, 28)
+    assert not set(keys(first)) & set(keys(second))
+    assert len(keys(app.get("/queue/email", params={"error": "Disconnected"}).text)) == 5
+    assert keys(app.get("/queue/email", params={"column.recipient": "user7@example.org"}).text) == ["8"]
+    assert keys(app.get("/queue/email", params={"newer": "1s", "older": "7d"}).text) == []
+    for problem in ({"older": "soon"}, {"status": "x"}, {"after": "x"}, {"key": "one"}):
+        assert app.get("/queue/email", params=problem).status_code == 400
+
+
+def test_viewers_share_what_is_read(sessions: sessionmaker[Any]) -> None:
+    statements: list[str] = []
+    event.listen(sessions.kw["bind"], "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with TestClient(dashboard(sessions)) as app:
+        for path in PAGES:
+            first = app.get(path)
+            read = len(statements)
+            assert read
+            assert app.get(path).headers["etag"] == first.headers["etag"]
+            assert app.get(path, headers={"If-None-Match": first.headers["etag"]}).status_code == 304
+            assert len(statements) == read
+        time.sleep(0.3)
+        assert len(statements) == read
+
+
+def test_an_action_on_one_task(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    question = app.get("/queue/email/confirm/cancel", params={"key": "150"}).text
+    assert "<b>1</b> task will be changed" in question
+    answer = app.post("/queue/email/cancel", data={"key": "150"})
+    assert "1 of 1 tasks changed" in answer.text
+    assert answer.url.path == "/queue/email/task"
+    assert states(sessions)[150] == "cancelled"
+
+
+def test_an_action_on_a_selection(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    app.post("/queue/email/discard", data={"key": ["149", "150"], "reason": "not wanted"})
+    with sessions() as session:
+        assert {task.id for task in session.find(Email, Email.error == "not wanted")} == {149, 150}
+
+
+def test_an_action_on_all_that_match(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    filter = {"scope": "filter", "message": ERROR}
+    assert "<b>5</b> tasks will be changed: 5 discarded" in app.get("/queue/email/confirm/retry", params=filter).text
+    assert "5 of 5 tasks changed" in app.post("/queue/email/retry", data=filter).text
+    assert sorted(states(sessions).values()).count("discarded") == 1
+    app.post("/queue/email/run-now", data={"scope": "filter"})
+    assert "retryable" not in states(sessions).values()
+
+
+def test_an_action_needs_to_say_on_what(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    before = states(sessions)
+    for data in ({}, {"status": "available"}, {"key": ""}):
+        assert app.post("/queue/email/cancel", data=data).status_code == 400
+    assert app.post("/queue/email/cancel", data={"key": "one"}).status_code == 400
+    assert app.post("/queue/email/explode", data={"key": "1"}).status_code == 404
+    assert app.post("/queue/nothing/cancel", data={"key": "1"}).status_code == 404
+    assert states(sessions) == before
+
+
+def test_pause_and_resume(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    page = app.post("/queue/email/pause", data={"topic": "news", "reason": "the server is down"}).text
+    assert "has been paused by ada" in page
+    assert "the server is down" in page
+    app.post("/queue/email/resume", data={"topic": "news"})
+    with sessions() as session:
+        assert session.paused(Email) == []
+
+
+def test_set_a_limit_and_reschedule(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    app.post("/queue/crawl/set-limit", data={"limit_key": "a.org", "limit": "7"})
+    app.post("/queue/digest/reschedule", data={"key": "1", "schedule": "PT5M"})
+    with sessions() as session:
+        assert {each.key: each.limit for each in session.limits(Crawl)}["a.org"] == 7
+        assert [task.schedule for task in session.find(Digest)] == ["PT5M", "PT21600S"]
+    for path, data in [
+        ("/queue/crawl/set-limit", {"limit_key": "a.org", "limit": "x"}),
+        ("/queue/digest/reschedule", {"key": "1", "schedule": "soon"}),
+        ("/queue/digest/reschedule", {"schedule": "PT5M"}),
+        ("/queue/email/reschedule", {"key": "1", "schedule": "PT5M"}),
+    ]:
+        assert app.post(path, data=data).status_code == 400
+
+
+def told(sessions: sessionmaker[Any]) -> dict[str, tuple[str | None, int | None]]:
+    with sessions() as session:
+        return {each.name: (each.command, each.concurrency) for each in session.workers(Base)}
+
+
+def test_commands_for_one_worker_and_for_all(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    register(sessions, "mail", "web")
+    register(sessions, "silent", ago=timedelta(minutes=1))
+    question = app.get("/workers/confirm/drain-workers", params={"worker": "id-1-web"}).text
+    assert "<b>1</b> live worker will be told: web. Tasks that they run: <b>3</b>" in question
+    assert app.post("/workers/drain-workers", data={"worker": "id-1-web"}).url.path == "/workers"
+    assert told(sessions) == {"mail": (None, None), "silent": (None, None), "web": ("drain", None)}
+    assert "<b>2</b> live workers" in app.get("/workers/confirm/stop-workers", params={"scope": "all"}).text
+    app.post("/workers/set-concurrency", data={"scope": "all", "number": "2"})
+    assert "(told 2 a handler)" in app.post("/workers/stop-workers", data={"scope": "all"}).text
+    assert told(sessions) == {"mail": ("stop", 2), "silent": (None, None), "web": ("stop", 2)}
+    app.post("/workers/set-concurrency", data={"worker": "id-0-mail", "number": ""})
+    assert told(sessions)["mail"] == ("stop", None)
+
+
+def test_a_command_needs_to_say_for_whom(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    register(sessions, "web")
+    for path, data, status in [
+        ("/workers/stop-workers", {}, 400),
+        ("/workers/set-concurrency", {"scope": "all", "number": "0"}, 400),
+        ("/workers/set-concurrency", {"scope": "all", "number": "x"}, 400),
+        ("/workers/stop-workers", {"worker": "gone"}, 409),
+        ("/workers/cancel", {"scope": "all"}, 404),
+        ("/workers/explode", {"scope": "all"}, 404),
+        ("/queue/email/stop-workers", {"scope": "all", "key": "1"}, 404),
+    ]:
+        assert app.post(path, data=data).status_code == status
+    assert told(sessions) == {"web": (None, None)}
+
+
+def test_a_task_has_its_attempts_with_tracebacks(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    try:
+        raise TimeoutError("no answer from <b>mail</b>")
+    except TimeoutError as error:
+        with sessions.begin() as session:
+            email = session.claim(Email, claimed_by="mailer:7")
+            session.fail(email, error)
+            key = email.id
+    text = app.get("/queue/email/task", params={"key": key}).text
+    assert "on mailer:7" in text
+    assert "Traceback of attempt 1" in text
+    assert "no answer from &lt;b&gt;mail" in text
+
+
+def test_what_is_no_dashboard(sessions: sessionmaker[Any]) -> None:
+    for arguments, options in [
+        (("sqlite://", Base), {}),
+        ((sessions, object()), {}),
+        ((sessions, Base), {"columns": {Email: ["nothing"]}}),
+        ((sessions, Base), {"columns": {Email: "recipient"}}),
+    ]:
+        with pytest.raises(ArgumentError):
+            Dashboard(*arguments, **options)

@@ -1,0 +1,207 @@
+"""Who may see the dashboard and change something, and what a page may do in a browser."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import sessionmaker
+from starlette.responses import RedirectResponse
+from starlette.testclient import TestClient
+
+from sqlqueue import ArgumentError
+from sqlqueue.dashboard import Action, Dashboard, Viewer
+from sqlqueue.dashboard.access import ON_WORKERS
+from sqlqueue.dashboard.standalone import Token, with_login
+from tests.dashboard.models import Base, Email, Event
+from tests.dashboard.scenes import HOSTILE, dashboard, register
+
+OWN = {"sec-fetch-site": "same-origin"}
+LOCAL = ("127.0.0.1", 4711)
+
+
+def client(app: Any, base: str = "http://localhost:8090", peer: tuple[str, int] = LOCAL, **headers: str) -> TestClient:
+    return TestClient(app, base_url=base, client=peer, headers=headers, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("base", "peer", "headers", "status"),
+    [
+        ("http://localhost:8090", LOCAL, {}, 200),
+        ("http://[::1]:8090", ("::1", 1), {}, 200),
+        ("http://localhost:8090", ("10.0.0.7", 1), {}, 403),
+        ("http://rebound.example.org", LOCAL, {}, 403),
+        ("http://localhost.example.org", LOCAL, {}, 403),
+        ("http://localhost:8090", LOCAL, {"X-Forwarded-For": "127.0.0.1"}, 403),
+        ("http://localhost:8090", LOCAL, {"Forwarded": "for=10.0.0.7"}, 403),
+    ],
+)
+def test_without_authorize_only_this_machine_may_read(
+    sessions: sessionmaker[Any], base: str, peer: tuple[str, int], headers: dict[str, str], status: int
+) -> None:
+    answer = client(Dashboard(sessions, Base), base, peer, **headers).get("/")
+    assert answer.status_code == status
+    assert ("Email" in answer.text) == (status == 200)
+
+
+def test_without_authorize_nobody_may_write(sessions: sessionmaker[Any]) -> None:
+    app = Dashboard(sessions, Base)
+    register(sessions, "web")
+    for action in Action:
+        place = "workers" if action in ON_WORKERS else "queue/email"
+        form = {"key": "1", "scope": "all"}
+        assert client(app).post(f"/{place}/{action}", data=form, headers=OWN).status_code == 403
+    assert "Retry" not in client(app).get("/queue/email").text
+    assert "Drain" not in client(app).get("/workers").text
+
+
+@pytest.mark.parametrize("decision", [None, RedirectResponse("/login", 303)])
+def test_authorize_may_refuse(sessions: sessionmaker[Any], decision: Any) -> None:
+    for asked in (lambda _: decision, _later(decision)):
+        answer = client(dashboard(sessions, authorize=asked)).get("/", follow_redirects=False)
+        assert answer.status_code == (403 if decision is None else 303)
+        assert "Email" not in answer.text
+
+
+def _later(decision: Any) -> Any:
+    async def authorize(_request: Any) -> Any:
+        return decision
+
+    return authorize
+
+
+def test_each_action_needs_its_permission(sessions: sessionmaker[Any]) -> None:
+    viewer = Viewer("ada", {Action.PAUSE})
+    app = client(dashboard(sessions, authorize=lambda _: viewer))
+    assert app.post("/queue/email/retry", data={"scope": "filter"}, headers=OWN).status_code == 403
+    assert app.get("/queue/email/confirm/retry?scope=filter").status_code == 403
+    assert app.get("/workers/confirm/drain-workers?scope=all").status_code == 403
+    assert app.post("/queue/email/pause", data={}, headers=OWN, follow_redirects=False).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8090"}, False),
+        ({"origin": "http://localhost:8090"}, True),
+        ({"origin": "http://localhost:9999"}, False),
+        ({"origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_writes_come_from_the_dashboards_own_pages(
+    sessions: sessionmaker[Any], headers: dict[str, str], allowed: bool
+) -> None:
+    answer = client(dashboard(sessions)).post("/queue/email/pause", data={}, headers=headers, follow_redirects=False)
+    assert answer.status_code == (303 if allowed else 403)
+    with sessions() as session:
+        assert bool(session.paused(Email)) == allowed
+
+
+def test_each_response_has_strict_headers(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions))
+    for path in ("/", "/queue/email", "/nothing", "/static/dashboard.js", "/queue/email/task?key=x"):
+        headers = app.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
+
+
+def test_only_named_columns_are_shown(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions, columns={}, filters={}))
+    assert "example.org" not in app.get("/queue/email").text
+    assert "example.org" not in app.get("/queue/email/task?key=1").text
+    assert "payload-secret" not in app.get("/queue/event/task?key=1").text
+    named = client(dashboard(sessions, columns={Email: ["recipient"], Event: ["payload"]}))
+    assert "user1@example.org" in named.get("/queue/email/task?key=2").text
+    assert "payload-secret" in named.get("/queue/event/task?key=1").text
+
+
+def test_redact_and_link(sessions: sessionmaker[Any]) -> None:
+    def redact(task: Any, name: str, value: Any) -> object:
+        return "***" if name == "recipient" else value
+
+    links = {1: "https://shop.example.org/emails/1", 2: "javascript:alert(1)"}
+    app = client(dashboard(sessions, redact=redact, link=lambda task: links.get(task.id)))
+    text = app.get("/queue/email/task?key=1").text
+    assert "user0@" not in text
+    assert "***" in text
+    assert 'href="https://shop.example.org/emails/1"' in text
+    assert "javascript:" not in app.get("/queue/email/task?key=2").text
+
+
+def test_nothing_is_rendered_as_markup(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions, columns={Email: ["recipient", "secret"]}))
+    register(sessions, HOSTILE)
+    pages = ["/", "/queue/email", "/queue/email?status=discarded", "/errors", "/limits", "/schedules", "/queue/page"]
+    for path in (*pages, "/workers", "/workers/confirm/stop-workers?scope=all"):
+        text = app.get(path).text
+        assert "<img" not in text
+        assert "<script>" not in text
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+    assert app.get("/queue/page/task", params={"key": HOSTILE}).status_code == 200
+
+
+def test_an_error_of_the_database_says_nothing_about_it(sessions: sessionmaker[Any], tmp_path: Any) -> None:
+    with sessions() as session:
+        session.connection().exec_driver_sql("DROP TABLE email")
+    answer = client(dashboard(sessions)).get("/queue/email")
+    assert answer.status_code == 503
+    assert "no such table" not in answer.text
+
+
+def test_actions_are_logged_with_the_viewer(sessions: sessionmaker[Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sqlqueue.dashboard")
+    app = client(dashboard(sessions))
+    app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN)
+    app.post("/queue/email/pause", data={"reason": "a\nada: forged"}, headers=OWN)
+    register(sessions, "web", "mail\nada: forged")
+    app.post("/workers/drain-workers", data={"worker": "id-0-web"}, headers=OWN)
+    app.post("/workers/set-concurrency", data={"scope": "all", "number": "2"}, headers=OWN)
+    assert "ada: cancel Email 150" in caplog.text
+    assert "ada: drain-workers: web" in caplog.text
+    assert "ada: set-concurrency 2: all, mail" in caplog.text
+    assert "\nada: forged" not in caplog.text
+
+
+TOKEN = "a-token-of-some-length"
+
+
+def protected(sessions: sessionmaker[Any]) -> TestClient:
+    token = Token(TOKEN, list(Action))
+    return client(
+        with_login(Dashboard(sessions, Base, authorize=token), token), "http://10.0.0.1:8090", ("10.0.0.7", 1)
+    )
+
+
+def test_a_token_protects_the_standalone_dashboard(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions)
+    assert app.get("/", follow_redirects=False).headers["location"] == "/login"
+    assert app.post("/queue/email/pause", headers=OWN).status_code == 403
+    assert app.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert app.get("/", headers={"Authorization": "Bearer no"}).status_code == 403
+    assert app.get("/", params={"token": TOKEN}, follow_redirects=False).status_code == 303
+
+
+def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions)
+    assert app.post("/login", data={"token": "wrong"}, headers=OWN).status_code == 403
+    assert app.post("/login", data={"token": TOKEN}).status_code == 403
+    answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert "Email" in app.get("/").text
+
+
+def test_short_tokens_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="at least 16"):
+        Token("short", [])
