@@ -1,0 +1,122 @@
+"""The worker processes as their parent sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from contextlib import suppress
+
+from sqlalchemy import URL
+
+from .._support.processes import CONTEXT, no_interrupts
+from .database import ProofError
+from .worker import main
+
+_PATIENCE = 60
+
+
+class Member:
+    """A worker process."""
+
+    def __init__(self, name: str, url: URL) -> None:
+        self.name = name
+        self.is_frozen = False
+        self._channel, far_end = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=main, args=(far_end, url, name), name=name, daemon=True)
+        with no_interrupts():
+            self._process.start()
+        far_end.close()  # so that the end of the process is the end of the pipe
+
+    def wait_until_ready(self) -> None:
+        """Wait for its connection; :class:`.ProofError` if it ends or does not answer."""
+        if self._receive() is None:
+            raise ProofError(f"{self.name} does not start")
+
+    @property
+    def lives(self) -> bool:
+        lives: bool = self._process.is_alive()
+        return lives
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does."""
+        self._process.kill()
+        self._process.join()
+
+    def freeze(self, seconds: float) -> None:
+        """Stop it for some seconds as a machine does that is suspended: its connections stay open."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        self.is_frozen = True
+        # whatever this process waits for meanwhile: it may be the locks of the one that is frozen
+        timer = threading.Timer(seconds, self._thaw)
+        timer.daemon = True
+        timer.start()
+
+    def _thaw(self) -> None:
+        with suppress(OSError):  # it was killed at the end
+            os.kill(self._process.pid, signal.SIGCONT)
+        self.is_frozen = False
+
+    def cut(self) -> None:
+        """Shut down its connections to the server."""
+        with suppress(OSError):
+            self._channel.send("cut")
+
+    def stop(self) -> Counter[str]:
+        """Stop it, and return the counts of its worker; empty if it has died."""
+        with suppress(OSError):
+            self._channel.send("stop")
+        counts = self._receive()
+        self._process.join(_PATIENCE)
+        return Counter(counts if isinstance(counts, dict) else {})
+
+    def _receive(self) -> object:
+        with suppress(EOFError, OSError):
+            if self._channel.poll(_PATIENCE):
+                received: object = self._channel.recv()
+                return received
+        return None
+
+
+class Crew:
+    """Some worker processes.  Leaving the ``with`` block kills those that still run."""
+
+    def __init__(self, number: int, url: URL) -> None:
+        CONTEXT.set_forkserver_preload([__name__])
+        self._url = url
+        self._started = 0
+        self.died: list[str] = []
+        """The names of those that ended by themselves."""
+        self.members = [self._start() for _ in range(number)]
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.kill()
+
+    def wait_until_ready(self) -> None:
+        """Wait for all of them; :class:`.ProofError` if one does not start."""
+        for member in self.members:
+            member.wait_until_ready()
+
+    def replace(self, member: Member) -> None:
+        """Start another process for one that was killed or has died."""
+        self.members.remove(member)
+        self.members.append(self._start())
+
+    def replace_dead(self) -> None:
+        """Record processes that ended although nobody killed them, and start others."""
+        for member in [member for member in self.members if not member.lives]:
+            self.died.append(member.name)
+            self.replace(member)
+
+    def stop(self) -> Counter[str]:
+        """Stop all of them, and return the sums of their counts."""
+        return sum((member.stop() for member in self.members), Counter())
+
+    def _start(self) -> Member:
+        self._started += 1
+        return Member(f"worker {self._started}", self._url)

@@ -1,0 +1,117 @@
+"""The faults that worker processes suffer while there is work."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession, Status
+
+from .crew import Crew, Member
+from .models import LEASE, Task
+from .scenes import hold_locks
+from .worker import WORK
+
+_EVERY = 0.7
+"""Seconds between two faults."""
+_FROZEN = 1.5 * LEASE.total_seconds()
+_BACKLOG = 60
+_TICK = 0.05
+Claims = set[tuple[int, int | None]]
+"""Keys and tokens of tasks that are running."""
+
+
+class Faults:
+    """Inflicts faults on a crew, and records how long its tasks take to recover."""
+
+    def __init__(self, crew: Crew, sessions: sessionmaker[QueueSession]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.enqueued = 0
+        self.recovery: dict[str, float] = {}
+        """The longest time in seconds until tasks of a worker that suffered a fault were held by others or done."""
+        self._crew = crew
+        self._sessions = sessions
+        self._held: list[tuple[str, float, Claims]] = []
+        """The kind and the time of a fault, and the claims of the worker that suffered it, while they hold tasks."""
+
+    def inflict(self, until: Callable[[], bool]) -> Iterator[None]:
+        """Enqueue tasks and inflict faults until ``until`` holds and each kind has come about; yield between them."""
+        kinds: dict[str, Callable[[Member], None]] = {
+            "frozen": self._freeze,
+            "killed": self._kill,
+            "cut off": self._cut,
+        }
+        # in a thread of its own: whoever waits for the locks of a frozen worker may not keep others from suffering
+        with ThreadPoolExecutor(1, "locks") as pool:
+            holding: Future[None] | None = None
+            while not until() or len(self.counts) < len(kinds):
+                if holding is None or holding.done():
+                    holding = pool.submit(self._hold_locks)
+                for kind, fault in kinds.items():
+                    with suppress(DBAPIError):
+                        self._enqueue()
+                    self._look_for(_EVERY)
+                    victim = random.choice([member for member in self._crew.members if not member.is_frozen])
+                    fault(victim)
+                    self._held.append((kind, time.monotonic(), self._claims(Task.claimed_by == victim.name)))
+                    self.counts[kind] += 1
+                    yield
+            while any(member.is_frozen for member in self._crew.members):
+                self._look_for(_TICK)
+
+    def look(self) -> None:
+        """Replace those that died, and see what has recovered."""
+        self._crew.replace_dead()
+        if not self._held:
+            return
+        running, now = self._claims(), time.monotonic()
+        for kind, begun, held in self._held:
+            if not held & running:
+                self.recovery[kind] = max(self.recovery.get(kind, 0.0), now - begun)
+        self._held = [(kind, begun, held) for kind, begun, held in self._held if held & running]
+
+    def _claims(self, *where: ColumnElement[bool]) -> Claims:
+        running = select(Task.id, Task.claim_token).where(Task.topic == WORK, Task.status == Status.RUNNING, *where)
+        with self._sessions() as session:
+            return {(identity, token) for identity, token in session.execute(running)}
+
+    def unfinished(self) -> int:
+        """Return the number of tasks that are not done."""
+        undone = select(func.count()).select_from(Task).where(Task.topic == WORK, Task.status != Status.COMPLETED)
+        with self._sessions() as session:
+            return session.scalar(undone) or 0
+
+    def _look_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.look()
+            time.sleep(_TICK)
+
+    def _enqueue(self) -> None:
+        number = _BACKLOG - self.unfinished()
+        if number > 0:
+            with self._sessions.begin() as session:
+                session.enqueue(Task, [{"topic": WORK}] * number)
+            self.enqueued += number
+
+    def _kill(self, member: Member) -> None:
+        member.kill()
+        self._crew.replace(member)
+
+    def _freeze(self, member: Member) -> None:
+        member.freeze(_FROZEN)
+
+    def _cut(self, member: Member) -> None:
+        member.cut()
+
+    def _hold_locks(self) -> None:
+        with suppress(DBAPIError):  # a victim of others itself
+            hold_locks(self._sessions)

@@ -1,0 +1,69 @@
+"""The tables of the proof: tasks, what their handlers wrote, and tasks whose number at once is limited."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import BigInteger, Identity, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import ConstantBackoff, LimitMixin, QueueOptions, SlotMixin, TopicMixin
+
+LEASE = timedelta(seconds=2)
+LIMIT = 2
+ACCOUNTS = 6
+"""So few that transactions which change two of them meet."""
+_ATTEMPTS = 1_000
+"""Faults use up attempts and crashes; none of them is a reason to give a task up here."""
+
+
+class Base(DeclarativeBase):
+    """The declarative base of the proof's models."""
+
+
+class Task(TopicMixin, Base):
+    """A task.  Its topic says whether workers or a scene handle it."""
+
+    __tablename__ = "sqlqueue_prove_task"
+    __queue__ = QueueOptions(
+        lease=LEASE,
+        max_attempts=_ATTEMPTS,
+        max_crashes=_ATTEMPTS,
+        retry=ConstantBackoff(timedelta(milliseconds=100)),
+    )
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Receipt(Base):
+    """Written in the transaction that completes a task.  Nothing but the queue keeps a second one out."""
+
+    __tablename__ = "sqlqueue_prove_receipt"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    task_id: Mapped[int] = mapped_column(BigInteger)
+    worker: Mapped[str] = mapped_column(String(40))
+
+
+class Account(Base):
+    """A row that many handlers change.  Each handler adds one to the balances of two."""
+
+    __tablename__ = "sqlqueue_prove_account"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    balance: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class Slot(SlotMixin, Base):
+    """A slot of a running visit."""
+
+    __tablename__ = "sqlqueue_prove_slot"
+
+
+class Visit(LimitMixin, Base):
+    """A task of which at most :data:`LIMIT` may run at once."""
+
+    __tablename__ = "sqlqueue_prove_visit"
+    __queue__ = QueueOptions(slots=Slot, limit=LIMIT, lease=timedelta(minutes=5), max_attempts=_ATTEMPTS)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
