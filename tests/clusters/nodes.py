@@ -1,0 +1,119 @@
+"""Servers in containers that know each other by name, each under one address of this machine throughout."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from sqlalchemy import URL, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from tests.support.engines import ENGINES, EngineCase
+from tests.support.servers import Unavailable, docker_client, fetch_image, free_port
+
+START = 120.0
+"""Seconds: a node of a cluster starts, is initialized, and gets its data from another."""
+_CASES = {case.name: case for case in ENGINES}
+MARIADB, POSTGRESQL = _CASES["mariadb"], _CASES["postgresql"]
+IMAGES = {
+    # of the official image, which has Galera's library
+    "galera": os.environ.get("SQLQUEUE_TEST_GALERA_IMAGE", "mariadb:11.8"),
+    "postgresql": os.environ.get(POSTGRESQL.image_variable, "postgres:18"),
+}
+"""The images of all clusters."""
+
+
+class Network:
+    """The nodes of one cluster, which end with the stack."""
+
+    def __init__(self, image: str, case: EngineCase, stack: ExitStack) -> None:
+        client = docker_client()
+        fetch_image(image, wanted=True)
+        self.image = image
+        self.case = case
+        self._client = client
+        self._stack = stack
+        self._network = client.networks.create(f"sqlqueue-{os.urandom(4).hex()}")
+        stack.callback(self._network.remove)
+
+    def run(self, name: str, script: str, environment: Mapping[str, str], *, user: str | None = None) -> Node:
+        """Start a node whose container runs ``script`` instead of the image's own program."""
+        port = free_port()
+        assert self.case.container is not None
+        container = self._client.containers.create(
+            self.image,
+            entrypoint=["sh", "-c", script],
+            command=[],
+            hostname=name,
+            environment=dict(environment),
+            ports={self.case.container.port: ("127.0.0.1", port)},
+            network=self._network.name,
+            networking_config={self._network.name: self._client.api.create_endpoint_config(aliases=[name])},
+            user=user,
+        )
+        self._stack.callback(container.remove, force=True, v=True)
+        container.start()
+        return Node(container, self.case.container.url(self.case.sync_driver, "127.0.0.1", port))
+
+
+class Node:
+    def __init__(self, container: Any, url: URL) -> None:
+        self.url = url
+        self._container = container
+        self.engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+    def kill(self) -> None:
+        """As if its machine had lost power."""
+        self._container.kill()
+
+    def start(self) -> None:
+        self._container.start()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its connections stand, and nothing comes of them."""
+        self._container.pause()
+        try:
+            yield
+        finally:
+            self._container.unpause()
+
+    def ask(self, statement: str) -> Any:
+        with self.engine.connect() as connection:
+            return connection.exec_driver_sql(statement).first()
+
+    def tell(self, *statements: str) -> None:
+        with self.engine.connect() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    def wait_until(self, holds: Callable[[Any], bool], statement: str) -> None:
+        """Until it answers ``statement`` with a row that ``holds``."""
+        deadline = time.monotonic() + START
+        while True:
+            found: object
+            try:
+                found = self.ask(statement)
+                if holds(found):
+                    return
+            except DBAPIError as error:
+                found = error
+            self._container.reload()
+            if self._container.status == "exited" or time.monotonic() > deadline:
+                raise Unavailable(f"{found}\n{self._container.logs(tail=30).decode(errors='replace')}")
+            time.sleep(0.2)
+
+
+def urls(nodes: Sequence[Node]) -> URL:
+    """One address for all of ``nodes``, of which a client takes the one that accepts writes."""
+    first = nodes[0].url
+    query = {
+        "host": ",".join(str(node.url.host) for node in nodes),
+        "port": ",".join(str(node.url.port) for node in nodes),
+        "target_session_attrs": "read-write",
+        "connect_timeout": "3",
+    }
+    return first._replace(host=None, port=None).update_query_dict(query)

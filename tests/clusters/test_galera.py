@@ -1,0 +1,171 @@
+"""Three nodes that all accept writes: what leases guarantee there, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from sqlqueue import UnsupportedDialectError, Worker, check
+from tests.clusters.conftest import Printed
+from tests.clusters.crew import PATIENCE, Crew
+from tests.clusters.galera import Galera
+from tests.clusters.nodes import Node
+from tests.support import tables
+from tests.support.models import Base as Models
+from tests.support.models import Task, Visit
+from tests.worker.crew import Running, eventually
+
+ENOUGH = 25
+"""Errands done by each of the nodes' workers: none of them starves."""
+LIMIT = Visit.__queue__.limit
+
+
+def hire_everywhere(crew: Crew, galera: Galera) -> None:
+    for number, node in enumerate(galera.nodes):
+        crew.hire(node.url, f"worker {number}", is_async=number == 1)
+
+
+def test_effects_are_exact_and_no_node_starves(crew: Crew, galera: Galera, printed: Printed) -> None:
+    hire_everywhere(crew, galera)
+    begun = time.monotonic()
+
+    def have_all_enough() -> bool:
+        if crew.undone() < 100:
+            crew.enqueue(100)
+        receipts = crew.receipts()
+        return len(receipts) == 3 and min(receipts.values()) >= ENOUGH
+
+    eventually(have_all_enough, within=PATIENCE)
+    crew.wait_until_done()
+    crew.assert_exact()
+    retries = sum(running.worker.reports.counts["retries"] for running in crew.running)
+    shares = ", ".join(f"{name}: {count}" for name, count in sorted(crew.receipts().items()))
+    seconds = time.monotonic() - begun
+    printed(f"errands by worker: {shares}; {retries} transactions lost a conflict; {seconds:.1f} s")
+
+
+def test_a_node_dies_and_comes_back(crew: Crew, galera: Galera, printed: Printed) -> None:
+    node = galera.nodes[2]
+    crew.enqueue(300)
+    hire_everywhere(crew, galera)
+    eventually(lambda: sum(crew.receipts().values()) > 50, within=PATIENCE)
+    node.kill()
+    crew.wait_until_done()  # by the others, what the dead one's worker holds as soon as its leases end
+    crew.assert_exact()
+    node.start()
+    galera.wait_until_synced(node)
+    back = time.monotonic()
+    _wait_for_work(crew, "worker 2")
+    printed(f"worker of the node that came back at work again after {time.monotonic() - back:.1f} s")
+    crew.wait_until_done()
+    crew.assert_exact()
+
+
+def test_a_node_loses_its_quorum(crew: Crew, galera: Galera, printed: Printed) -> None:
+    """It answers, and refuses to read and write, until the others are heard of again."""
+    crew.enqueue(300)
+    hire_everywhere(crew, galera)
+    eventually(lambda: sum(crew.receipts().values()) > 50, within=PATIENCE)
+    counts = crew.running[0].worker.reports.counts
+    before = counts["database_errors"]
+    with galera.nodes[1].frozen(), galera.nodes[2].frozen():
+        eventually(lambda: galera.is_refused(galera.nodes[0]), within=PATIENCE)
+        eventually(lambda: counts["database_errors"] > before, within=PATIENCE)
+    galera.wait_for_size(3)
+    for node in galera.nodes:
+        galera.wait_until_synced(node)
+    back = time.monotonic()
+    _wait_for_work(crew, "worker 0")
+    printed(f"worker of the node that had lost its quorum at work again after {time.monotonic() - back:.1f} s")
+    crew.wait_until_done()
+    crew.assert_exact()
+
+
+def _wait_for_work(crew: Crew, worker: str) -> None:
+    before = crew.receipts()[worker]
+
+    def works() -> bool:
+        if crew.undone() < 20:
+            crew.enqueue(20)
+        return crew.receipts()[worker] > before
+
+    eventually(works, within=PATIENCE)
+
+
+@pytest.fixture
+def models(galera: Galera) -> Node:
+    node = galera.nodes[0]
+    tables.make(node.engine, Models.metadata)
+    return node
+
+
+def test_limits_hold_by_leases(crew: Crew, galera: Galera, models: Node) -> None:
+    running: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    lock = threading.Lock()
+    with Session(models.engine) as session:
+        session.add_all(Visit(limit_key=key) for key in ("a", "b") for _ in range(30))
+        session.commit()
+
+    def visit(task: Any) -> None:
+        with lock:
+            running[task.limit_key] += 1
+            most[task.limit_key] = max(most[task.limit_key], running[task.limit_key])
+        time.sleep(0.01)
+        with lock:
+            running[task.limit_key] -= 1
+
+    for node in galera.nodes:
+        worker = Worker(crew.database(node.url).sessions())
+        worker.handler(Visit, concurrency=4)(visit)
+        crew.running.append(Running(worker))
+    done = "SELECT count(*) FROM visit WHERE status <> 'completed'"
+    eventually(lambda: models.ask(done) == (0,), within=PATIENCE)
+    assert most.keys() == {"a", "b"}
+    assert max(most.values()) <= LIMIT
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_what_relies_on_row_locks_is_refused(crew: Crew, galera: Galera, models: Node, is_async: bool) -> None:
+    database = crew.database(models.url, is_async=is_async)
+    with Session(models.engine) as session:
+        session.add_all([Task(), Visit(limit_key="a")])
+        session.commit()
+    with database.session() as actor:
+        for refused in (
+            lambda: actor.claim(Task, lease=None),
+            lambda: actor.claim_many(Visit, limit=1, lease=None),
+            lambda: actor.consume(Visit),
+        ):
+            with pytest.raises(UnsupportedDialectError, match="Galera") as raised:
+                refused()
+            assert raised.value.needed == "a claim with a lease"
+            actor.rollback()
+        assert actor.claim(Task) is not None
+        assert actor.consume(Task) is None
+        assert actor.claim(Visit) is not None
+        actor.rollback()
+
+
+def test_a_worker_that_relies_on_row_locks_does_not_start(crew: Crew, models: Node) -> None:
+    worker = Worker(crew.database(models.url).sessions())
+
+    @worker.handler(Task, mode="lock")
+    def handle(session: Any, task: Task) -> None: ...
+
+    with pytest.raises(UnsupportedDialectError, match=r"mode='lock'.*Galera"):
+        worker.run()
+
+
+def test_check_reports_the_cluster(models: Node) -> None:
+    with models.engine.connect() as connection:
+        findings = {finding.code: finding for finding in check(connection, Task)}
+    finding = findings["multi-primary"]
+    assert (finding.severity, finding.model) == ("note", None)
+    assert "lease=None" in finding.message
+    assert "lease" in finding.fix
