@@ -1,13 +1,23 @@
-"""What a worker reports: log lines, counts, a health page, and OpenTelemetry spans and metrics."""
+"""What a worker reports: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry."""
+
+from importlib.util import find_spec
 
 from ..._support.tracing import HAS_OPENTELEMETRY
 from .reports import Reports
 
+HAS_PROMETHEUS = find_spec("prometheus_client") is not None
+
 
 def make_reports() -> Reports:
-    """Return the reports of a worker, with OpenTelemetry if its API is installed."""
-    if not HAS_OPENTELEMETRY:
-        return Reports()
-    from .telemetry import Telemetry  # noqa: PLC0415
+    """Return the reports of a worker: with OpenTelemetry and for Prometheus, as far as these are installed."""
+    kinds: list[type[Reports]] = []
+    if HAS_PROMETHEUS:
+        from .metrics import PrometheusReports  # noqa: PLC0415
 
-    return Telemetry()
+        kinds.append(PrometheusReports)
+    if HAS_OPENTELEMETRY:
+        from .telemetry import Telemetry  # noqa: PLC0415
+
+        kinds.append(Telemetry)
+    made: Reports = type("WorkerReports", tuple(kinds or [Reports]), {})()
+    return made

@@ -20,9 +20,10 @@ class Health:
     """The health of a worker."""
 
     alive: bool
-    """Whether its event loop runs and its heartbeat thread is alive.  If not, only a new process will help."""
+    """Whether its event loop runs, its heartbeat thread is alive, and it has threads left that do not wait for the
+    database in a way that nothing can end.  If not, only a new process will help."""
     ready: bool
-    """Whether it also reaches its database."""
+    """Whether its database also answers: it has not been silent for a lease, or for 30 seconds."""
     stalled_seconds: float
     """Seconds since the event loop last ran."""
     away_seconds: float
@@ -35,10 +36,12 @@ class Health:
 
 
 STALLED = 30.0
-"""Seconds without progress after which a worker is not alive, or not ready."""
+"""Seconds without progress after which a worker is not alive, and at the latest not ready."""
 LOOPBACK = "127.0.0.1"
 """The default address: health is not exposed to other hosts unless asked for."""
 LARGEST_PORT = 65_535
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""The format of Prometheus."""
 
 
 class Address(NamedTuple):
@@ -52,12 +55,24 @@ class Pulse:
     def __init__(self) -> None:
         self._turned = time.monotonic()
         self._away: float | None = None
+        self.patience = STALLED
+        """Seconds without an answer after which a worker is not ready."""
 
     async def beat(self) -> None:
         """Record once a second that the event loop runs."""
         while True:
             self._turned = time.monotonic()
             await asyncio.sleep(1)
+
+    def asked(self) -> None:
+        """Record that the database is asked, and has not answered yet."""
+        self.missed()
+
+    @property
+    def away_seconds(self) -> float:
+        """The seconds for which the database has not answered; 0 if it has."""
+        away = self._away  # read once: other threads change it
+        return 0.0 if away is None else time.monotonic() - away
 
     def reached(self) -> None:
         """Record that the database answered."""
@@ -69,12 +84,12 @@ class Pulse:
             self._away = time.monotonic()
 
     def health(self, *, beats: bool, running: int, counts: Mapping[str, int]) -> Health:
-        now = time.monotonic()
-        stalled, away = now - self._turned, 0.0 if self._away is None else now - self._away
+        """Return the worker's health; ``beats``: whether its heartbeats work, ``running``: how many tasks run."""
+        stalled, away = time.monotonic() - self._turned, self.away_seconds
         alive = beats and stalled < STALLED
         return Health(
             alive=alive,
-            ready=alive and away < STALLED,
+            ready=alive and away < self.patience,
             stalled_seconds=round(stalled, 3),
             away_seconds=round(away, 3),
             running=running,
@@ -91,8 +106,12 @@ def address_of(text: str) -> Address:
     return Address(host, int(port))
 
 
-def serve_health(address: Address, health: Callable[[], Health | None]) -> ThreadingHTTPServer:
+def serve_health(
+    address: Address, health: Callable[[], Health | None], metrics: Callable[[], bytes | None] = lambda: None
+) -> ThreadingHTTPServer:
     """Serve ``/health`` (503 unless alive) and ``/ready`` (503 unless ready) as JSON, in a thread.
+
+    Also ``/metrics`` for Prometheus, 404 if ``metrics`` returns nothing.
 
     A worker that has not started yet is alive but not ready.  Raises :class:`.ArgumentError` if the address cannot be
     bound.
@@ -100,14 +119,20 @@ def serve_health(address: Address, health: Callable[[], Health | None]) -> Threa
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/metrics" and (text := metrics()) is not None:
+                self._answer(200, TEXT, text)
+                return
             state = health()
             answers = {"/health": state is None or state.alive, "/ready": state is not None and state.ready}
             if self.path not in answers:
                 self.send_error(404)
                 return
             body = json.dumps(None if state is None else asdict(state)).encode()
-            self.send_response(200 if answers[self.path] else 503)
-            self.send_header("Content-Type", "application/json")
+            self._answer(200 if answers[self.path] else 503, "application/json", body)
+
+        def _answer(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from ..._support.claim import Claim
 from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
 from ...lifecycle.kind import recurs
-from ...operations import QueueStats
+from ...operations import QueueOverview, QueueStats
 from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
+from ...operations.crashes import Recovered
 from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
@@ -34,6 +37,10 @@ class Reports:
         self.pulse = Pulse()
         self.counts: Counter[str] = Counter()
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+        self.last_claim: float | None = None
+        """When the last task was claimed, by ``time.monotonic``."""
+        self.lanes: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+        """Returns the handlers of the running worker, with ``queue``, ``slots`` and ``busy``."""
 
     named = 20
     """Crashed tasks that are logged one by one; of more at once, only the number is logged."""
@@ -44,11 +51,24 @@ class Reports:
         """Return a context manager around the call of the handler."""
         return _NOTHING
 
+    @property
+    def wants_overview(self) -> bool:
+        """Whether :meth:`overview` uses what it is given now."""
+        return False
+
+    def overview(self, spec: QueueSpec, found: QueueOverview) -> None:
+        """Report the figures of a queue."""
+
+    def exposition(self) -> bytes | None:
+        """Return metrics as text for Prometheus, or ``None`` if its client library is not installed."""
+        return None
+
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """Report the number of tasks by status."""
 
     def claimed(self, job: Job) -> None:
         self.counts["claimed"] += 1
+        self.last_claim = time.monotonic()
         if _is_wordy():
             self._say(logging.DEBUG, "%s claimed", job)
 
@@ -72,6 +92,10 @@ class Reports:
             kind, level, text, retry_in = job.attempt.failing(outcome.cause, outcome.delay)
         elif outcome.kind == "discarded":
             level = logging.ERROR
+        elif outcome.kind == "crashed":
+            level, text, raised = logging.ERROR, "given up", None
+        elif outcome.kind == "suspected":
+            level, text, raised = logging.WARNING, "suspected", None
         elif raised is not None:  # an outage: a traceback would add nothing to its text
             level, text, raised = logging.WARNING, f"does not count, {retry_text(retry_in)}", None
         self.counts[kind] += 1
@@ -98,6 +122,36 @@ class Reports:
         self.counts.update(kinds)
         return kinds
 
+    def recovered(self, spec: QueueSpec, found: Recovered) -> None:
+        """Report the tasks of a process that died."""
+        self.counts.update(suspected=len(found.suspects), crashed=len(found.convicted))
+        for claim in found.suspects[: self.named]:
+            self._note(logging.WARNING, "%s is suspected: %s", claim, found.text, outcome="suspected")
+        for claim in found.convicted[: self.named]:
+            self._given_up(claim, found.text)
+        if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.convicted)):
+            logger.warning("%s: %d more tasks are suspected: %s", spec.entity.__name__, more, found.text)
+        if found.returned:
+            logger.info("%s: %d tasks of a process that died are released", spec.entity.__name__, found.returned)
+
+    def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
+        """Report a function whose calls no worker takes."""
+        queue = spec.entity.__name__
+        text = "%s: no worker seems to know the function %s, whose calls have waited for %s"
+        logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
+
+    def convicted(self, job: Job, text: str) -> None:
+        """Report a task that is discarded because it has crashed too many processes."""
+        self.counts["crashed"] += 1
+        self._given_up(job.claim, text)
+
+    def _given_up(self, claim: Claim, text: str) -> None:
+        self._note(logging.ERROR, "%s is given up: %s", claim, text, outcome="crashed")
+
+    def _note(self, level: int, message: str, claim: Claim, *arguments: Any, **facts: Any) -> None:
+        named = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
+        logger.log(level, message, task_name(claim), *arguments, extra={**named, **facts})
+
     def lost(self, job: Job) -> None:
         self.counts["lost"] += 1
         reason = job.reason or "its lease ended, or it was cancelled, settled or deleted elsewhere"
@@ -108,7 +162,8 @@ class Reports:
         limit = job.handler.timeout
         self._say(logging.WARNING, "%s runs for longer than %s, and a thread cannot be stopped", job, limit)
 
-    def retried(self, job: Job, error: BaseException) -> None:
+    def retried(self, job: Job, error: BaseException | str) -> None:
+        """Report that a handler is called again, because of ``error`` or what is known of it."""
         self.counts["retries"] += 1
         said = brief(error_text(error))
         self._say(logging.INFO, "%s runs again at once, its transaction fell victim to another: %s", job, said)

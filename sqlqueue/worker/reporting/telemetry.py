@@ -105,7 +105,7 @@ class Telemetry(Reports):
         super().lost(job)
         self._lost.add(1, {"sqlqueue.queue": job.handler.spec.table.fullname})
 
-    def retried(self, job: Job, error: BaseException) -> None:
+    def retried(self, job: Job, error: BaseException | str) -> None:
         super().retried(job, error)
         self._retries.add(1, {"sqlqueue.queue": job.handler.spec.table.fullname})
 
