@@ -17,8 +17,9 @@ from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
 from ..model.mixins import queues
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec, spec_of
-from .column_types import inexact_keys, misfits
+from .column_types import inexact_keys, inexact_primary_keys, misfits
 from .query_plans import unserved
+from .registry import of_workers
 from .schema_drift import (
     Difference,
     MissingColumn,
@@ -125,6 +126,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
             yield from unserved(connection, adapter, spec)
             yield from of_contents(connection, spec)
+    yield from of_workers(connection, specs)
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:
@@ -151,7 +153,9 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         of_queue = {column.name for column in spec.columns.values()}
         if any(column["name"] in of_queue for column in live):
             yield from adapter.server.table_findings(connection, spec)
-            yield from inexact_keys(spec, adapter.schema.collations(connection, spec.table))
+            collations = adapter.schema.collations(connection, spec.table)
+            yield from inexact_keys(spec, collations)
+            yield from inexact_primary_keys(spec, collations, adapter.schema.exact_collations)
             yield from _of_privileges(spec, adapter.server.missing_privileges(connection, spec, live))
     except DBAPIError as error:
         if not adapter.errors.is_denied(error):

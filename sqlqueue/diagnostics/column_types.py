@@ -64,6 +64,22 @@ def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Itera
             yield _finding(spec, "inexact-key", what, Severity.WARNING)
 
 
+def inexact_primary_keys(
+    spec: QueueSpec, collations: Mapping[str, str | None], exact: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield notes about texts of the model's own primary key, whose collation is the application's choice."""
+    for column in spec.primary_key:
+        collation = collations.get(column.name)
+        if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
+            continue
+        message = (
+            f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= takes tasks for the same whose"
+            " keys are not the same to the letter"
+        )
+        fix = "nothing, if that is meant; otherwise declare a collation that tells them apart, and migrate"
+        yield Finding.of(spec, Severity.NOTE, "inexact-primary-key", message, fix)
+
+
 _EXACT = ("_bin", "_bin2")
 
 

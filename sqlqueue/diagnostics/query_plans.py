@@ -24,7 +24,7 @@ FEW = 100
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not use an index, or could not, of a queue whose schema is correct."""
     for pick in _claims(spec):
-        statement = adapter.locking.picking(pick, *spec.primary_key)
+        statement = adapter.locking.finding(pick, *spec.primary_key)
         plan = adapter.plans.of(connection, statement)
         if plan is None:
             message = f"whether claims from {spec.table.fullname} use their indexes is not checked on this engine"

@@ -1,4 +1,5 @@
-"""From a class with a mixin to a mapped queue: its columns, its indexes and its spec.
+"""Declaration: turns a class with a mixin into a mapped queue with columns, indexes and a spec.
 
-What an application inherits from is in mixins.
+This runs once, when the class is defined.  What happens to the rows afterwards is in :mod:`sqlqueue.lifecycle`; what
+each optional mixin adds to both is in :mod:`sqlqueue.kinds`.
 """

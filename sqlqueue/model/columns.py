@@ -1,4 +1,4 @@
-"""The columns of every queue, by role, and what columns are made of."""
+"""The columns of every queue, by role, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ from ..queue.status import Status
 from ..sql.clock import utcdefault, utcnow
 
 LONGEST_NAME = 200
-"""Of a claimer, in characters."""
+"""The maximum length of a claimer's name, in characters."""
 LONGEST_KEY = 255
-"""Of a key that tells tasks apart or holds them back, in characters."""
+"""The maximum length of a unique key or a limit key, in characters."""
 
 
 def counter(default: int) -> dict[str, Any]:
+    """Return the arguments of a required integer column with a server default."""
     return {"type_": Integer(), "server_default": text(str(default)), "nullable": False}
 
 
 def option(kind: Any, value: int | str) -> dict[str, Any]:
-    """What the options say of new rows.  The server's default, as of the last migration, is for other programs."""
+    """Return the arguments of a required column whose default is an option of the queue.
+
+    Other programs that insert get the server default, as of the last migration.
+    """
     default = text(str(value)) if isinstance(value, int) else value
     return {"type_": kind, "insert_default": value, "server_default": default, "nullable": False}
 
 
 def optional(kind: Any) -> dict[str, Any]:
+    """Return the arguments of a nullable column."""
     return {"type_": kind, "nullable": True}
 
 
 def _moment(_: QueueOptions) -> dict[str, Any]:
-    # the default of the column serves rows that other programs insert; what this library inserts gives the moment
+    # the server default is for rows that other programs insert; this library always gives the time
     return {
         "type_": timestamp_type(),
         "insert_default": utcnow(),
@@ -58,22 +63,23 @@ COLUMNS: dict[str, ColumnMaker] = {
     "claimed_by": lambda _: optional(Unicode(LONGEST_NAME)),
     "claimed_at": lambda _: optional(timestamp_type()),
     "claim_token": lambda _: {"type_": BigInteger(), "server_default": text("0"), "nullable": False},
+    "crashes": lambda _: counter(0),
     "finished_at": lambda _: optional(timestamp_type()),
     "error": lambda _: optional(error_type()),
     "created_at": _moment,
 }
-"""Of every queue; those that its kinds add are told by them."""
+"""The columns of every queue; kinds declare theirs in :attr:`.Kind.columns`."""
 
 
 def check_stored_json(name: str, value: object, _: int | None) -> None:
-    """A :data:`.Check` of JSON."""
+    """Raise :class:`.ArgumentError` for a value that cannot be stored as JSON; a :data:`.Check`."""
     check_json(name, value)
 
 
 def check_values(spec: QueueSpec, values: Mapping[str, Any]) -> None:
-    """Refuse values, by names of attributes, that engines cannot store, or tell from others, in the same way.
+    """Raise :class:`.ArgumentError` for values, by attribute, that some engine cannot store or distinguish from others.
 
-    Raises :class:`.ArgumentError`.  SQL expressions are passed over.
+    SQL expressions are not checked.
     """
     for name, check, longest in _checks_of(spec):
         value = values.get(name)
@@ -81,7 +87,7 @@ def check_values(spec: QueueSpec, values: Mapping[str, Any]) -> None:
             check(name, value, longest)
     for name in spec.key_parts:
         if name in values and values[name] is None:
-            raise ArgumentError(f"{name}=None: each part of the primary key of {spec.entity.__name__} is needed")
+            raise ArgumentError(f"{name}=None: each part of the primary key of {spec.entity.__name__} is required")
 
 
 @cache

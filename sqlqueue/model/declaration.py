@@ -1,4 +1,4 @@
-"""From a class definition to columns, a spec and its indexes."""
+"""Declaration of a model's queue: checks the class, adds its columns, and makes its spec and indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .indexes import attach_indexes
 
 
 def _columns(cls: type[Any]) -> dict[str, ColumnMaker]:
-    """role -> column: those of every queue, and those of its kinds."""
+    """Return the columns by role: those of every queue, and those of its kinds."""
     columns = dict(COLUMNS)
     for kind in kinds_in(cls):
         columns |= kind.columns
@@ -33,7 +33,7 @@ def _columns(cls: type[Any]) -> dict[str, ColumnMaker]:
 
 
 def _attributes(cls: type[Any]) -> dict[str, str]:
-    """role -> name of the attribute, with the model's renames."""
+    """Return the names of the attributes by role, with the model's renames."""
     options = cls.__queue__
     if not isinstance(options, QueueOptions):
         raise ConfigurationError(f"{cls.__name__}.__queue__ must be a QueueOptions, not {options!r}", model=cls)
@@ -41,7 +41,7 @@ def _attributes(cls: type[Any]) -> dict[str, str]:
     unknown = sorted(options.columns.keys() - roles.keys())
     if unknown:
         raise ConfigurationError(
-            f"{cls.__name__}: QueueOptions(columns=...) renames {', '.join(unknown)}; the queue's columns are"
+            f"{cls.__name__}: QueueOptions(columns=...) renames {', '.join(unknown)}, but the queue's columns are"
             f" {', '.join(roles)}",
             model=cls,
         )
@@ -55,7 +55,7 @@ def _attributes(cls: type[Any]) -> dict[str, str]:
 
 
 def declares_columns(cls: type[Any]) -> bool:
-    """Whether this class brings columns: not a mixin of ours, not an abstract base, not the child of a mapped queue."""
+    """Return whether the class declares a queue's columns: mixins, abstract bases and subclasses of a queue do not."""
     if _is_mixin(cls) or cls.__dict__.get("__abstract__"):
         return False
     return not any("__queue_spec__" in base.__dict__ for base in cls.__mro__)
@@ -66,7 +66,7 @@ def _is_mixin(cls: type[Any]) -> bool:
 
 
 def declare(cls: type[Any]) -> None:
-    """Give the class the queue's columns; :class:`.ConfigurationError` where it has them taken."""
+    """Add the queue's columns to the class; :class:`.ConfigurationError` for names that are taken and wrong options."""
     attributes = _attributes(cls)
     _refuse_options(cls, attributes)
     _refuse_collisions(cls, attributes)
@@ -78,29 +78,29 @@ def declare(cls: type[Any]) -> None:
     for role, name in attributes.items():
         place(cls, name, columns[role](cls.__queue__))
     for name in _inherited_declarations(cls) - set(attributes.values()):
-        setattr(cls, name, None)  # a mixin's own mixin declared it, by a name that this class has changed
+        setattr(cls, name, None)  # declared by a base, under a name that this class has changed
     cls.__queue_declared__ = frozenset(attributes.values())
 
 
 def _refuse_options(cls: type[Any], roles: Container[str]) -> None:
-    """What the options say has to be about something, and what a mixin needs has to be said."""
+    """Raise :class:`.ConfigurationError` for options without their mixin, and for mixins without their options."""
     problem = next(filter(None, (kind.problem(cls.__queue__, roles) for kind in Kind.known)), None)
     if problem:
         raise ConfigurationError(f"{cls.__name__} cannot be a queue: {problem}", model=cls)
 
 
 def place(cls: type[Any], name: str, arguments: dict[str, Any]) -> None:
-    """Declare one column, in the way in which the class's kind of model knows its fields."""
-    kind = arguments.pop("type_")
+    """Declare a column on a declarative, dataclass or SQLModel class, in the form that it needs."""
+    kind = [arguments.pop("type_"), *arguments.pop("items", ())]
     if hasattr(cls, "__sqlmodel_relationships__"):
-        column = mapped_column(kind, **arguments).column
+        column = mapped_column(*kind, **arguments).column
         setattr(cls, name, sys.modules["sqlmodel"].Field(default=None, sa_column=column, exclude=True, repr=False))
         _annotate(cls, name, Any)
     elif issubclass(cls, MappedAsDataclass):
-        setattr(cls, name, mapped_column(kind, **arguments, **_FIELD))
+        setattr(cls, name, mapped_column(*kind, **arguments, **_FIELD))
         _annotate(cls, name, Mapped[Any | None] if arguments.get("nullable") else Mapped[Any])
     else:
-        setattr(cls, name, mapped_column(kind, **arguments))
+        setattr(cls, name, mapped_column(*kind, **arguments))
 
 
 def _annotate(cls: type[Any], name: str, annotation: Any) -> None:
@@ -124,7 +124,7 @@ def _refuse_missing(cls: type[Any], missing: list[str]) -> None:
         )
 
 
-# a queue's column is no positional argument of a dataclass, and says nothing unless it is given
+# a dataclass takes the queue's columns as keyword arguments only, and leaves out those not given
 _FIELD: dict[str, Any] = {"default_factory": lambda: None, "kw_only": True, "repr": False, "compare": False}
 
 
@@ -136,7 +136,7 @@ def _refuse_collisions(cls: type[Any], attributes: dict[str, str]) -> None:
         fix = dict(cls.__queue__.columns) | {role: f"queue_{role}"}
         raise ConfigurationError(
             f"{cls.__name__}: the queue needs a column {name!r}, but {owner.__name__}.{name} is the model's own."
-            f" Give the queue's another name: __queue__ = QueueOptions(columns={fix!r})",
+            f" Rename the queue's column: __queue__ = QueueOptions(columns={fix!r})",
             model=cls,
         )
 
@@ -150,18 +150,21 @@ def _defines(base: type[Any], name: str) -> bool:
 
 
 def _column_name(value: object) -> str | None:
-    """The name in the table that a class attribute was given, if it was given one."""
+    """Return the explicit column name of a class attribute, if it has one."""
     column = value.column if isinstance(value, MappedColumn) else value
     return column.name if isinstance(column, Column) else None
 
 
 def make_spec(mapper: Mapper[Any], cls: type[Any]) -> None:
-    """Once the class is mapped: its spec, and the indexes of its table."""
+    """Make the spec of a mapped class, and the indexes of its table.
+
+    Raises :class:`.ConfigurationError` for a mapping that is not supported.
+    """
     inherited: QueueSpec | None = next(
         (b.__dict__["__queue_spec__"] for b in cls.__mro__[1:] if "__queue_spec__" in b.__dict__), None
     )
     if inherited is None and "__queue_declared__" not in cls.__dict__:
-        return  # its base maps before the mixin hears of it: __init_subclass__ comes back here
+        return  # a base that maps before QueueMixin.__init_subclass__ runs; that calls this again
     attributes = inherited.attributes if inherited else _attributes(cls)
     columns = {role: mapper.columns[name] for role, name in attributes.items() if name in mapper.columns}
     missing = [name for role, name in attributes.items() if role not in columns]
@@ -210,37 +213,37 @@ def _refuse_unsupported(mapper: Mapper[Any], cls: type[Any], missing: list[str],
     elif missing:
         _refuse_missing(cls, missing)
     elif inherited is not None and _differs(cls.__queue__, inherited.options):
-        problem = "its columns, order, slots and stages are those of the class that it inherits from; give them there"
+        problem = "it inherits its columns, order, slots and stages; set them on the base class"
     elif mapper.inherits is not None and mapper.polymorphic_identity is None and len(mapper.tables) > 1:
         problem = "joined inheritance needs polymorphic_on and a polymorphic_identity to tell the rows apart"
     elif len(mapper.tables) > 1 and cls.__queue__.on_complete == "delete":
         problem = "on_complete='delete' is not supported with joined inheritance; keep the rows and prune them"
     elif mapper.inherits is None and set(mapper.primary_key) != set(mapper.local_table.primary_key):
-        problem = "its primary key is not that of its table, by which tasks are told apart"
+        problem = "its primary key differs from its table's, which identifies the tasks"
     if problem:
         raise ConfigurationError(f"{cls.__name__} cannot be a queue: {problem}", model=cls)
 
 
 def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
-    """Whether they name other columns, another order, other slots or other stages than the table has."""
+    """Return whether ``options`` change columns, order, slots or stages, which the inherited table fixes."""
     columns = options.columns and dict(options.columns) != dict(inherited.columns)
     order = options.order_by and options.order_by is not inherited.order_by
     return bool(columns or order or options.stages != inherited.stages or options.slots is not inherited.slots)
 
 
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """Refuse values of an instance that is about to be written."""
+    """Raise :class:`.ArgumentError` for values that cannot be stored; before an insert or update."""
     check_values(task.__queue_spec__, instance_state(task).dict)
 
 
 def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """Refuse an instance without a key where the server makes none, before the server does so in its own words."""
+    """Raise an error with the fix for a task without a key whose server generates none; before an insert."""
     if task.__queue_spec__.unnumbered:
         adapter_for(connection.dialect).inserts.check_keys(task.__queue_spec__, [instance_state(task).dict])
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """A task with an ``available_at``, its own or from its schedule, and no ``status`` is a scheduled one."""
+    """Set the status of a task with an ``available_at``, given or from its schedule, to scheduled; before an insert."""
     spec: QueueSpec = task.__queue_spec__
     status, available_at = spec.attributes["status"], spec.attributes["available_at"]
     if getattr(task, available_at, None) is None and kinds_of(spec):
@@ -255,6 +258,6 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
 
 
 def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-    """When a task with these values, by names of attributes, is first due, if its kinds say so."""
+    """Return the time from which a task with these ``values``, by attribute, is first due, if a kind determines it."""
     moments = (kind.moment(spec, values, now) for kind in kinds_of(spec))
     return next((moment for moment in moments if moment is not None), None)

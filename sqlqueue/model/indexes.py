@@ -1,4 +1,4 @@
-"""The indexes of a queue: one object each for all engines, named, the same whatever the model declares."""
+"""The indexes of a queue: named explicitly, and each a single object that serves all engines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..sql.selection import is_available, is_due
 
 
 def attach_indexes(spec: QueueSpec) -> None:
-    """Give the table of ``spec`` the indexes that its claims need.
+    """Add the indexes that claims need to the table of ``spec``.
 
-    Equality on a prefix, then exactly the order of the claim: engines that lock what they scan would lock rows that
-    the claim does not return if they had to sort.
+    Each begins with the columns compared for equality, followed by the claim order: if an engine that locks the rows
+    it scans had to sort, it would lock rows that the claim does not return.
     """
     for partition in ((), *((column,) for column in spec.partitions)):
         ready = [spec["status"], *(term.expression for term in spec.ready_order if term.column not in partition)]
         if all(term.column is not spec["available_at"] for term in spec.ready_order):
-            ready.append(spec["available_at"])  # a claim passes over later ones without reading the table
+            ready.append(spec["available_at"])  # so that a claim skips rows with later times without reading the table
         due = [term.expression for term in spec.due_order if term.column not in partition]
         _index(spec, spec.index_name("claim", partition), [*partition, *ready], is_available(spec))
         _index(spec, spec.index_name("due", partition), [*partition, *due], is_due(spec))
@@ -31,7 +31,7 @@ def attach_indexes(spec: QueueSpec) -> None:
 
 
 def kind_indexes(spec: QueueSpec) -> list[KindIndex]:
-    """What the kinds of the queue need besides."""
+    """Return the indexes that the queue's kinds add."""
     return [index for kind in kinds_of(spec) for index in kind.indexes(spec)]
 
 

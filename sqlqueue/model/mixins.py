@@ -24,7 +24,8 @@ class QueueMixin:
 
     __queue__: ClassVar[QueueOptions] = QueueOptions()
     __queue_kind__: ClassVar[Kind | None] = None
-    """What a mixin adds to the queue; in the namespace of this package's own mixins alone."""
+    """What a mixin adds to the queue; defined only in the namespaces of this package's mixins."""
+    """The model's options."""
     __queue_spec__: ClassVar[QueueSpec]
 
     if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class QueueMixin:
         claimed_at: Mapped[datetime | None]
         """The time of the last claim."""
         claim_token: Mapped[int]
-        """The random number of the last claim with a lease, by which settling recognizes the claim."""
+        """The random number of the last claim with a lease, by which settling recognizes the claim.  Negative: a
+        worker's."""
+        crashes: Mapped[int]
+        """How many processes of workers have crashed while they ran the task; 0 again once an attempt has ended."""
         finished_at: Mapped[datetime | None]
         """The time when the row became final; ``None`` in final rows from before the table became a queue."""
         error: Mapped[str | None]

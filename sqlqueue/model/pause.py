@@ -1,4 +1,4 @@
-"""The model that holds which queues are paused."""
+"""The model of the table that records which queues are paused."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from .declaration import place
 from .mixins import subclasses
 
 _LONGEST = 386
-"""Of a schema, a table and a topic, and what is between them."""
+"""The maximum length of a queue's key: a schema, a table and a topic, with their separators."""
 
 
 class PauseMixin:
-    """Makes a model the place where it is written which queues are paused; :func:`.pause` and :func:`.resume` write it.
+    """A mixin for the model that records which queues are paused; :func:`.pause` and :func:`.resume` write its rows.
 
     >>> class QueuePause(PauseMixin, Base):
     ...     __tablename__ = "queue_pause"
 
-    One for all queues of the same ``MetaData``, in their database.  Workers find it by themselves.
+    Declare one for all queues of the same ``MetaData``, in their database.  Workers find it by themselves.
     """
 
     if TYPE_CHECKING:
         queue: Mapped[str]
         """The queue's table, followed by ``:`` and a topic if only that is paused."""
         paused_at: Mapped[datetime]
+        """The time of the pause."""
         paused_by: Mapped[str]
+        """The name of the process, or the one given to :func:`.pause`."""
         reason: Mapped[str | None]
+        """The reason given to :func:`.pause`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
@@ -44,10 +47,13 @@ class PauseMixin:
 
 
 def pause_table(metadata: MetaData) -> Table | None:
-    """Where it is written which queues of ``metadata`` are paused."""
+    """Return the table of paused queues in ``metadata``, or ``None``.
+
+    Raises :class:`.ConfigurationError` if there are several.
+    """
     mapped = (cls.__dict__.get("__table__") for cls in subclasses(PauseMixin))
     found = [table for table in mapped if table is not None and table.metadata is metadata]
     if len(found) > 1:
         names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(f"one table says which queues are paused, not {names}: leave one PauseMixin")
+        raise ConfigurationError(f"a MetaData may have one table of paused queues, not {names}: keep one PauseMixin")
     return found[0] if found else None

@@ -22,8 +22,11 @@ class QueueOptions:
     ``lease``
         How long a claim holds its row, unless the call gives another lease.
     ``max_attempts``
-        The number of claims after which a failing or crashing task is discarded.  It is stored in each row; rows that
+        The number of claims after which a failing task is discarded.  It is stored in each row; rows that
         other programs insert get the default of the column, which a migration sets.
+    ``max_crashes``
+        The number of processes of workers that a task may crash before it is discarded, at least 2.  Crashes count no
+        attempts.  See :doc:`/how-to/retries`.
     ``retry``
         The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
         :class:`.LinearBackoff`; or :class:`.RetryByError`.
@@ -60,6 +63,7 @@ class QueueOptions:
 
     lease: timedelta = timedelta(minutes=5)
     max_attempts: int = 5
+    max_crashes: int = 3
     retry: RetryPolicy = field(default_factory=ExponentialBackoff)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: timedelta | None = None
@@ -76,6 +80,8 @@ class QueueOptions:
     def __post_init__(self) -> None:
         duration("lease", self.lease)
         count("max_attempts", self.max_attempts)
+        if count("max_crashes", self.max_crashes) == 1:
+            raise ArgumentError("max_crashes=1: give 2 or more, for the first crash may be that of another task")
         if not callable(self.retry):
             raise ArgumentError(f"retry={self.retry!r}: give a callable from the attempt to a timedelta")
         if self.on_complete not in ("keep", "delete"):

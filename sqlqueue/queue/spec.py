@@ -27,6 +27,7 @@ QUEUE_ROLES = (
     "claimed_by",
     "claimed_at",
     "claim_token",
+    "crashes",
     "finished_at",
     "error",
     "created_at",

@@ -1,0 +1,78 @@
+"""The model in which running workers are registered."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Integer, MetaData, String, Table, Unicode
+from sqlalchemy.orm import Mapped
+
+from .._support.exc import ConfigurationError
+from ..dialects import json_type, key_type, timestamp_type
+from .columns import LONGEST_NAME
+from .declaration import place
+from .mixins import subclasses
+
+_LONGEST_ID = 32
+_LONGEST_COMMAND = 16
+
+
+class WorkerMixin:
+    """Makes a model the register of running workers, which :func:`.workers` reads.
+
+    >>> class QueueWorker(WorkerMixin, Base):
+    ...     __tablename__ = "queue_worker"
+
+    One for all queues of the same ``MetaData``, in their database.  Workers find it by themselves: each writes its row
+    every ten seconds, and reads the commands in it, which :func:`.drain_workers`, :func:`.stop_workers` and
+    :func:`.set_concurrency` write.
+    """
+
+    if TYPE_CHECKING:
+        id: Mapped[str]
+        """Random, for one life of a worker: one that is started again has another row."""
+        name: Mapped[str]
+        """The worker's name, which is in ``claimed_by`` of its tasks."""
+        host: Mapped[str]
+        process: Mapped[int]
+        started_at: Mapped[datetime]
+        seen_at: Mapped[datetime]
+        """When the worker wrote the row last, by the database's clock."""
+        version: Mapped[str | None]
+        """The version of the application, as given to the worker."""
+        lanes: Mapped[list[dict[str, Any]]]
+        """What it serves: one object for each handler, see :class:`.Lane`."""
+        last_claim_at: Mapped[datetime | None]
+        memory: Mapped[int | None]
+        """The bytes of memory that the process occupies."""
+        command: Mapped[str | None]
+        """``drain`` or ``stop``."""
+        concurrency: Mapped[int | None]
+        """How many calls each handler is to run at a time; ``None``: as many as it was registered with."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
+            place(cls, "id", {"type_": key_type(_LONGEST_ID), "primary_key": True})
+            place(cls, "name", {"type_": Unicode(LONGEST_NAME), "nullable": False})
+            place(cls, "host", {"type_": Unicode(LONGEST_NAME), "nullable": False})
+            place(cls, "process", {"type_": Integer(), "nullable": False})
+            place(cls, "started_at", {"type_": timestamp_type(), "nullable": False})
+            place(cls, "seen_at", {"type_": timestamp_type(), "nullable": False})
+            place(cls, "version", {"type_": Unicode(LONGEST_NAME), "nullable": True})
+            place(cls, "lanes", {"type_": json_type(), "nullable": False})
+            place(cls, "last_claim_at", {"type_": timestamp_type(), "nullable": True})
+            place(cls, "memory", {"type_": BigInteger(), "nullable": True})
+            place(cls, "command", {"type_": String(_LONGEST_COMMAND), "nullable": True})
+            place(cls, "concurrency", {"type_": Integer(), "nullable": True})
+        super().__init_subclass__(**kwargs)
+
+
+def worker_table(metadata: MetaData) -> Table | None:
+    """Return the table in which the workers of the queues of ``metadata`` are registered, if there is one."""
+    mapped = (cls.__dict__.get("__table__") for cls in subclasses(WorkerMixin))
+    found = [table for table in mapped if table is not None and table.metadata is metadata]
+    if len(found) > 1:
+        names = ", ".join(sorted(table.fullname for table in found))
+        raise ConfigurationError(f"workers are registered in one table, not in {names}: leave one WorkerMixin")
+    return found[0] if found else None

@@ -1,0 +1,128 @@
+"""Reads and prunes the history of finished attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from .._support.checks import count, duration
+from .._support.claim import Claim
+from .._support.exc import ArgumentError, ConfigurationError
+from ..model.history import History, history_of
+from ..model.mixins import QueueMixin
+from ..queue.history import AttemptOutcome
+from ..queue.spec import Identity, QueueSpec, spec_of
+from ..sql.clock import utcnow
+from ..transaction.connection import Access, AnySession, open_, session_of
+from .recording import task_key
+
+MOST = 100
+"""The number of attempts that :func:`history` returns by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAttempt:
+    """A finished attempt at a task."""
+
+    attempt: int
+    """Its number, from 1 on."""
+    outcome: AttemptOutcome
+    """How it ended."""
+    claimed_by: str | None
+    """The name of the claimer; ``None`` if the claim was given without it."""
+    started_at: datetime | None
+    """When it was claimed; ``None`` if only a lock held the row, which tells no time."""
+    finished_at: datetime
+    """When it ended, or was found to have crashed, by the database's clock."""
+    error: str | None
+    """The text of its error."""
+    traceback: str | None
+    """The application's frames of its exception, and its causes; never local variables."""
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it took, from its claim to its end."""
+        return None if self.started_at is None else self.finished_at - self.started_at
+
+
+def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = MOST) -> list[PastAttempt]:
+    """Return the finished attempts at a task, the latest first, at most ``limit``.
+
+    ``task``: a task, which need not be claimed, or its :class:`.Claim`, whose row may be deleted.  One query by an
+    index, which locks nothing.  Raises :class:`.ConfigurationError` if the application has no model for them, see
+    :class:`.HistoryMixin`.
+
+    A primary key that is used again after its row was deleted has the attempts of both rows.
+    """
+    spec, identity = _named(task)
+    count("limit", limit)
+    table = _history_of(spec).table
+    session = session_of(session)
+    adapter = open_(session, spec)
+    names = ("attempt", "outcome", "claimed_by", "started_at", "finished_at", "error", "traceback")
+    mine = (table.c.queue == spec.table.fullname, table.c.task == task_key(identity))
+    read = select(*(table.c[name] for name in names)).where(*mine).order_by(table.c.id.desc()).limit(limit)
+    rows: Sequence[Any] = adapter.rows.execute(session, spec, read).all()
+    found = (dict(zip(names, row, strict=True)) for row in rows)
+    return [PastAttempt(**{**values, "outcome": AttemptOutcome(values["outcome"])}) for values in found]
+
+
+def prune_history(
+    session: AnySession,
+    entity: type[QueueMixin],
+    older_than: timedelta | None = None,
+    *,
+    limit: int | None = None,
+) -> int:
+    """Delete attempts at tasks of this queue that ended longer than ``older_than`` ago; return how many.
+
+    Without ``older_than`` the history's ``retention`` applies.  Deletes at most ``limit`` rows, to keep transactions
+    short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` without a model for them.
+    """
+    spec = spec_of(entity)
+    kept = _history_of(spec)
+    age = kept.options.retention if older_than is None else duration("older_than", older_than, zero=True)
+    if age is None:
+        raise ArgumentError("the history has no retention: give older_than=timedelta(...), or HistoryOptions(...)")
+    if limit is not None:
+        count("limit", limit)
+    return _delete(session_of(session), spec, kept, age, limit)
+
+
+def _delete(session: Session, spec: QueueSpec, kept: History, age: timedelta, limit: int | None) -> int:
+    table = kept.table
+    adapter = open_(session, spec, Access.CHANGE)
+    old = (table.c.queue == spec.table.fullname, table.c.finished_at <= utcnow(-age))
+    if limit is None:
+        return adapter.rows.execute(session, spec, delete(table).where(*old)).rowcount
+    found: list[int] = list(adapter.rows.execute(session, spec, select(table.c.id).where(*old).limit(limit)).scalars())
+    size, deleted = adapter.keys.most(spec), 0
+    for start in range(0, len(found), size):
+        some = found[start : start + size]
+        deleted += adapter.rows.execute(session, spec, delete(table).where(table.c.id.in_(some))).rowcount
+    return deleted
+
+
+def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
+    if isinstance(task, Claim):
+        return spec_of(task.entity), task.identity
+    spec = spec_of(type(task))
+    return spec, spec.identity_of(task)
+
+
+def _history_of(spec: QueueSpec) -> History:
+    found = history_of(spec.table.metadata)
+    if found is None:
+        raise ConfigurationError(
+            f"{spec.entity.__name__} has no history: there is no model for it. Add one, and migrate:\n\n"
+            "    from sqlqueue import HistoryMixin\n\n"
+            "    class QueueHistory(HistoryMixin, Base):\n"
+            '        __tablename__ = "queue_history"\n',
+            model=spec.entity,
+        )
+    return found

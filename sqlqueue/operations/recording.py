@@ -1,0 +1,109 @@
+"""Writes finished attempts to the history, in the transaction that settles them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from .._support.claim import Claim
+from .._support.error_text import key_text, storable
+from .._support.logs import traceback_text
+from ..dialects.base import Adapter
+from ..model.columns import LONGEST_KEY
+from ..model.history import History, history_of
+from ..queue.history import AttemptOutcome, HistoryOptions
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..sql.clock import utcnow
+
+Traced: TypeAlias = BaseException | str | None
+"""A traceback, or the exception that has it: it is formatted only where there is a history."""
+HUNG = "crashed: its lease ended with nothing settled"
+"""The error of an attempt whose claimer was not heard of again."""
+_LEFT_OUT = "\n[...]\n"
+"""In place of the middle of a traceback that is too long."""
+
+
+class Told(NamedTuple):
+    """How attempts ended, and why."""
+
+    outcome: AttemptOutcome
+    error: str | None = None
+    traceback: str | None = None
+
+
+def shown(traced: Traced, options: HistoryOptions) -> str | None:
+    """Return the traceback as it is stored: the application's frames, without the middle if it is too long."""
+    if traced is None or not options.traceback:
+        return None
+    if isinstance(traced, BaseException):
+        if traced.__traceback__ is None:
+            return None
+        traced = traceback_text(traced)
+    text, most = storable(traced), options.traceback
+    if len(text) <= most:
+        return text
+    # the end has the innermost frames and the message, and the beginning the first cause
+    last = max(most * 2 // 3, 1)
+    first = max(most - last - len(_LEFT_OUT), 0)
+    return (text[:first] + _LEFT_OUT + text[-last:])[-most:]
+
+
+def task_key(identity: Identity) -> str:
+    """Return a primary key as the history stores it: a hash of one that is too long."""
+    parts = [part if type(part) in (int, str) else _plain(part) for part in identity]
+    text = storable(key_text(parts))
+    return text if len(text) <= LONGEST_KEY else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(part: object) -> str:
+    match part:
+        case datetime(tzinfo=None):
+            return part.isoformat()
+        case datetime():
+            return part.astimezone(UTC).isoformat()  # drivers give it in the session's zone
+        case bytes():
+            return part.hex()
+    return str(part)
+
+
+def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: Told) -> None:
+    """Write the end of these attempts at tasks of one queue, in one statement, if the application has a history."""
+    history = history_at(claims)
+    if history is None:
+        return
+    spec = spec_of(claims[0].entity)
+    common = {"outcome": told.outcome.value, "error": told.error, "traceback": told.traceback}
+    rows = [
+        {
+            **common,
+            "queue": spec.table.fullname,
+            "task": task_key(claim.identity),
+            "attempt": claim.attempt,
+            "claimed_by": claim.claimed_by,
+            "started_at": claim.claimed_at,
+        }
+        for claim in claims
+    ]
+    statement = insert(history.table).inline()
+    if not adapter.inserts.sends_values_alone:  # otherwise the column's default gives the time, of the statement
+        statement = statement.values(finished_at=utcnow())  # a default may be the time of the transaction's start
+    adapter.rows.execute(session, spec, statement, rows)
+
+
+def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Criterion) -> list[Claim]:
+    """Return the latest claims of tasks that this transaction has locked, which are ``named`` by primary key."""
+    roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
+    read = select(*spec.primary_key, *(spec[role] for role in roles)).where(named)
+    rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
+    width = len(spec.primary_key)
+    return [Claim(spec.entity, tuple(row[:width]), *row[width:]) for row in rows]
+
+
+def history_at(claims: Sequence[Claim]) -> History | None:
+    """Return the history that the end of these claims is written to, if there are any and the application has one."""
+    return history_of(spec_of(claims[0].entity).table.metadata) if claims else None

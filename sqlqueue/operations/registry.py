@@ -1,0 +1,207 @@
+"""Reads which workers are running, and gives them commands: both are rows in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Table, select, update
+
+from .._support.checks import count
+from .._support.exc import ConfigurationError
+from ..diagnostics.check import Target, specs_of
+from ..diagnostics.registry import LIVE
+from ..lifecycle.kind import holds_tasks
+from ..model.mixins import QueueMixin
+from ..model.registry import worker_table
+from ..queue.spec import QueueSpec
+from ..sql.clock import utcnow
+from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.notifications import announce
+
+
+class Command(StrEnum):
+    """What a worker has been told to do."""
+
+    DRAIN = "drain"
+    """Claim nothing more, finish the running tasks however long they take, then end."""
+    STOP = "stop"
+    """End as on SIGTERM: running tasks get the worker's grace period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One handler of a worker, as of its last report."""
+
+    queue: str
+    """The table of the queue."""
+    functions: tuple[str, ...] | None
+    """The names of the functions that it knows; ``None`` unless it is made of functions, for a :class:`.JobMixin`."""
+    whole: bool
+    """Whether it takes all tasks of the queue; otherwise it has criteria, or knows only some functions."""
+    slots: int
+    """How many calls run at a time."""
+    busy: int
+    """How many were running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker, as of its last report."""
+
+    id: str
+    """Names one life of the worker, in commands for it alone."""
+    name: str
+    """Its name, which is in ``claimed_by`` of its tasks."""
+    host: str
+    """The name of its host."""
+    process: int
+    """The number of its process."""
+    started_at: datetime
+    """When it started, by the database's clock, as all times here."""
+    seen_at: datetime
+    """The time of its last report: one every ten seconds."""
+    is_live: bool
+    """Whether it reported within the last 35 seconds.  One that stops in order is not registered any more."""
+    version: str | None
+    """The version of the application, as given to the worker."""
+    lanes: tuple[Lane, ...]
+    """What it serves."""
+    last_claim_at: datetime | None
+    """When it claimed its last task."""
+    memory: int | None
+    """The bytes of memory that its process occupies, without child processes."""
+    command: Command | None
+    """What it has been told to do."""
+    concurrency: int | None
+    """How many calls each handler has been told to run at a time."""
+
+    @property
+    def slots(self) -> int:
+        """How many calls run at a time, in all lanes."""
+        return sum(lane.slots for lane in self.lanes)
+
+    @property
+    def busy(self) -> int:
+        """How many slots were running a call."""
+        return sum(lane.busy for lane in self.lanes)
+
+    @property
+    def idle(self) -> int:
+        """How many slots had nothing to do."""
+        return max(0, self.slots - self.busy)
+
+
+def workers(session: AnySession, target: Target) -> list[WorkerInfo]:
+    """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
+
+    Of a model, those that serve its queue.  Workers whose last report is older than 35 seconds are among them, until
+    others remove their rows after an hour; ``is_live`` tells, by the database's clock.  One statement without locks.
+    Empty if the application has no model for workers, see :class:`.WorkerMixin`.
+    """
+    specs = specs_of(target)
+    table = worker_table(specs[0].table.metadata)
+    if table is None:
+        return []
+    session = session_of(session)
+    adapter = open_(session, specs[0])
+    rows: Any = adapter.rows.execute(session, specs[0], select(utcnow().label("now"), *table.c)).mappings()
+    found = [_info(row) for row in rows]
+    tables = {spec.table.fullname for spec in specs}
+    mine = [each for each in found if any(lane.queue in tables for lane in each.lanes)]
+    return sorted(mine, key=lambda each: (each.name, each.started_at, each.id))
+
+
+def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
+    """Return the models of the queues of ``target`` that no live worker serves; none without :class:`.WorkerMixin`.
+
+    A worker whose handlers have criteria serves the queue, whatever they are.  One statement without locks.
+    """
+    specs = specs_of(target)
+    if worker_table(specs[0].table.metadata) is None:
+        return []
+    live = [lane.queue for each in workers(session, target) if each.is_live for lane in each.lanes]
+    return [spec.entity for spec in specs if holds_tasks(spec) and spec.table.fullname not in live]
+
+
+def drain_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
+    """Tell workers to claim nothing more, to finish their running tasks however long that takes, and to end.
+
+    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or the name of the only ones to be told.  In the
+    session's transaction; a worker reads it within ten seconds of the commit.  Its process ends with status 0, and
+    ``sqlqueue work`` does not replace it; a service manager that restarts whatever ends does.
+
+    Returns how many live workers are told.  Raises :class:`.ConfigurationError` without a :class:`.WorkerMixin`.
+    """
+    return _tell(session, target, worker, {"command": Command.DRAIN.value})
+
+
+def stop_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
+    """Tell workers to end as on SIGTERM, with the grace period for running tasks.  Otherwise :func:`drain_workers`."""
+    return _tell(session, target, worker, {"command": Command.STOP.value})
+
+
+def set_concurrency(session: AnySession, target: Target, number: int | None, worker: str | None = None) -> int:
+    """Tell workers how many calls each of their handlers runs at a time; ``None``: as many as it was registered with.
+
+    Running calls continue: fewer slots take effect as they end.  It holds for the life of the worker.  ``target``,
+    ``worker``, transaction, return value and errors as for :func:`drain_workers`.
+    """
+    given = None if number is None else count("number", number)
+    return _tell(session, target, worker, {"concurrency": given})
+
+
+def check_registered(target: Target) -> None:
+    """Raise :class:`.ConfigurationError` if the application of ``target`` has no model for workers."""
+    _place_of(specs_of(target)[0])
+
+
+def _tell(session: AnySession, target: Target, worker: str | None, values: Mapping[str, Any]) -> int:
+    spec = specs_of(target)[0]
+    table = _place_of(spec)
+    session = session_of(session)
+    adapter = open_(session, spec, Access.CLAIM)
+    told = [each.id for each in workers(session, target) if each.is_live and worker in (None, each.id, each.name)]
+    statements = [update(table).where(table.c.id == key).values(**values) for key in sorted(told)]
+    changed = sum(adapter.rows.execute(session, spec, each).rowcount for each in statements)
+    if changed:
+        announce(session, spec, table.fullname)
+    return changed
+
+
+def _info(row: Mapping[str, Any]) -> WorkerInfo:
+    facts = {key: row[key] for key in ("id", "name", "host", "process", "started_at", "seen_at", "version")}
+    return WorkerInfo(
+        **facts,
+        is_live=row["seen_at"] >= row["now"] - LIVE,
+        lanes=lanes_of(row["lanes"]),
+        last_claim_at=row["last_claim_at"],
+        memory=row["memory"],
+        command=None if row["command"] is None else Command(row["command"]),
+        concurrency=row["concurrency"],
+    )
+
+
+def lanes_of(stored: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
+    """Return lanes as values, from JSON."""
+    return tuple(
+        Lane(**{**each, "functions": None if each["functions"] is None else tuple(each["functions"])})
+        for each in stored
+    )
+
+
+def _place_of(spec: QueueSpec) -> Table:
+    table = worker_table(spec.table.metadata)
+    if table is None:
+        raise ConfigurationError(
+            f"the workers of {spec.entity.__name__} are not registered: there is no model for them. Add one, and"
+            " migrate:\n\n"
+            "    from sqlqueue import WorkerMixin\n\n"
+            "    class QueueWorker(WorkerMixin, Base):\n"
+            '        __tablename__ = "queue_worker"\n',
+            model=spec.entity,
+        )
+    return table

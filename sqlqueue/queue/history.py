@@ -1,0 +1,55 @@
+"""What is kept of finished attempts, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from .._support.checks import count, duration
+from .._support.exc import ArgumentError
+
+LONGEST_TRACEBACK = 16_000
+"""In characters: 65,535 bytes are the most that a TEXT of MySQL holds, and a character may take four."""
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended, stored as this short string."""
+
+    COMPLETED = "completed"
+    """The task was completed, or went on to its next stage or run."""
+    FAILED = "failed"
+    """It failed; the task was retried unless this was its last attempt."""
+    DISCARDED = "discarded"
+    """The task was given up, by :func:`.discard` or by its handler."""
+    CANCELLED = "cancelled"
+    """The task was cancelled, by :func:`.cancel` or by its handler."""
+    RELEASED = "released"
+    """The task was handed back unfinished."""
+    SNOOZED = "snoozed"
+    """The task was postponed."""
+    CRASHED = "crashed"
+    """Its process died, or its lease expired with nothing settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """The options of a history: ``__history__ = HistoryOptions(...)``.
+
+    ``retention``
+        The age at which workers, and :func:`.prune_history`, delete attempts; ``None``: workers delete none.
+    ``traceback``
+        The most characters of a traceback that are stored, up to 16,000; the middle of longer ones is left out.
+        0: no tracebacks.
+
+    Raises :class:`.ArgumentError` for values of the wrong type or range.
+    """
+
+    retention: timedelta | None = timedelta(days=30)
+    traceback: int = LONGEST_TRACEBACK
+
+    def __post_init__(self) -> None:
+        if self.retention is not None:
+            duration("retention", self.retention, zero=True)
+        if self.traceback != 0 and count("traceback", self.traceback) > LONGEST_TRACEBACK:
+            raise ArgumentError(f"traceback={self.traceback}: at most {LONGEST_TRACEBACK:,} characters are stored")

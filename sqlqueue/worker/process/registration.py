@@ -1,0 +1,225 @@
+"""Registers a running worker in the database, and obeys the commands that its row holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import Engine, Table, delete, insert, select, update
+from sqlalchemy.orm import Session
+
+from ..._support.processes import resident_memory
+from ...diagnostics.registry import EVERY
+from ...model.columns import LONGEST_NAME
+from ...model.registry import worker_table
+from ...operations.registry import Command
+from ...queue.spec import QueueSpec
+from ...sql.clock import utcnow
+from ...transaction.connection import Access, open_
+from ...transaction.notifications import subscribe
+from ..concurrency.event_loop import cancel, soon
+from ..database.base import Database
+from ..database.silence import RARELY
+from ..database.tables import verify_table
+from ..fetching.context import WorkerContext
+from ..handling.handlers import Handler
+from ..reporting.reports import logger
+
+FORGET = timedelta(hours=1)
+"""The age of the last report at which the row of a dead worker is removed."""
+FORGET_EVERY = timedelta(minutes=5)
+LAST_WORDS = timedelta(seconds=5)
+"""For removing the row when the worker ends."""
+_PURPOSE = "in which workers are registered"
+
+
+class Resizable(Protocol):
+    """A fetcher whose number of slots can change."""
+
+    @property
+    def slots(self) -> int:
+        """How many calls it runs at a time."""
+        ...
+
+    def resize(self, slots: int) -> None:
+        """Run so many calls at a time from now on.  Running calls continue."""
+        ...
+
+
+class Commanded(Protocol):
+    """The run that commands apply to."""
+
+    def drain(self) -> None: ...
+    def stop(self, *, at_once: bool) -> None: ...
+
+
+class _Orders(NamedTuple):
+    command: str | None = None
+    concurrency: int | None = None
+
+
+class Registration:
+    """The rows of one worker, one in each table of workers of its queues; nothing is sent if there is none.
+
+    A row is written in a transaction of its own, on a connection of the application's pool, every ten seconds; the same
+    transaction reads the commands.  A notification of a command hastens the reading.
+    """
+
+    def __init__(self, lanes: Mapping[Handler, Resizable], context: WorkerContext, version: str | None) -> None:
+        self._lanes = lanes
+        self._context = context
+        self._version = version
+        self._id = uuid.uuid4().hex
+        self._begun = time.monotonic()
+        self._places = _places([handler.spec for handler in lanes], context.database)
+        self._orders: dict[Table, _Orders] = {}
+        self._news = asyncio.Event()
+        self._leaving = False
+        self.channels = [(engine, table.fullname) for engine, table in self._places]
+        """The engines and channel names of notifications of commands."""
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """Return all lanes as they are now, as JSON."""
+        return [self._lane(*each) for each in self._lanes.items()]
+
+    def close(self) -> None:
+        self._unsubscribe()
+
+    async def verify(self) -> None:
+        """Raise :class:`.SchemaMismatchError` if a table of workers is missing."""
+        for (_, table), spec in self._places.items():
+            check = partial(verify_table, spec=spec, table=table, purpose=_PURPOSE)
+            await self._context.database.run(check, RARELY)
+
+    async def run(self, run: Commanded) -> None:
+        """Write the rows, and apply commands to ``run``, until :meth:`leave`."""
+        if not self._places:
+            return
+        report, forget = 0.0, time.monotonic() + FORGET_EVERY.total_seconds() * random.random()
+        while not self._leaving:
+            now = time.monotonic()
+            is_due = now >= report
+            if is_due:
+                report = now + EVERY.total_seconds()
+            for (_, table), spec in self._places.items():
+                work = partial(_report, spec=spec, table=table, row=self._row(table)) if is_due else None
+                await self._attempt(work or partial(_read, spec=spec, table=table, key=self._id), table, run)
+                if now >= forget:
+                    await self._attempt(partial(_forget, spec=spec, table=table), None, run)
+            if now >= forget:
+                forget = now + FORGET_EVERY.total_seconds()
+            await self._wait(report - time.monotonic())
+
+    async def leave(self, running: asyncio.Task[None]) -> None:
+        """End :meth:`run`, which runs in this task, and remove the rows: the worker ends in order."""
+        self._leaving = True
+        self._news.set()
+        await asyncio.wait({running}, timeout=LAST_WORDS.total_seconds())  # it might write a row after the removal
+        await cancel(running)
+        if self._context.reports.pulse.away_seconds:
+            return  # others remove the rows later
+        for (_, table), spec in self._places.items():
+            with suppress(Exception):
+                await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), LAST_WORDS)
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0, seconds)):
+                await self._news.wait()
+        self._news.clear()
+
+    async def _attempt(self, work: Any, table: Table | None, run: Commanded) -> None:
+        try:
+            orders = await self._context.database.run(work, RARELY)
+        except Exception as error:  # the worker does its work without being registered
+            self._context.reports.database_error("register the worker", error, EVERY)
+        else:
+            if table is not None:
+                self._obey(table, orders, run)
+
+    def _obey(self, table: Table, orders: _Orders, run: Commanded) -> None:
+        before, self._orders[table] = self._orders.get(table, _Orders()), orders
+        if orders.concurrency != before.concurrency:
+            for handler, lane in self._lanes.items():
+                if worker_table(handler.spec.table.metadata) is table:
+                    lane.resize(orders.concurrency or handler.concurrency)
+            logger.info("worker %s runs %s calls of each handler", self._context.name, orders.concurrency or "its own")
+        if orders.command == before.command or orders.command is None:
+            return
+        logger.info("worker %s is told to %s", self._context.name, orders.command)
+        if orders.command == Command.DRAIN:
+            run.drain()
+        else:
+            run.stop(at_once=False)
+
+    def _row(self, table: Table) -> dict[str, Any]:
+        now, claimed = time.monotonic(), self._context.reports.last_claim
+        return {
+            "id": self._id,
+            "name": self._context.name,
+            "host": socket.gethostname()[:LONGEST_NAME],
+            "process": self._context.process,
+            "started_at": utcnow(timedelta(seconds=self._begun - now)),
+            "seen_at": utcnow(),
+            "version": self._version,
+            "lanes": [self._lane(*each) for each in self._lanes.items() if _is_in(table, each[0])],
+            "last_claim_at": None if claimed is None else utcnow(timedelta(seconds=claimed - now)),
+            "memory": resident_memory(),
+        }
+
+    def _lane(self, handler: Handler, lane: Resizable) -> dict[str, Any]:
+        mine = (job for job in self._context.in_flight if job.handler is handler)
+        return {
+            "queue": handler.spec.table.fullname,
+            "functions": None if handler.functions is None else list(handler.functions),
+            "whole": not handler.where and handler.functions is None,
+            "slots": lane.slots,
+            "busy": sum(job.started is not None and job.seconds is None for job in mine),
+        }
+
+
+def _places(specs: Sequence[QueueSpec], database: Database) -> dict[tuple[Engine, Table], QueueSpec]:
+    """Return the tables of workers, each with one queue whose sessions reach it."""
+    found = ((spec, worker_table(spec.table.metadata)) for spec in specs)
+    return {(database.engine(spec), table): spec for spec, table in found if table is not None}
+
+
+def _is_in(table: Table, handler: Handler) -> bool:
+    return worker_table(handler.spec.table.metadata) is table
+
+
+def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, Any]) -> _Orders:
+    """Write the row, and return its commands."""
+    rows = open_(session, spec, Access.CHANGE).rows
+    changes = {name: row[name] for name in ("seen_at", "lanes", "last_claim_at", "memory")}
+    if not rows.execute(session, spec, update(table).where(table.c.id == row["id"]).values(**changes)).rowcount:
+        rows.execute(session, spec, insert(table).values(**row))
+    return _read(session, spec, table, row["id"])
+
+
+def _read(session: Session, spec: QueueSpec, table: Table, key: str) -> _Orders:
+    asked = select(table.c.command, table.c.concurrency).where(table.c.id == key)
+    found: Any = open_(session, spec).rows.execute(session, spec, asked).one_or_none()
+    return _Orders() if found is None else _Orders(*found)
+
+
+def _leave(session: Session, spec: QueueSpec, table: Table, key: str) -> None:
+    open_(session, spec, Access.CHANGE).rows.execute(session, spec, delete(table).where(table.c.id == key))
+
+
+def _forget(session: Session, spec: QueueSpec, table: Table) -> None:
+    """Remove the rows of workers that died long ago: by key, to wait for no other worker."""
+    rows = open_(session, spec, Access.CLAIM).rows
+    old: Any = rows.execute(session, spec, select(table.c.id).where(table.c.seen_at < utcnow(-FORGET)))
+    for key in sorted(old.scalars()):
+        rows.execute(session, spec, delete(table).where(table.c.id == key))

@@ -1,0 +1,145 @@
+"""Which workers are registered, which queues none of them serves, and commands in their rows."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select
+from typer.testing import CliRunner
+
+from sqlqueue import Cause, Command, ConfigurationError, Lane, Severity, check
+from sqlqueue.cli import application
+from sqlqueue.model.registry import worker_table
+from tests.suite.scenes import clock
+from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
+from tests.support.harness import Database
+from tests.support.models import Base, Task
+
+__all__ = ["fleet", "sync_fleet"]
+
+
+def lane(queue: str, *functions: str) -> dict[str, Any]:
+    known = list(functions) or None
+    return {"queue": queue, "functions": known, "whole": not functions, "slots": 4, "busy": 1}
+
+
+def register(db: Database, name: str, *lanes: dict[str, Any], ago: float = 0) -> None:
+    """Write the row of a worker that reported so many seconds ago."""
+    seen_at = clock(db) - timedelta(seconds=ago)
+    facts = {"name": name, "host": "web-1", "process": 7, "version": "1.2", "memory": 5_000_000_000}
+    with db.engine.begin() as connection:
+        connection.execute(
+            insert(FleetWorker).values(id=f"id-{name}", started_at=seen_at, seen_at=seen_at, lanes=list(lanes), **facts)
+        )
+
+
+def written(db: Database, column: Any) -> dict[str, Any]:
+    with db.engine.connect() as connection:
+        return dict(map(tuple, connection.execute(select(FleetWorker.name, column))))
+
+
+def test_workers_by_name_and_by_queue(fleet: Database) -> None:
+    register(fleet, "b", lane("errand_of_fleet"), lane("fleet_call", "shop.mail"))
+    register(fleet, "a", lane("errand_of_fleet"), ago=34)
+    register(fleet, "c", lane("errand_of_fleet"), ago=36)
+    with fleet.begin() as session:
+        found = session.workers(Fleet)
+        assert [each.name for each in session.workers(Call)] == ["b"]
+    assert [(each.name, each.is_live) for each in found] == [("a", True), ("b", True), ("c", False)]
+    worker = found[1]
+    assert worker.lanes == (
+        Lane(queue="errand_of_fleet", functions=None, whole=True, slots=4, busy=1),
+        Lane(queue="fleet_call", functions=("shop.mail",), whole=False, slots=4, busy=1),
+    )
+    assert (worker.slots, worker.busy, worker.idle) == (8, 2, 6)
+    assert (worker.host, worker.process, worker.version, worker.memory) == ("web-1", 7, "1.2", 5_000_000_000)
+    assert (worker.last_claim_at, worker.command, worker.concurrency) == (None, None, None)
+
+
+def test_queues_that_no_live_worker_serves(fleet: Database) -> None:
+    register(fleet, "dead", lane("errand_of_fleet"), ago=36)
+    with fleet.begin() as session:
+        assert session.unserved(Fleet) == [Errand, Call]
+    register(fleet, "live", lane("fleet_call", "shop.mail"))
+    with fleet.begin() as session:
+        assert session.unserved(Fleet) == [Errand]
+        assert session.unserved(Call) == []
+
+
+def test_check_reports_them(sync_fleet: Database) -> None:
+    register(sync_fleet, "dead", lane("errand_of_fleet"), ago=36)
+    register(sync_fleet, "live", lane("fleet_call"))
+    with sync_fleet.engine.connect() as connection:
+        (found,) = [each for each in check(connection, Fleet) if each.code == "unserved-queue"]
+    assert (found.severity, found.table) == (Severity.NOTE, "errand_of_fleet")
+    worker_table(Fleet.metadata).drop(sync_fleet.engine)  # type: ignore[union-attr]
+    with sync_fleet.engine.connect() as connection:
+        (found,) = [each for each in check(connection, Fleet) if each.code == "missing-table"]
+    assert (found.severity, found.table) == (Severity.ERROR, "fleet_worker")
+
+
+def test_commands_reach_live_workers(fleet: Database) -> None:
+    register(fleet, "a", lane("errand_of_fleet"))
+    register(fleet, "b", lane("fleet_call"))
+    register(fleet, "dead", lane("errand_of_fleet"), ago=36)
+    with fleet.begin() as session:
+        assert session.drain_workers(Errand) == 1
+        assert session.stop_workers(Fleet, "b") == 1
+        assert session.stop_workers(Fleet, "nobody") == 0
+        assert session.set_concurrency(Fleet, 3, "id-a") == 1
+    assert written(fleet, FleetWorker.command) == {"a": Command.DRAIN, "b": Command.STOP, "dead": None}
+    assert written(fleet, FleetWorker.concurrency) == {"a": 3, "b": None, "dead": None}
+    with fleet.begin() as session:
+        assert session.set_concurrency(Fleet, None) == 2
+        assert [each.command for each in session.workers(Fleet)] == [Command.DRAIN, Command.STOP, None]
+    assert set(written(fleet, FleetWorker.concurrency).values()) == {None}
+
+
+def test_without_a_model_for_workers(db: Database) -> None:
+    with db.begin() as session:
+        assert session.workers(Base) == session.unserved(Task) == []
+        with pytest.raises(ConfigurationError, match=r"class QueueWorker\(WorkerMixin, Base\):") as refused:
+            session.drain_workers(Task)
+    assert refused.value.model is Task
+
+
+def test_the_command(sync_fleet: Database) -> None:
+    register(sync_fleet, "ada", lane("errand_of_fleet"))
+    url = sync_fleet.url.render_as_string(hide_password=False)
+
+    def called(*arguments: str) -> Any:
+        return CliRunner().invoke(application(), ["workers", "--url", url, "tests.support.fleet:Fleet", *arguments])
+
+    shown = called().output
+    assert "ada" in shown
+    assert "No live worker serves fleet_call." in shown
+    facts = json.loads(called("--json").stdout)
+    assert facts["unserved"] == ["fleet_call"]
+    assert [(each["name"], each["live"], each["busy"]) for each in facts["workers"]] == [("ada", True, 1)]
+    assert json.loads(called("set-concurrency", "3", "--json").stdout)["told"] == 1
+    assert called("drain").exit_code == 2, "it asks first"
+    assert called("drain", "--yes", "-w", "grace").exit_code == 2, "there is no such worker"
+    told = json.loads(called("drain", "--yes", "-w", "ada", "--json").stdout)
+    assert (told["told"], told["workers"][0]["command"], told["workers"][0]["concurrency"]) == (1, "drain", 3)
+
+
+def test_why_tells_that_no_live_worker_takes_a_task(fleet: Database) -> None:
+    with fleet.begin() as session:
+        errand, call = Errand(), Call(task="shop.mail", arguments={})
+        session.add_all([errand, call])
+
+    def causes(task: Any) -> list[tuple[Cause, str]]:
+        with fleet.begin() as session:
+            return [(reason.cause, reason.text) for reason in session.why(task).reasons]
+
+    unserved = [(Cause.UNSERVED, "no live worker serves the queue")]
+    register(fleet, "dead", lane("errand_of_fleet"), lane("fleet_call", "shop.mail"), ago=36)
+    assert causes(errand) == causes(call) == unserved
+    register(fleet, "other", lane("errand_of_fleet"), lane("fleet_call", "shop.bill"))
+    assert [cause for cause, _ in causes(errand)] == [Cause.READY]
+    assert causes(call) == [(Cause.UNSERVED, "no live worker knows the function 'shop.mail'")]
+    register(fleet, "right", lane("fleet_call", "shop.mail"))
+    assert [cause for cause, _ in causes(call)] == [Cause.READY]

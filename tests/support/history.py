@@ -1,0 +1,72 @@
+"""Queues with a history, in a metadata of their own: it would add statements to all others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import Identity, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import (
+    ConstantBackoff,
+    HistoryMixin,
+    HistoryOptions,
+    LimitMixin,
+    QueueMixin,
+    QueueOptions,
+    RecurringMixin,
+    SlotMixin,
+    StageMixin,
+)
+
+AT_ONCE = ConstantBackoff(timedelta(0), jitter=0)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Past(HistoryMixin, Base):
+    __tablename__ = "past"
+    __history__ = HistoryOptions(retention=timedelta(days=1), traceback=2_000)
+
+
+class Parcel(QueueMixin, Base):
+    __tablename__ = "past_parcel"
+    __queue__ = QueueOptions(retry=AT_ONCE, max_attempts=3)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Flare(QueueMixin, Base):
+    """Its rows are deleted when they are completed."""
+
+    __tablename__ = "past_flare"
+    __queue__ = QueueOptions(on_complete="delete", retry=AT_ONCE)
+
+    region: Mapped[str] = mapped_column(String(20), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class Rota(RecurringMixin, Base):
+    __tablename__ = "past_rota"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Reel(StageMixin, Base):
+    __tablename__ = "past_reel"
+    __queue__ = QueueOptions(stages=("cut", "mix"))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Berth(SlotMixin, Base):
+    __tablename__ = "past_berth"
+
+
+class Boat(LimitMixin, Base):
+    __tablename__ = "past_boat"
+    __queue__ = QueueOptions(slots=Berth, limit=2, retry=AT_ONCE)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)

@@ -1,0 +1,165 @@
+"""Running workers register themselves, and obey the commands in their rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, delete
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
+from sqlqueue.model.registry import worker_table
+from sqlqueue.worker.process import registration
+from tests.suite.scenes import clock
+from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
+from tests.support.harness import Database
+from tests.worker.crew import Meeting, Workers, eventually, statuses, with_session, without_session
+
+__all__ = ["fleet", "sync_fleet"]
+
+SHORT = timedelta(seconds=0.05)
+
+
+def registered(db: Database) -> Sequence[WorkerInfo]:
+    with db.begin() as session:
+        found: Sequence[WorkerInfo] = session.workers(Fleet)
+    return found
+
+
+def errands(db: Database, number: int) -> None:
+    db.insert(Errand, [{"name": str(n)} for n in range(number)])
+
+
+def test_its_row(fleet: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
+    errands(fleet, 1)
+    worker = workers.make(name="ada", version="1.2")
+    worker.handler(Errand, concurrency=3)(with_session(fleet, during=meeting))
+    running = workers.start(worker)
+    (info,) = eventually(lambda: [each for each in registered(fleet) if each.busy])
+    assert (info.name, info.process, info.version, info.is_live) == ("ada", os.getpid(), "1.2", True)
+    (lane,) = info.lanes
+    assert (lane.queue, lane.functions, lane.whole, lane.slots, lane.busy) == ("errand_of_fleet", None, True, 3, 1)
+    assert info.memory
+    assert info.last_claim_at
+    assert timedelta(0) <= clock(fleet) - info.started_at < timedelta(minutes=1)
+    assert info.started_at <= info.last_claim_at <= info.seen_at
+    first = info.seen_at
+    eventually(lambda: registered(fleet)[0].seen_at > first)
+    with fleet.engine.begin() as connection:  # as if others had taken it for dead
+        connection.execute(delete(FleetWorker))
+    eventually(lambda: registered(fleet))
+    meeting.let_go()
+    running.stop()
+    assert registered(fleet) == []
+
+
+def test_functions_are_named(sync_fleet: Database, workers: Workers) -> None:
+    worker = Worker(sync_fleet.variant(pool_size=20).sessions(), notify=False)
+    worker.task(Call, name="shop.mail")(lambda: None)
+    worker.task(Call, name="shop.bill")(lambda: None)
+    running = workers.start(worker)
+    (info,) = eventually(lambda: registered(sync_fleet))
+    assert info.lanes[0].functions == ("shop.bill", "shop.mail")
+    running.stop()
+
+
+def test_drain_waits_for_what_runs_and_claims_no_more(fleet: Database, workers: Workers, meeting: Meeting) -> None:
+    errands(fleet, 3)
+    worker = workers.make(grace=timedelta(0))
+    worker.handler(Errand, concurrency=1, batch=1)(with_session(fleet, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for()
+    eventually(lambda: registered(fleet))
+    with fleet.begin() as session:
+        assert session.drain_workers(Errand) == 1
+    eventually(lambda: worker._run is not None and worker._run._stopping.is_set())
+    assert not running.ended
+    meeting.let_go()
+    running.wait()
+    assert sorted(statuses(fleet, Errand).values()) == ["available", "available", "completed"]
+    assert meeting.lost == []
+
+
+def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, meeting: Meeting) -> None:
+    errands(fleet, 1)
+    worker = workers.make(grace=SHORT)
+    worker.handler(Errand)(with_session(fleet, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for()
+    eventually(lambda: registered(fleet))
+    with fleet.begin() as session:
+        session.drain_workers(Errand)
+        session.stop_workers(Errand)
+    running.wait()
+    assert set(statuses(fleet, Errand).values()) == {"available"}
+
+
+@pytest.mark.parametrize("mode", ["lease", pytest.param("lock", marks=pytest.mark.requires("locks_rows"))])
+def test_more_and_fewer_slots(fleet: Database, workers: Workers, mode: Any) -> None:
+    first, second = Meeting(), Meeting()
+    meetings = iter([first] * 3 + [second] * 9)
+
+    def meet(task: Any) -> None:
+        next(meetings)(task)
+
+    errands(fleet, 8)
+    worker = workers.make()
+    worker.handler(Errand, concurrency=1, mode=mode)(with_session(fleet, during=meet))
+    running = workers.start(worker)
+    first.wait_for(1)
+    eventually(lambda: registered(fleet))
+    resize(fleet, 3)
+    first.wait_for(3)
+    resize(fleet, 2)
+    eventually(lambda: worker._run is not None and worker._run._fetchers[0].slots == 2)
+    first.let_go()
+    second.wait_for(2)
+    second.let_go()
+    eventually(lambda: set(statuses(fleet, Errand).values()) == {"completed"})
+    assert (first.most, second.most) == (3, 2)
+    running.stop()
+
+
+def resize(db: Database, number: int) -> None:
+    with db.begin() as session:
+        assert session.set_concurrency(Fleet, number) == 1
+
+
+def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "FORGET_EVERY", timedelta(seconds=0.1))
+    monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
+    worker = workers.make(name="ada")
+    worker.handler(Errand)(without_session(sync_fleet))
+    dead = {"name": "dead", "host": "", "process": 1, "lanes": []}
+    now = clock(sync_fleet)
+    with sync_fleet.engine.begin() as connection:
+        for key, age in (("old", 61), ("young", 59)):
+            moment = now - timedelta(minutes=age)
+            table: Any = FleetWorker.__table__
+            connection.execute(table.insert().values(id=key, started_at=moment, seen_at=moment, **dead))
+    running = workers.start(worker)
+    eventually(lambda: keys(sync_fleet) >= {"young"} and "old" not in keys(sync_fleet))
+    running.stop()
+    assert keys(sync_fleet) == {"young"}
+
+
+def keys(db: Database) -> set[str]:
+    with db.begin() as session:
+        return set(session.scalars(FleetWorker.__table__.select().with_only_columns(FleetWorker.id)))
+
+
+def test_a_missing_table(tmp_path: Any) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'fleet.db'}")
+    Fleet.metadata.create_all(engine)
+    worker_table(Fleet.metadata).drop(engine)  # type: ignore[union-attr]
+    worker = Worker(sessionmaker(engine))
+    worker.handler(Errand)(lambda errand: None)
+    with pytest.raises(SchemaMismatchError, match=r"no table fleet_worker.*migrate") as refused:
+        worker.run()
+    assert refused.value.differences == ("missing table fleet_worker",)
+    engine.dispose()
