@@ -1,4 +1,4 @@
-"""The engines.  A new one is an adapter here and a line below, or an entry point ``sqlqueue.dialects`` elsewhere."""
+"""The engines.  To add one, add an adapter here and a line below, or an entry point ``sqlqueue.dialects`` elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from sqlalchemy import JSON, URL, DateTime, String, TextClause, text
+from sqlalchemy import JSON, URL, BigInteger, DateTime, String, Text, TextClause, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.exc import NoSuchModuleError
@@ -28,21 +28,21 @@ from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
 ENTRY_POINTS = "sqlqueue.dialects"
-"""The group of entry points: each names a class derived from :class:`.Adapter`, to be called without arguments."""
+"""The group of entry points.  Each names a class derived from :class:`.Adapter`, which is called without arguments."""
 
 BUILT_IN: tuple[Callable[[], Adapter], ...] = (PostgreSQL, MySQL, MariaDB, SQLServer, Oracle, SQLite, CockroachDB)
 
 
 @cache
 def adapters() -> dict[str, Adapter]:
-    """All adapters by the name of their dialect.  One from outside takes the place of a built-in one."""
+    """Return all adapters by dialect name.  An adapter from an entry point replaces a built-in one."""
     outside: list[Callable[[], Adapter]] = [each.load() for each in entry_points(group=ENTRY_POINTS)]
     made = [make() for make in (*BUILT_IN, *outside)]
     return {adapter.name: adapter for adapter in made}
 
 
 def adapter_for(dialect: Dialect) -> Adapter:
-    """The adapter of an engine's dialect; :class:`.UnsupportedDialectError` if there is none."""
+    """Return the adapter of an engine's dialect; raise :class:`.UnsupportedDialectError` if there is none."""
     adapter = adapters().get(dialect.name)
     if adapter is None:
         raise UnsupportedDialectError(
@@ -66,32 +66,42 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
 def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:
         return "utcdefault()"
-    # in parentheses, without which most engines take nothing but CURRENT_TIMESTAMP
+    # without parentheses, most engines accept nothing but CURRENT_TIMESTAMP
     return f"({compiler.process(adapter_for(compiler.dialect).types.default(), **{**kw, 'literal_binds': True})})"
 
 
 def timestamp_type() -> TypeEngine[Any]:
-    """Moments in UTC, with microseconds and as aware datetimes, on every engine."""
+    """Return the type of times: UTC with microseconds, as aware datetimes, on every engine."""
     return _on_every_engine(utc(DateTime, timezone=True), lambda types: types.timestamp)
 
 
 def error_type() -> TypeEngine[Any]:
-    """The texts of errors, of up to 2,000 UTF-16 code units, with all of Unicode on every engine."""
+    """Return the type of error texts: up to 2,000 UTF-16 code units, all of Unicode, on every engine."""
     return _on_every_engine(String(2000), lambda types: types.error_text)
 
 
+def long_text_type() -> TypeEngine[Any]:
+    """Return the type of long texts: 65,535 bytes at least, all of Unicode, on every engine."""
+    return _on_every_engine(Text(), lambda types: types.long_text)
+
+
+def serial_type() -> TypeEngine[Any]:
+    """Return the type of generated integer keys, of 64 bits, on every engine."""
+    return _on_every_engine(BigInteger(), lambda types: types.serial)
+
+
 def key_type(length: int) -> TypeEngine[Any]:
-    """Keys of up to ``length`` characters, which are the same only if they are so to the letter, on every engine."""
+    """Return the type of keys of up to ``length`` characters, compared character by character on every engine."""
     return _on_every_engine(key_text(String, length=length), lambda types: types.key(length))
 
 
 def json_type() -> TypeEngine[Any]:
-    """JSON, in the type that each engine has for it."""
+    """Return the JSON type, with each engine's own variant."""
     return _on_every_engine(JSON(), lambda types: types.json)
 
 
 def _on_every_engine(kind: TypeEngine[Any], variant_of: Callable[[Types], TypeEngine[Any] | None]) -> TypeEngine[Any]:
-    """``kind``, but for engines that have another one."""
+    """Return ``kind`` with the variants of engines that need another type."""
     for adapter in adapters().values():
         variant = variant_of(adapter.types)
         if variant is not None:
@@ -100,21 +110,21 @@ def _on_every_engine(kind: TypeEngine[Any], variant_of: Callable[[Types], TypeEn
 
 
 def moment_defaults() -> dict[str, str]:
-    """Return the SQL that fills in a moment which an INSERT leaves out, by the name of each installed dialect."""
+    """Return the SQL of the default of time columns, by the name of each installed dialect."""
     installed = (name for name in adapters() if _is_installed(name))
     return {name: str(utcdefault().compile(dialect=_dialect(name))) for name in installed}
 
 
 def lasting_keys() -> dict[str, Any]:
-    """The options of one ``Table`` for all engines, by which no key that it makes is given out twice."""
+    """Return the ``Table`` options, for all engines, that prevent the reuse of generated keys."""
     return {option: value for each in adapters().values() for option, value in each.schema.lasting_keys.items()}
 
 
 def index_options(predicate: Criterion) -> dict[str, Any]:
-    """The options of one ``Index`` for all engines.
+    """Return the options of one ``Index`` for all engines.
 
-    Each is in its own engine's words.  Left as an expression it would get those of the engine that a migration is
-    generated on, and names that have to be quoted are quoted differently elsewhere.
+    Each option is compiled for its own engine.  As an expression, it would be compiled for the engine on which a
+    migration is generated, with that engine's quotes around names.
     """
     return {
         option: _in_words_of(each.name, criterion)
@@ -129,7 +139,7 @@ def _in_words_of(name: str, criterion: Criterion) -> TextClause:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether SQLAlchemy finds this dialect: some are packages of their own."""
+    """Whether SQLAlchemy finds this dialect; some are separate packages."""
     try:
         _dialect(name)
     except NoSuchModuleError:
@@ -140,4 +150,4 @@ def _is_installed(name: str) -> bool:
 @cache
 def _dialect(name: str) -> Dialect:
     create: Any = URL.create(name).get_dialect()
-    return cast(Dialect, create(paramstyle="named"))  # percent signs are for the driver to double
+    return cast(Dialect, create(paramstyle="named"))  # does not double percent signs

@@ -1,4 +1,4 @@
-"""An adapter is all that is particular to an engine, in parts."""
+"""The adapter of an engine: everything that is specific to the engine, composed of parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .parts.claims import Claims
 from .parts.errors import Errors
 from .parts.inserts import Inserts
 from .parts.locking import Locking
+from .parts.network import Network
 from .parts.notifications import Notifications
 from .parts.plans import Plans
 from .parts.product import Product
@@ -22,7 +23,7 @@ from .parts.types import Types
 
 
 class Adapter:
-    """One engine.  What it does not say is standard SQL as SQLAlchemy compiles it."""
+    """One engine.  Everything that its parts do not define is standard SQL, compiled by SQLAlchemy."""
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class Adapter:
         plans: Plans | None = None,
         notifications: Notifications | None = None,
         requests: Requests | None = None,
+        network: Network | None = None,
     ) -> None:
-        """Each part that is not given is the standard one; those that have no default the engine must decide."""
+        """Parts that are not given are the standard ones; parts without a default are required."""
         self.product = product
         self.types = types
         self.keys = locking.keys
@@ -55,6 +57,7 @@ class Adapter:
         self.plans = plans or Plans()
         self.notifications = notifications or Notifications()
         self.requests = requests or Requests()
+        self.network = network or Network()
 
     @property
     def name(self) -> str:
@@ -62,5 +65,5 @@ class Adapter:
         return self.product.dialect
 
     def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:
-        """Return the adapter of the engine that answers, where several speak one dialect (known once connected)."""
+        """Return the adapter of the connected engine, where several engines share one dialect."""
         return self

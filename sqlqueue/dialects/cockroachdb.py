@@ -1,15 +1,24 @@
-"""CockroachDB, for those who outgrow one machine.  Never run on a real server by this project."""
+"""CockroachDB 24.2.3 and newer.  Never run on a real server by this project.
+
+Before 24.1, SKIP LOCKED fails at READ COMMITTED as soon as it meets a lock (cockroachdb/cockroach#115057), and until
+24.2.3 its LIMIT counts locked rows (#121917).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, func, select
 
+from ..queue.findings import Finding
+from ..queue.spec import Identity, QueueSpec
 from .base import Adapter
+from .parts.plans import Plan, Plans, explain
 from .parts.product import Product
 from .parts.requests import Interrupt
+from .parts.server import read_only
 from .parts.transactions import READ_COMMITTED, Transactions
 from .postgresql.claims import PostgreSQLClaims, PostgreSQLLocking
 from .postgresql.errors import PostgreSQLErrors
@@ -20,42 +29,98 @@ from .postgresql.schema import PARTIAL_INDEX, CatalogSchema
 from .postgresql.server import PostgreSQLServer
 from .postgresql.types import PostgreSQLTypes
 
+_VERSION = re.compile(r"\bv(\d+)\.(\d+)\.(\d+)")
+_SORTS = ("sort", "top-k")
+_OPERATOR = "\N{BULLET} "
+"""Before the name of an operator in a plan."""
+
 
 class CockroachDB(Adapter):
-    """Speaks PostgreSQL's language, claim included.  It has no NOTIFY, and its EXPLAIN has a form of its own."""
+    """CockroachDB.  Uses PostgreSQL's SQL, claims included; has no NOTIFY, and another format of EXPLAIN."""
 
     def __init__(self) -> None:
-        product = Product(dialect="cockroachdb", name="CockroachDB", minimum=(22, 2), needed="SKIP LOCKED")
+        needed = "a SKIP LOCKED that passes over locked rows before it counts them"
+        product = Product(dialect="cockroachdb", name="CockroachDB", minimum=(24, 2, 3), needed=needed)
         super().__init__(
             product,
             types=PostgreSQLTypes(),
-            locking=PostgreSQLLocking(PostgreSQLKeys()),
+            locking=CockroachDBLocking(PostgreSQLKeys()),
             claims=PostgreSQLClaims,
             inserts=PostgreSQLInserts(product),
             transactions=CockroachDBTransactions(product),
             errors=PostgreSQLErrors(),
             schema=CockroachDBSchema(),
-            server=PostgreSQLServer(product),
+            server=CockroachDBServer(product),
+            plans=CockroachDBPlans(),
             requests=CockroachDBRequests(),
         )
 
 
-class CockroachDBTransactions(Transactions):
-    """At SERIALIZABLE, its default, it retries what it can by itself."""
+class CockroachDBLocking(PostgreSQLLocking):
+    """A plan that sorts locks all rows that it sorts (cockroachdb/cockroach#173245)."""
 
+    orders_freely: ClassVar[bool] = False
+
+
+class CockroachDBTransactions(Transactions):
+    """At SERIALIZABLE, the default, the server itself retries what it can."""
+
+    impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "SERIALIZABLE")
 
 
 class CockroachDBSchema(CatalogSchema):
-    """Its dialect reads the options of PostgreSQL's, which an index therefore has already."""
+    """The dialect reads PostgreSQL's index options, so indexes already have their predicates."""
 
     @property
     def predicate_option(self) -> str | None:
         return PARTIAL_INDEX
 
 
+class CockroachDBServer(PostgreSQLServer):
+    """Reads the version from the banner: the dialect reports that of a PostgreSQL."""
+
+    def banner(self, connection: Connection) -> str:
+        return str(connection.scalar(select(func.version())))
+
+    def judge(self, version: tuple[Any, ...], banner: str) -> None:
+        found = _VERSION.search(banner)
+        super().judge(tuple(map(int, found.groups())) if found else version, banner)
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        if connection.scalar(select(func.current_setting("default_transaction_read_only"))) == "on":
+            yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        return iter(())
+
+    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
+        return None  # rows have no xmax
+
+
+class CockroachDBPlans(Plans):
+    """Plans from EXPLAIN, which is a tree in text."""
+
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+        if forced:
+            return None
+        return plan_of(explain(connection, "EXPLAIN", statement).scalars())
+
+
+def plan_of(lines: Iterable[str]) -> Plan:
+    """Return the plan that these lines of EXPLAIN describe."""
+    indexes, sorts = set[str](), 0
+    for line in lines:
+        _, is_operator, operator = line.partition(_OPERATOR)
+        sorts += bool(is_operator) and operator.strip() in _SORTS
+        _, is_table, name = line.partition("table: ")
+        if is_table:
+            indexes.add(name.strip().rpartition("@")[2])
+    return Plan(indexes=frozenset(indexes), sorted=sorts)
+
+
 class CockroachDBRequests(PsycopgRequests):
-    """Ends a statement by the driver: there is no number of a process."""
+    """Cancels statements through the driver, since there is no process id."""
 
     def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection

@@ -1,4 +1,4 @@
-"""Names of tables where SQLAlchemy does not write them itself: in hints, in bulk protocols, in the catalog."""
+"""Writes table names where SQLAlchemy does not: in hints, in bulk protocols and in catalog queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 
 class Naming(ColumnElement[Any]):
-    """``form`` with the quoted name of a table in its place, with its schema if it is to be ``qualified``."""
+    """SQL text that contains the quoted name of a table at ``{}`` in ``form``, with its schema if ``qualified``."""
 
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012 - as SQLAlchemy has it
@@ -28,29 +28,29 @@ class Naming(ColumnElement[Any]):
 
 @compiles(Naming)
 def _compile_naming(element: Naming, compiler: Any, **kw: Any) -> str:
-    # the compiler's own: it knows what the driver takes for a parameter, and of a schema_translate_map
+    # the compiler's own preparer knows the driver's parameter style and the schema_translate_map
     preparer, table = compiler.preparer, element.table
-    # always quoted where there is no schema: in a hint other words are reserved
+    # always quoted without a schema: hints have other reserved words
     name = preparer.format_table(table) if element.qualified else preparer.quote_identifier(table.name)
     return element.form.format(name)
 
 
 def live_name(connection: Connection, table: Table) -> str:
-    """The quoted name of ``table`` here, for what takes no parameters, or takes it as the value of one."""
+    """Return the quoted, qualified name of ``table`` on this connection, for SQL text without parameters."""
     return live_qualifier(connection, table) + plain(connection.dialect, table.name)
 
 
 def live_qualifier(connection: Connection, table: Table) -> str:
-    """What stands before the name of ``table`` here, and before those of its indexes: its quoted schema, if any."""
+    """Return the prefix of the names of ``table`` and its indexes on this connection: its quoted schema, if any."""
     schema, preparer = connection.schema_for_object(table), connection.dialect.identifier_preparer
     return f"{_undoubled(connection.dialect, preparer.quote_schema(schema))}." if schema else ""
 
 
 def plain(dialect: Dialect, name: str) -> str:
-    """``name``, quoted, for what takes no parameters."""
+    """Return ``name`` quoted, for SQL text without parameters."""
     return _undoubled(dialect, dialect.identifier_preparer.quote(name))
 
 
 def _undoubled(dialect: Dialect, quoted: str) -> str:
-    # a preparer doubles each percent sign for drivers that look for parameters
+    # preparers double percent signs for drivers that parse parameters
     return quoted % () if dialect.paramstyle in ("format", "pyformat") else quoted

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -28,17 +30,20 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import ReflectedIndex
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
+from sqlalchemy.types import TypeEngine
 
 from ..queue.findings import Finding, Severity
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.selection import Pick, UniqueBy
 from .base import Adapter
+from .parts.claims import Claims
 from .parts.errors import Errors
 from .parts.inserts import Inserts, Replacement, on_conflict
 from .parts.keys import Keys
 from .parts.locking import Locking
+from .parts.network import Network
 from .parts.plans import Plan, Plans, explain
 from .parts.product import Product
 from .parts.requests import Answer, Interrupt, Requests
@@ -48,12 +53,12 @@ from .parts.transactions import READ_COMMITTED, Transactions
 from .parts.types import Types
 
 _MOMENT = "%Y-%m-%d %H:%M:%f000"
-"""What SQLAlchemy stores, as far as the clock goes: milliseconds."""
+"""The format in which SQLAlchemy stores times; the clock has milliseconds."""
 _SECONDS = len("2026-01-01 00:00:00")
 
 
 class SQLite(Adapter):
-    """One writer at a time, so a claim needs no lock but that: it makes sure of it before it looks for rows."""
+    """SQLite.  It allows one writer at a time, so a claim becomes the writer before it reads, and locks no rows."""
 
     def __init__(self) -> None:
         product = Product(dialect="sqlite", name="SQLite", minimum=(3, 35), needed="RETURNING")
@@ -61,6 +66,7 @@ class SQLite(Adapter):
             product,
             types=SQLiteTypes(),
             locking=SQLiteLocking(SQLiteKeys()),
+            claims=SQLiteClaims,
             inserts=SQLiteInserts(product),
             transactions=SQLiteTransactions(product),
             errors=SQLiteErrors(),
@@ -68,11 +74,14 @@ class SQLite(Adapter):
             server=SQLiteServer(product),
             plans=SQLitePlans(),
             requests=SQLiteRequests(),
+            network=SQLiteNetwork(),
         )
 
 
 class SQLiteTypes(Types):
-    """Moments as text, in UTC."""
+    """Times are text, in UTC, and only a key of the type INTEGER is generated."""
+
+    serial: ClassVar[TypeEngine[Any] | None] = Integer()
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         if seconds is None:
@@ -84,78 +93,92 @@ class SQLiteTypes(Types):
 
 
 class SQLiteKeys(Keys):
-    """A list of tuples is no reason for it to use an index; and an expression is at most 1,000 deep."""
+    """Lists of tuples do not use an index, and expressions can be at most 1,000 levels deep."""
 
     tuples: ClassVar[bool] = False
     batch: ClassVar[int] = 500
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
-            return self.rows_in(spec.primary_key, keys)  # so many alternatives would be too deep
+            return self.rows_in(spec.primary_key, keys)  # so many ORs would exceed the expression depth
         return super().key_in(spec, keys)
 
 
 class SQLiteLocking(Locking):
-    """None: there is one writer."""
+    """No row locks: there is one writer."""
 
     one_writer: ClassVar[bool] = True
     passes_over: ClassVar[bool] = True
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         key = pick.spec.primary_key
-        # it lets a part of a key be NULL unless the table says otherwise, and such a row cannot be named
+        # primary key columns can be NULL unless declared otherwise, and such a row cannot be selected by its key
         named = () if len(key) == 1 and isinstance(key[0].type, Integer) else (part.is_not(None) for part in key)
         return pick.select(*columns).where(*named).limit(pick.limit)
 
 
+class SQLiteClaims(Claims):
+    """The lock of a row is that of the whole database."""
+
+    def is_free(self, session: Session, pick: Pick) -> bool:
+        connection = session.connection(pick.spec.bind_arguments)
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError as error:
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
+
+
 class SQLiteInserts(Inserts):
-    """ON CONFLICT."""
+    """Upserts with ON CONFLICT."""
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
 
 
 class SQLiteTransactions(Transactions):
-    """Serializable, which harms nobody where there is one writer."""
+    """Transactions are serializable, which is harmless with one writer."""
 
     def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
-        """Become the writer, waiting for the present one as long as the driver's timeout says.
+        """Become the writer; wait for the current one as long as the driver's timeout allows.
 
-        A transaction that has only read would have to be upgraded later, which SQLite refuses at once if anybody has
-        written in the meantime.
+        A transaction that starts by reading would have to be upgraded later, which SQLite rejects at once if another
+        transaction has written in the meantime.
         """
         driver: Any = connection.connection.driver_connection
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif fresh:
-            # the driver (autocommit=False) or a savepoint has begun already, and not to write: to write nothing
-            # upgrades it
+            # the driver (autocommit=False) or a savepoint has begun a transaction that does not write yet: an UPDATE
+            # of no rows upgrades it
             connection.execute(update(spec.table).where(false()).values({spec["status"]: spec["status"]}))
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        return nullcontext()  # a statement is undone alone; and the end of a savepoint may be that of the transaction
+        return nullcontext()  # a failed statement is undone alone; releasing a savepoint could end the transaction
 
     def level(self, source: Engine | Connection) -> str | None:
-        """Transactions are serializable, which harms nobody where there is one writer; what is asked for is ignored."""
+        """Return a harmless level whatever is configured: with one writer, serializable transactions are harmless."""
         return READ_COMMITTED
 
     def present_level(self, connection: Connection) -> str | None:
-        """The same with a driver that does not begin by itself, which is just what is needed: the claim begins."""
+        """Return the same for drivers that autocommit: the claim begins the transaction itself."""
         return self.level(connection)
 
 
 class SQLiteErrors(Errors):
-    """Codes that are extended, with the primary one in the lowest byte."""
+    """Extended result codes, which contain the primary code in the lowest byte."""
 
     def __init__(self) -> None:
         super().__init__(
             # busy, locked
             transient=(5, 6),
-            # the same, for whoever writes for that long, it is no task's fault; and disk error, disk full, cannot be
-            # opened
-            outages=(5, 6, 10, 13, 14),
+            # disk error, disk full, cannot be opened
+            outages=(10, 13, 14),
             duplicates=(1555, 2067),
-            references=(787, 1811),  # the latter if ON DELETE RESTRICT
+            references=(787, 1811),  # 1811 with ON DELETE RESTRICT
         )
 
     def code(self, error: DBAPIError) -> Any:
@@ -170,7 +193,7 @@ class SQLiteErrors(Errors):
 
 
 class SQLiteSchema(Schema):
-    """PRAGMA, for what is not reflected."""
+    """Reads with PRAGMA what SQLAlchemy does not reflect."""
 
     partial_index: ClassVar[str | None] = "sqlite_where"
     alters_defaults: ClassVar[bool] = False
@@ -190,41 +213,41 @@ class SQLiteSchema(Schema):
         return found
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
-        # it is in UTC too, and fractions of a second are not worth copying the table
+        # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify copying the table
         return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
 
 
 class SQLiteServer(Server):
-    """A file."""
+    """A database file."""
 
     def absent(self, url: URL) -> str | None:
         path = url.database
         if not path or path == ":memory:" or path.startswith("file:") or os.path.exists(path):
             return None
-        return f"there is no file {path}"
+        return f"the file {path} does not exist"
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         if connection.exec_driver_sql("PRAGMA query_only").scalar():
-            yield read_only("this connection may only query", "set PRAGMA query_only to off")
+            yield read_only("query_only is set on this connection", "set PRAGMA query_only to off")
         (path, *_) = connection.exec_driver_sql("PRAGMA database_list").scalars("file")
         if not path:
             return  # in memory
         if connection.engine.url.query.get("mode") == "ro":
             yield read_only("the URL says mode=ro", "leave it out")
-        for needed in (path, os.path.dirname(path)):  # the journal is a file beside it
+        for needed in (path, os.path.dirname(path)):  # the journal is a file in the same directory
             if not os.access(needed, os.W_OK):
-                yield read_only(f"{needed} cannot be written", "give this user the right to write it")
+                yield read_only(f"{needed} is not writable", "give this user write permission")
         if (mode := connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()) != "wal":
             yield Finding(
                 severity=Severity.WARNING,
                 code="journal-mode",
-                message=f"the journal mode is {mode}, in which readers make claims wait, and claims readers",
-                fix="once, with any SQLite client: PRAGMA journal_mode = WAL",
+                message=f"the journal mode is {mode}, in which readers block claims, and claims block readers",
+                fix="run once, with any SQLite client: PRAGMA journal_mode = WAL",
             )
 
 
 class SQLitePlans(Plans):
-    """EXPLAIN QUERY PLAN."""
+    """Plans from EXPLAIN QUERY PLAN."""
 
     def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
         if forced:
@@ -234,8 +257,22 @@ class SQLitePlans(Plans):
         return Plan(indexes=frozenset(filter(None, used)), sorted=sum("TEMP B-TREE" in step for step in steps))
 
 
+class SQLiteNetwork(Network):
+    """None: whoever waits for SQLite waits for another writer, as long as its timeout says."""
+
+    is_there: ClassVar[bool] = False
+
+
 class SQLiteRequests(Requests):
-    """Ends a statement from another thread, and reads any bytes for text."""
+    """Interrupts statements from another thread, and reads text that is not valid UTF-8."""
+
+    def limit_time(self, connection: Connection, timeout: timedelta) -> None:
+        """Limit the time of all statements together until :meth:`lift_limit`."""
+        end = time.monotonic() + timeout.total_seconds()
+        _set_progress_handler(connection, lambda: time.monotonic() > end)
+
+    def lift_limit(self, connection: Connection) -> None:
+        _set_progress_handler(connection, None)
 
     def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection
@@ -244,16 +281,28 @@ class SQLiteRequests(Requests):
     @contextmanager
     def answer(self, connection: Connection, request: str) -> Iterator[Answer]:
         driver: Any = connection.connection.driver_connection
-        driver.text_factory = lambda text: text.decode(errors="replace")  # it may be any bytes
+        driver.text_factory = lambda text: text.decode(errors="replace")  # stored text can be any bytes
         try:
             with super().answer(connection, request) as answer:
                 yield answer
-        except sqlite3.Warning as error:  # before Python 3.12, for more than one statement
+        except sqlite3.Warning as error:  # several statements, before Python 3.12
             raise ProgrammingError(request, None, error) from error
 
 
+_INSTRUCTIONS = 10_000
+"""Instructions of SQLite's virtual machine between two calls of a progress handler: well under a millisecond."""
+
+
+def _set_progress_handler(connection: Connection, handler: Callable[[], bool] | None) -> None:
+    adapted: Any = connection.connection.dbapi_connection
+    if hasattr(adapted, "run_async"):  # asyncio's driver works in a thread of its own
+        adapted.run_async(lambda driver: driver.set_progress_handler(handler, _INSTRUCTIONS))
+    else:
+        adapted.set_progress_handler(handler, _INSTRUCTIONS)
+
+
 def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
-    """In microseconds.  SQLite's own functions would round to a millisecond, and to the next second."""
+    """Return a time in microseconds since the epoch.  SQLite's functions would round to milliseconds or seconds."""
     whole = cast(func.strftime("%s", func.substr(moment, 1, _SECONDS)), BigInteger)
     fraction = cast(func.substr(moment, _SECONDS + 2), BigInteger)
     return whole * literal_column("1000000") + fraction

@@ -1,4 +1,4 @@
-"""The one clock: the database's own, in UTC."""
+"""Time: the database's clock, in UTC, and the type of time columns."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from .._support.exc import ArgumentError
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""The ``available_at`` of rows that were in a table before it became a queue: a claim that looks for due rows by an
-index on that stops before them, however many they are."""
+"""The ``available_at`` of rows from before the table became a queue.  A claim that scans the index for due rows stops
+before them, however many there are."""
 
 
 class UTCDateTime(TypeDecorator[datetime]):
-    """Aware datetimes in UTC on every engine; a naive one is refused.
+    """The type of aware datetimes in UTC on every engine; naive ones raise :class:`.ArgumentError`.
 
-    What is stored is the stock type beneath.  Its classes are made by :func:`utc`.
+    Values are stored by the SQLAlchemy type that it wraps; see :func:`utc`, which creates its classes.
     """
 
     impl = DateTime
     cache_ok = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by what it stores: its class cannot be found under the name that it goes by
+        # by the wrapped type: the class cannot be imported by its name
         kept = ("impl", "impl_instance", "_variant_mapping")
         return utc, (type(self).impl,), {name: value for name, value in self.__dict__.items() if name in kept}
 
@@ -46,7 +46,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         return _in_utc(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        # as the decorator itself would do it, less one call for each of the moments that every row has
+        # as TypeDecorator does it, but with one call fewer for each time of each row
         stored = self.impl_instance.result_processor(dialect, coltype)
         return _in_utc if stored is None else lambda value: _in_utc(stored(value))
 
@@ -58,10 +58,10 @@ def _in_utc(value: datetime | None) -> datetime | None:
 
 
 def utc(stock: type[TypeEngine[Any]], **arguments: Any) -> UTCDateTime:
-    """A :class:`UTCDateTime` over ``stock`` that goes by the name of ``stock``.
+    """Return a :class:`UTCDateTime` that wraps the SQLAlchemy type ``stock``, with the module and name of ``stock``.
 
-    Alembic writes a type into a migration by its class's module and name.  A migration must name the type that is
-    stored, and must not need this package to run.
+    Alembic writes types into migrations by the module and name of their class, and a migration must not import this
+    package.
     """
     cls = type(stock.__name__, (UTCDateTime,), {"impl": stock, "cache_ok": True, "__module__": stock.__module__})
     instance: UTCDateTime = cls(**arguments)
@@ -69,7 +69,7 @@ def utc(stock: type[TypeEngine[Any]], **arguments: Any) -> UTCDateTime:
 
 
 def aware(value: datetime) -> datetime:
-    """``value`` in UTC; :class:`.ArgumentError` if it is naive."""
+    """Return ``value`` in UTC; :class:`.ArgumentError` if it is naive or no datetime."""
     if not isinstance(value, datetime):
         raise ArgumentError(f"{value!r} is not a datetime")
     if value.tzinfo is None:
@@ -78,7 +78,7 @@ def aware(value: datetime) -> datetime:
 
 
 class utcnow(FunctionElement[datetime]):
-    """The database's clock in UTC, ``seconds`` later if given; each adapter says how.
+    """The database's current time in UTC, plus ``seconds`` if given; each adapter compiles it for its engine.
 
     >>> select(Task).where(Task.available_at <= utcnow())
     """
@@ -94,11 +94,12 @@ class utcnow(FunctionElement[datetime]):
 
     @property
     def seconds(self) -> ColumnElement[float] | None:
+        """The seconds to add; ``None`` if not given."""
         return next(iter(self.clauses), None)
 
 
 class utcdefault(FunctionElement[datetime]):
-    """The default of a column: what each engine fills in where an INSERT gives no moment, in its own words."""
+    """The server default of a time column: the current time in UTC, as each engine's DDL expresses it."""
 
     name = "utcdefault"
     inherit_cache = True

@@ -1,7 +1,8 @@
-"""Keys as text: compared to the letter on every engine."""
+"""Text keys, which every engine compares exactly."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import String
@@ -12,38 +13,43 @@ from .._support.checks import text
 
 
 class KeyText(TypeDecorator[str]):
-    """Refuses what no engine can store, or be asked for, before a statement is sent.
+    """The type of text keys.  It refuses text that engines cannot store or search for before a statement is sent.
 
-    What is stored is the stock type beneath.  Its classes are made by :func:`key_text`.
+    Values are stored by the SQLAlchemy type that it wraps; see :func:`key_text`, which creates its classes.
     """
 
     impl = String
     cache_ok = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by what it stores: its class cannot be found under the name that it goes by
+        # by the wrapped type: the class cannot be imported by its name
         kept = ("impl", "impl_instance", "_variant_mapping")
         return key_text, (type(self).impl,), {name: value for name, value in self.__dict__.items() if name in kept}
 
     def __repr__(self) -> str:
-        # as Alembic writes it; of a decorated type SQLAlchemy 2.0 leaves out the collation
+        # Alembic writes the repr into migrations; SQLAlchemy 2.0 omits the collation of a decorated type
         return repr(self.impl_instance)
 
     @property
     def python_type(self) -> type[str]:
         return str
 
+    def check(self, values: Iterable[object]) -> None:
+        """Raise :class:`.ArgumentError` for values that no engine could be asked for."""
+        for value in values:
+            text("a key", value)
+
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else text("a key", value)
 
     def literal_processor(self, dialect: Dialect) -> Any:
-        # by way of the dialect, which SQLAlchemy does not ask about a variant: SQL Server writes N'...' for wide text
+        # SQLAlchemy does not resolve a variant's type through the dialect, and SQL Server needs N'...' for wide text
         write = self.impl_instance.dialect_impl(dialect).literal_processor(dialect)
         return write and (lambda value: write(text("a key", value)))
 
 
 def key_text(stock: type[TypeEngine[Any]], **arguments: Any) -> KeyText:
-    """A :class:`KeyText` that goes by the name of ``stock``, for the sake of migrations; see :func:`.utc`."""
+    """Return a :class:`KeyText` with the module and name of ``stock``, for the sake of migrations; see :func:`.utc`."""
     cls = type(stock.__name__, (KeyText,), {"impl": stock, "cache_ok": True, "__module__": stock.__module__})
     instance: KeyText = cls(**arguments)
     return instance

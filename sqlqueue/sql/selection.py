@@ -1,8 +1,8 @@
-"""From a spec to Core statements.  Nothing here is executed, and nothing knows an engine."""
+"""Criteria and statements that select the rows of a queue.  Nothing here is executed or depends on an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
@@ -24,70 +24,84 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import QueryableAttribute
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BindParameter
 
 from .._support.exc import ArgumentError
 from .._support.statement_cache import MOST, Memo
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where, conjuncts
 from ..queue.status import DUE, FINAL, Status
 from .clock import utcnow
+from .merging import merged
+from .partitioning import fixes, listed, listing, unlisted
 
 Assignment: TypeAlias = tuple[Column[Any], Any]
+Columns: TypeAlias = Sequence[ColumnElement[Any]]
 
 
 def state(status: Status) -> ColumnElement[str]:
-    """A status as a literal: a bound one would keep partial indexes from matching."""
+    """Return ``status`` as a literal: with a bind parameter, planners would not use partial indexes."""
     return literal_column(f"'{status.value}'")
 
 
 def is_available(spec: QueueSpec) -> Criterion:
+    """Return whether the row's status is ``available``; its time may still be later."""
     return spec["status"] == state(Status.AVAILABLE)
 
 
 def present_status(spec: QueueSpec) -> ColumnElement[str]:
-    """The status, said so that no optimizer joins what is asked of it with the condition of an index.
+    """Return the status as an expression that optimizers do not match against the predicates of partial indexes.
 
-    It could come to read all that are scheduled by that index; or, where the index is named, not see that this has all
-    that are asked for, which is error 8622 of SQL Server.
+    They might choose such an index and read all scheduled rows; or fail to see that an index named by a hint contains
+    all the rows, which is SQL Server's error 8622.
     """
     return func.coalesce(spec["status"], literal_column("''"))
 
 
 def has_come(spec: QueueSpec) -> Criterion:
+    """Return whether the row's ``available_at`` has passed."""
     return spec["available_at"] <= utcnow()
 
 
 def is_ready(spec: QueueSpec) -> Criterion:
-    """Available, and not for a later moment: other programs may insert one and leave the status to its default."""
+    """Return whether the row is available now.
+
+    Other programs may insert rows with a later ``available_at`` and leave the status to its default.
+    """
     return and_(is_available(spec), has_come(spec))
 
 
 def is_early(spec: QueueSpec) -> Criterion:
-    """Available for a later moment."""
+    """Return whether the row is available, but from a later time on."""
     return and_(is_available(spec), spec["available_at"] > utcnow())
 
 
 def is_due(spec: QueueSpec) -> Criterion:
-    """The states that come due; the moment is for the caller to add."""
+    """Return whether the row has a status that comes due: retryable, scheduled or running.  Does not compare times."""
     return spec["status"].in_([state(status) for status in DUE])
 
 
 def is_held(spec: QueueSpec) -> Criterion:
+    """Return whether the row's status is ``running``; its lease may have ended."""
     return spec["status"] == state(Status.RUNNING)
 
 
+def is_held_by_worker(spec: QueueSpec) -> Criterion:
+    """Return whether a worker has claimed the row, with a lease."""
+    return and_(present_status(spec) == state(Status.RUNNING), spec["claim_token"] < literal_column("0"))
+
+
 def is_final(spec: QueueSpec) -> Criterion:
+    """Return whether the row is completed, cancelled or discarded."""
     return spec["status"].in_([state(status) for status in FINAL])
 
 
 def is_adopted(spec: QueueSpec) -> Criterion:
-    """Final, but not finished by the queue: a row that was in the table before it became one."""
+    """Return whether the row is final without having been finished: it is from before the table became a queue."""
     return and_(is_final(spec), spec["finished_at"].is_(None))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pick:
-    """Which rows a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
+    """The rows that a claim takes: those in this ``state`` that satisfy ``where``, in ``order``, at most ``limit``."""
 
     spec: QueueSpec
     state: tuple[Criterion, ...]
@@ -95,28 +109,69 @@ class Pick:
     order: tuple[Ordering, ...]
     limit: int
     index: str | None
-    """The index that serves them in that order; ``None`` if they are named by primary key."""
+    """The index that returns the rows in that order; ``None`` for rows selected by primary key."""
     exact: bool
-    """Whether that index serves every criterion, the state's too, but for the moment of ready rows, which it holds."""
-    made: Memo = field(default_factory=partial(Memo, 5), init=False, repr=False)
-    """The statements that adapters have made of it: few, for there are many of these."""
+    """Whether the index covers every criterion, so that a scan reads no rows that do not match, except ready rows with
+    a later time, which it skips within the index."""
+    takes_over: bool = False
+    """Whether there may be running rows among them, whose lease has ended."""
+    divided: Criterion | None = None
+    """The term of ``where`` that lists values of the index's first column: each is read by a range of its own."""
+    whole: str | None = None
+    """The index that serves all values, if it is divided."""
+    made: Memo = field(default_factory=partial(Memo, 8), init=False, repr=False)
+    """The cache of statements that adapters have built from this; small, because there are many instances."""
 
     def without(self, keys: Criterion) -> Pick:
-        """The same, but for rows that the claimer holds already: SKIP LOCKED does not skip its own locks."""
+        """Return a copy without the rows with ``keys``: SKIP LOCKED does not skip the transaction's own locks."""
         return replace(self, where=(*self.where, ~keys))
 
+    @property
+    def parts(self) -> Sequence[Pick]:
+        """A pick for each of the values that this one is divided by, or this one."""
+        if self.divided is None:
+            return [self]
+        divided: Any = self.divided
+        rest = tuple(term for term in self.where if term is not divided)
+        order = tuple(term for term in self.order if not term.column.shares_lineage(divided.left))
+        part = partial(replace, self, order=order, divided=None)
+        return [part(where=(divided.left == value, *rest)) for value in listed(divided)]
+
+    def undivided(self) -> tuple[Pick, ColumnElement[Any], frozenset[Any]]:
+        """The rows of all parts of the queue, the column that divides it, and the values of it that are picked."""
+        divided: Any = self.divided
+        rest = tuple(term for term in self.where if term is not divided)
+        whole = replace(self, where=rest, index=self.whole, divided=None)
+        return whole, divided.left, frozenset(listed(divided))
+
+    def named(self, keys: Criterion, limit: int) -> Pick:
+        """The rows of these primary keys that still match, in no order."""
+        where = (keys, *self.where)
+        return replace(self, where=where, order=(), limit=limit, index=None, divided=None, exact=True)
+
     def select(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the SELECT of these ``columns`` in order, without the limit."""
         return select(*columns).where(*self.state, *self.where).order_by(*(term.expression for term in self.order))
+
+    def first(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        """The SELECT of the first rows, which reads no others ahead of them in any part."""
+        return self.merged(lambda part, wanted: part.select(*wanted).limit(part.limit), columns)
+
+    def merged(self, read: Callable[[Pick, Columns], Select[Any]], columns: Columns) -> Select[Any]:
+        """The SELECT of ``columns`` of the first rows, with what ``read`` returns for each part."""
+        if self.divided is None:
+            return read(self, columns)
+        return merged(lambda wanted: (read(part, wanted) for part in self.parts), columns, self.order).limit(self.limit)
 
 
 def picks(
     spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = ()
 ) -> tuple[Callable[[int], Pick], ...]:
-    """The two steps of a claim, ready rows and due rows.  Together in one statement they would need a sort.
+    """Return the two steps of a claim, ready rows and due rows.  In a single statement they would need a sort.
 
-    To make a statement takes longer than to have it executed, so what asks for the same again should keep these.
+    Building a statement takes longer than executing it, so keep the result for repeated claims.
     """
-    if where or order_by or spec.inherited is not None:  # classes that inherit may still be declared
+    if where or order_by or spec.inherited is not None:  # more subclasses may be declared later
         return _picks(spec, where, order_by)
     return _all_picks(spec)
 
@@ -129,21 +184,22 @@ def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
 def _picks(
     spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
 ) -> tuple[Callable[[int], Pick], ...]:
-    terms = _terms(spec, where)
-    partition = [column for column in spec.partitions if _fixes(terms, column)][:1]
-    by_key = all(_fixes(terms, column) for column in spec.primary_key)
+    terms = [unlisted(term, spec.partitions) for term in _terms(spec, where)]
+    partition = [column for column in spec.partitions if fixes(terms, column)][:1]
+    by_key = all(fixes(terms, column) for column in spec.primary_key)
+    column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
     order = tuple(_given(term) for term in order_by)
 
     def step(
         kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool
     ) -> Callable[[int], Pick]:
-        index = None if by_key else spec.index_name(kind, partition)
-        # MariaDB does not see that an equality makes a text constant, and would sort, and lock, all of the partition
+        index = None if by_key else spec.index_name(kind, partition if column is None else [column])
+        # MariaDB does not recognize a text column as constant under an equality, and would sort and lock the partition
         standard = tuple(term for term in standard if term.column not in partition)
         exact = by_key or (served and len(terms) == len(partition))
-        shape = partial(
-            Pick, spec=spec, state=state, where=tuple(terms), order=order or standard, index=index, exact=exact
-        )
+        fields: dict[str, Any] = {"state": state, "order": order or standard, "index": index, "exact": exact}
+        fields |= {"divided": divided, "whole": spec.index_name(kind), "takes_over": kind == "due"}
+        shape = partial(Pick, spec=spec, where=tuple(terms), **fields)
         return lru_cache(MOST)(lambda limit: shape(limit=limit))
 
     return (
@@ -153,10 +209,10 @@ def _picks(
 
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
-    """The one step of a claim of rows that ``where`` names by primary key: the index that finds them is that."""
+    """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
     state = or_(is_ready(spec), and_(*_come_due(spec)))
     pick = partial(Pick, spec=spec, state=(state,), where=tuple(_terms(spec, where)), order=(), index=None, exact=True)
-    return (lambda limit: pick(limit=limit),)
+    return (lambda limit: pick(limit=limit, takes_over=True),)
 
 
 def _come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
@@ -164,8 +220,13 @@ def _come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
         spec["finished_at"].is_(None),
         has_come(spec),
         is_due(spec),
-        spec["attempt"] < spec["max_attempts"],
+        has_attempts(spec),
     )
+
+
+def has_attempts(spec: QueueSpec) -> Criterion:
+    """Return whether the row may be claimed again: attempts are left, or a worker holds it, whose crash counts none."""
+    return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
 
 
 def _terms(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
@@ -178,24 +239,14 @@ def _given(term: ColumnElement[Any]) -> Ordering:
     if modifier not in (None, operators.desc_op, operators.asc_op) or hasattr(
         getattr(term, "element", None), "modifier"
     ):
-        raise ArgumentError(f"order_by={term}: a claim goes by columns, ascending or descending; no other modifier")
+        raise ArgumentError(f"order_by={term}: give columns with asc() or desc(), without further modifiers")
     if modifier in (operators.desc_op, operators.asc_op):
         return Ordering(term.element, modifier is operators.desc_op)
     return Ordering(term)
 
 
-def _fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
-    """Whether one of ``terms`` is an equality with a value for ``column``."""
-    return any(
-        getattr(term, "operator", None) is operators.eq
-        and column.shares_lineage(term.left)
-        and isinstance(term.right, BindParameter)
-        for term in terms
-    )
-
-
 def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
-    """What was ``given``, on the queue's table alone; columns that an inheriting class adds are looked up by key."""
+    """Return the criterion on the queue's table alone; columns of joined subclasses are looked up by primary key."""
     criterion = given.__clause_element__() if isinstance(given, QueryableAttribute) else given
     if not isinstance(criterion, ColumnElement):
         example = f"{spec.entity.__name__}.id == 7"
@@ -206,64 +257,67 @@ def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
     inherited = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables}
     if not froms <= inherited:
         raise ArgumentError(
-            f"the criterion {criterion} reads other tables than {spec.table.name}: use .has(), .any() or exists()"
+            f"the criterion {criterion} uses tables other than {spec.table.name}: use .has(), .any() or exists()"
         )
     joins = [same_key(spec, table) for table in sorted(froms, key=str)]
     return exists().select_from(*froms).where(*joins, criterion).correlate(spec.table)
 
 
 def same_key(spec: QueueSpec, table: Any) -> Criterion:
-    """The row of ``table``, one of those that an inheriting class is spread over, that belongs to the queue's row."""
+    """Return whether a row of ``table``, a table of a joined subclass, belongs to the queue's row."""
     return and_(*(a == b for a, b in zip(spec.primary_key, table.primary_key, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
 class UniqueBy:
-    """The unique key by which an insert may meet a row."""
+    """A unique key on which an insert may conflict with an existing row."""
 
     columns: tuple[Column[Any], ...]
     predicate: Criterion | None = None
-    """Of its index, where that is partial."""
+    """The predicate of its index, if that is partial."""
 
     def is_row(self, row: Mapping[str, Any]) -> Criterion:
-        """Holds for the one that has the key of ``row``."""
+        """Return whether a row has the same key as ``row``."""
         return and_(*(column == row[column.name] for column in self.columns))
 
 
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
+    """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
     return update(spec.table).where(criterion).ordered_values(*assignments)
 
 
 def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
+    """Return the DELETE of the rows that satisfy ``criterion``."""
     return delete(spec.table).where(criterion)
 
 
 def is_hung(spec: QueueSpec) -> Criterion:
-    """Its claimer's lease has ended, with nothing settled."""
+    """Return whether the lease of the row's claimer has ended without a settlement."""
     return and_(has_come(spec), is_held(spec))
 
 
 def is_exhausted(spec: QueueSpec) -> Criterion:
-    """Its last claimer's lease has ended, and no attempt is left."""
+    """Return whether the last lease has ended and no attempts are left; never true of rows claimed by workers."""
     return and_(
         spec["finished_at"].is_(None),
         is_hung(spec),
         is_due(spec),
         spec["attempt"] >= spec["max_attempts"],
+        spec["claim_token"] >= literal_column("0"),
     )
 
 
 def only(spec: QueueSpec, *criteria: Where) -> Criterion:
-    """All of ``criteria``, for the rows of this class alone."""
+    """Return the conjunction of ``criteria``, restricted to rows of the spec's class."""
     terms = [_own_criteria(spec, criterion) for criterion in criteria]
     if spec.inherited is not None:
         terms.append(spec.inherited)
-    # not true(), of which SQLAlchemy 2.1 makes a condition that Oracle before 23ai does not know
+    # not true(), which SQLAlchemy 2.1 renders as a condition that Oracle before 23ai does not support
     return and_(*terms) if terms else spec.primary_key[0].is_not(None)
 
 
 def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Callable[[int], Pick]:
-    """Tasks that :func:`is_exhausted` holds for, ``by_claims`` by the index of claims: running tasks are few."""
+    """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
     ready, due = picks(spec, where)
     step = ready if by_claims else due
     return lambda limit: replace(step(limit), state=(is_exhausted(spec),), exact=False)

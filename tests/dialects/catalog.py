@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Boolean, ColumnElement, Engine, Uuid
@@ -14,11 +14,12 @@ from sqlalchemy.orm.exc import FlushError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import sqlqueue
-from sqlqueue import Claim, ClaimLostError, QueueSession
+from sqlqueue import Claim, ClaimLostError, QueueSession, Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.kinds.new_slots import introduce
-from sqlqueue.operations.claiming import Wanted, _claim_due
+from sqlqueue.operations.claiming import Claimer, Wanted, _claim_due
+from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages
@@ -159,6 +160,8 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.discard(where)", lambda s: s.discard(Task, Task.number == 7, error="no")
     yield "Task.find", lambda s: s.find(Task, Task.number == 7, limit=10)
     yield "Task.rescue", lambda s: s.rescue(Task)
+    yield "Task.run_now", lambda s: s.run_now(Task, Task.id == 7)
+    yield "Task.page", lambda s: page(s, Task, status=Status.RUNNING, after=(datetime(2020, 1, 1, tzinfo=UTC), 7))
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)
     yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
@@ -182,7 +185,15 @@ def _statistics() -> Iterator[tuple[str, Call]]:
     for model in (Task, Order, CreditNote):
         yield f"{model.__name__}.overview", lambda s, m=model: s.overview(m)
         yield f"{model.__name__}.timeline", lambda s, m=model: s.timeline(m)
+    for model in (Task, Mail, Order, Seat, Visit, Outgoing):
+        yield f"{model.__name__}.why", lambda s, m=model: _why(s, m)
     yield "Task.timeline(where)", lambda s: s.timeline(Task, Task.number > 7, bucket=MINUTE, since=10 * MINUTE)
+
+
+def _why(session: QueueSession, model: type[sqlqueue.QueueMixin]) -> None:
+    """On one connection alone: another one would not be recorded."""
+    with session.get_bind().connect() as connection, QueueSession(connection) as own:
+        own.why(_claims(model, 1)[0])
 
 
 def _upkeep() -> Iterator[tuple[str, Call]]:
@@ -235,7 +246,7 @@ def _claim_candidates(session: QueueSession) -> None:
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
 
     def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, Wanted(spec).narrowed(where, named=named), limit, "claimer", MINUTE)
+        tasks = _claim_due(session, Wanted(spec).narrowed(where, named=named), limit, Claimer("claimer", MINUTE))
         return [(task, sqlqueue.claim_of(task)) for task in tasks]
 
     LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())

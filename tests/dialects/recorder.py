@@ -103,7 +103,13 @@ def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[s
     return engine, log
 
 
-_KNOWN = {"kind": "credit_note", "status": "available", "queue_status": "available", "schedule": "PT60S"}
+_KNOWN = {
+    "version_1": "CockroachDB CCL v25.2.0",
+    "kind": "credit_note",
+    "status": "available",
+    "queue_status": "available",
+    "schedule": "PT60S",
+}
 _KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31)}
 """Recurring tasks are available since later, so that they need not be planned."""
 

@@ -11,4 +11,7 @@ from tests.support.harness import Database
 
 @pytest.fixture
 def conformance_engine(sync_db: Database) -> Engine:
-    return sync_db.variant(on_connect=sync_db.case.foreign_keys_sql).session_engine
+    case = sync_db.case
+    # Where there is one writer, a test waits until the driver gives up.
+    settings = [case.foreign_keys_sql, case.impatient_sql if case.one_writer else None]
+    return sync_db.variant(on_connect=[each for each in settings if each]).session_engine

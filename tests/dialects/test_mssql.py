@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy import DateTime, Engine, String, Unicode, event, select
 from sqlalchemy.dialects import mssql
 
-from sqlqueue import QueueSession, UnsupportedIsolationError
+from sqlqueue import ArgumentError, QueueSession, UnsupportedIsolationError
 from sqlqueue.diagnostics.column_types import misfits
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.clock import utcdefault
 from tests.dialects.catalog import statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Base, DataBase, Listing, QueuePause, Task
+from tests.support.models import Base, DataBase, Document, Listing, QueuePause, Seat, Task
 
 
 class ProgrammingError(Exception):
@@ -73,7 +73,7 @@ def test_a_database_that_makes_parameters_of_states_is_warned_of() -> None:
     assert fix == "ALTER DATABASE [my shop] SET PARAMETERIZATION SIMPLE"
 
 
-def test_nothing_is_said_of_a_database_as_it_should_be() -> None:
+def test_a_healthy_database_has_no_findings() -> None:
     assert found(has_versions=True, is_forced=False) == []
 
 
@@ -93,7 +93,7 @@ def test_levels_in_which_locked_rows_cannot_be_skipped_are_refused(level: str) -
 
 
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
-def test_what_meets_nobody_is_inserted_in_bulk(on_conflict: Any) -> None:
+def test_rows_without_conflicts_are_inserted_in_bulk(on_conflict: Any) -> None:
     engine, log = engine_of()
     answering(engine, "SELECT")
     rows = [{"unique_key": f"key {number}", "version": 1} for number in range(900)]
@@ -204,3 +204,21 @@ def test_a_precision_that_is_not_reflected_is_not_missed(moments: Any, codes: se
         kind = moments if isinstance(kind, DateTime) else kind
         live.append({"name": column.name, "type": kind, "nullable": column.nullable, "default": default})
     assert {finding.code for finding in misfits(dialect, spec, live)} == codes
+
+
+# -- keys that it takes for the same -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
+@pytest.mark.parametrize("model", [Document, Seat])
+def test_a_key_with_a_trailing_blank_is_distinct(model: Any, on_conflict: Any) -> None:
+    """It would be the same as one without, by every collation, and the task would be dropped in silence."""
+    engine, log = engine_of()
+    name = "id" if model is Document else "line"
+    for blank in ("a ", " "):
+        row = {name: blank} if model is Document else {name: blank, "number": 1}
+        with QueueSession(engine) as session:
+            for tasks in ((model, [{**row, name: "a"}, row]), (model(**row),)):
+                with pytest.raises(ArgumentError, match=f"{name}='{blank}' ends in a space"):
+                    session.enqueue(*tasks, on_conflict=on_conflict)
+    assert not any("INSERT" in statement for statement in log)

@@ -24,6 +24,7 @@ TABLES = {table.name: table for base in (Base, DataBase) for table in base.metad
 LEFT = {
     # criteria of the application's that happen to name rows, to find those that are then written by key
     *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
+    "Task.run_now 1",  # likewise
     *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
     *("Mail.pause 1", "Mail.resume 1"),  # not rows of a queue
 }

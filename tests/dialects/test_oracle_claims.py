@@ -24,7 +24,7 @@ AGAIN = re.compile(r"IN \(SELECT .*?\nWHERE \w+\.ROWID = picked\(i\) AND (.*?)\)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_what_is_locked_has_to_match_still(name: str) -> None:
+def test_a_locked_row_must_still_match(name: str) -> None:
     # it was found when the cursor was opened, and may have been claimed, finished and moved on since
     cursor, again = CURSOR.search(BLOCKS[name]), AGAIN.search(BLOCKS[name])
     assert cursor is not None

@@ -17,6 +17,7 @@ from sqlalchemy import URL, select
 from sqlqueue import Worker
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handling.jobs import Job
+from sqlqueue.worker.reporting.health import Pulse
 from sqlqueue.worker.reporting.reports import Reports
 from sqlqueue.worker.running.executor import Executor
 from tests.drivers import tds, tns
@@ -115,7 +116,7 @@ def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
     """Of a task whose handler meets the outage."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
-        executor = Executor(handler, SyncDatabase(sessions), adapter_of(url), Reports())
+        executor = Executor(handler, SyncDatabase(sessions, Pulse()), adapter_of(url), Reports())
         outcome = executor.perform(Job(handler, task))
     assert outcome is not None
     assert outcome.kind == "snoozed"

@@ -41,7 +41,7 @@ def test_numbers(numbers: tuple[int, ...], kind: str) -> None:
     )
 
 
-def test_a_call_that_takes_too_long_is_no_outage() -> None:
+def test_a_call_timeout_is_not_an_outage() -> None:
     assert told("DPY-4024: call timeout of 1000 ms exceeded") == "neither"
 
 

@@ -59,7 +59,7 @@ def test_numbers(numbers: tuple[int, ...], kind: str) -> None:
 @pytest.mark.parametrize(
     "value", ["(1205)", "(1205) (SQLExecDirectW)", "(1205) (SQLExecDirectW); [40001] x (1205)", "; [40001] x (1205)"]
 )
-def test_a_value_is_no_number(value: str) -> None:
+def test_a_value_is_not_a_number(value: str) -> None:
     adapter, error = error_of(Failure(2627, f"The duplicate key value is ({value})."))
     assert isinstance(error, DBAPIError)
     assert taken_for(adapter, error) == "neither"
@@ -70,7 +70,7 @@ def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:
     assert taken_for(*error_of(Drop())) == "outage"
 
 
-def test_a_statement_that_takes_too_long_is_no_outage() -> None:
+def test_a_statement_timeout_is_not_an_outage() -> None:
     with served(WRITE=Silence(5)) as engine, engine.connect() as connection:
         adapter_for(engine.dialect).requests.limit_time(connection, timedelta(seconds=1))
         error = raised(lambda: connection.execute(text("WRITE")))
@@ -95,7 +95,7 @@ DEADLOCK: dict[str, Answer] = {"WRITE": Failure(1205), "ROLLBACK TRAN": Failure(
 """It ends the transaction, and all savepoints with it."""
 
 
-def test_a_deadlock_within_what_may_fail_is_told_as_one() -> None:
+def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
     with served(**DEADLOCK) as engine, Session(engine) as session:
         adapter = adapter_for(engine.dialect)
 

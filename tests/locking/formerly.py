@@ -14,10 +14,14 @@ from sqlqueue.dialects.mssql import SQLServer
 from sqlqueue.dialects.mssql.claims import SQLServerClaims
 from sqlqueue.dialects.mssql.keys import SQLServerKeys
 from sqlqueue.dialects.mssql.locking import SQLServerLocking
+from sqlqueue.dialects.mysql import MariaDB, MySQL
+from sqlqueue.dialects.mysql.keys import force_index
+from sqlqueue.dialects.mysql.locking import MySQLLocking
 from sqlqueue.dialects.oracle import Oracle
 from sqlqueue.dialects.oracle.block import ClaimBlock
 from sqlqueue.dialects.oracle.claims import OracleClaims
 from sqlqueue.dialects.parts.claims import Claims, Taking
+from sqlqueue.dialects.parts.locking import skip_locked
 from sqlqueue.dialects.parts.rows import Rows
 from tests.locking import oracle
 
@@ -80,6 +84,23 @@ class FormerOracleClaims(OracleClaims):
         return rows.keys(session, pick.spec, free.with_for_update(skip_locked=True)) if found else []
 
 
+class FormerMySQLLocking(MySQLLocking):
+    """Goes by the index that has the order of the claim, whose entries stay locked although others have the rows."""
+
+    def picking(self, pick: Any, *columns: Any) -> Select[Any]:
+        return force_index(skip_locked(pick, *columns), pick.spec, pick.index or "PRIMARY")
+
+    def is_served(self, pick: Any) -> bool:
+        return bool(pick.exact)
+
+
+def _by_index(adapter: Adapter) -> Adapter:
+    adapter.locking = FormerMySQLLocking(adapter.keys)
+    adapter.rows = Rows(adapter.locking)
+    adapter.claims = Claims(adapter.rows)
+    return adapter
+
+
 class OracleWithFormerBlock(oracle.Oracle):
     """The block judges a row again by its state, and only before it writes."""
 
@@ -87,7 +108,12 @@ class OracleWithFormerBlock(oracle.Oracle):
         return block.pick.state if block.assignments else ()
 
 
-FORMER: dict[str, Adapter] = {"mssql": FormerSQLServer(), "oracle": FormerOracle()}
+FORMER: dict[str, Adapter] = {
+    "mssql": FormerSQLServer(),
+    "oracle": FormerOracle(),
+    "mysql": _by_index(MySQL()),
+    "mariadb": _by_index(MariaDB()),
+}
 
 
 @contextmanager

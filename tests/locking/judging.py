@@ -135,8 +135,7 @@ class Promises(Judge):
                 raise TakesWrongly(f"{actor.name} gets row {number}, which is {row}")
             self._judge_turn(actor, number)
         theirs = watched.theirs | {self._number(resource) for _, resource in watched.touched}
-        # what comes after a message that another one has can be had by nobody, and may be locked in vain
-        surplus = self._locked(actor.name) - watched.mine - found - theirs - self._beside(theirs)
+        surplus = self._locked(actor.name) - watched.mine - found - theirs
         if surplus:
             raise LocksTooMuch(f"{actor.name} gets {found}, and keeps a lock on {surplus}")
         missing = watched.free - found - theirs - self._beside(theirs)

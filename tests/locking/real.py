@@ -26,7 +26,9 @@ class ServerStage(Stage):
         self._case = db.case
         self._engine = db.variant(poolclass=NullPool).session_engine
         with self._engine.connect() as connection:  # which asks the server once what it is
-            adapter_for(connection.dialect).server.verify(connection)
+            server = adapter_for(connection.dialect).server
+            server.verify(connection)
+            server.check_locks(connection)
         event.listen(self._engine, "before_execute", self._gate)
         event.listen(self._engine, "commit", self._gate)
         account = db.url.set(username=db.case.administrator, password=PASSWORD)

@@ -83,10 +83,11 @@ class Evaluator:
         self._connection.execute(insert(table).values(values) if values else insert(table), dict(given))
         ((number, row),) = self._shown_rows(table).items()
         taken = [each for world in worlds for each in world.get(table, {})]
-        if number in taken or table.autoincrement_column is None:
-            number = max(taken, default=0) + 1
         key = table.autoincrement_column
-        if key is not None and key.name not in {*given, *values}:
+        is_made = key is not None and key.name not in {*given, *values}
+        if number in taken or key is None or is_made:
+            number = max(taken, default=0) + 1
+        if key is not None and is_made:
             row[key.name] = number
         return number, row
 

@@ -34,7 +34,11 @@ class Line:
 def engine_for(dialect: str, line: Line) -> Engine:
     """One for each dialect, which so makes no statement twice."""
     _LINES[dialect] = line
-    return _engine(dialect)
+    engine = _engine(dialect)
+    server = adapter_for(engine.dialect).server  # which is asked nothing about itself
+    server._verified.add(engine.dialect)
+    server._clusters[engine.dialect] = None
+    return engine
 
 
 _LINES: dict[str, Line] = {}
@@ -48,7 +52,6 @@ def _engine(dialect: str) -> Engine:
     engine = create_engine(url, creator=_Connection, poolclass=NullPool, **options)
     engine.dialect.server_version_info = version
     engine.dialect.default_isolation_level = "READ COMMITTED"
-    adapter_for(engine.dialect).server._verified.add(engine.dialect)
 
     @event.listens_for(engine, "before_execute")
     def note(connection: Any, statement: Any, many: Any, parameters: Any, options: Any) -> None:

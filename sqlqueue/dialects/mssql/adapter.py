@@ -6,6 +6,7 @@ from ..base import Adapter
 from ..parts.product import Product
 from .claims import SQLServerClaims
 from .errors import SQLServerErrors
+from .inserts import SQLServerInserts
 from .keys import SQLServerKeys
 from .locking import SQLServerLocking
 from .requests import SQLServerRequests
@@ -32,6 +33,7 @@ class SQLServer(Adapter):
             locking=SQLServerLocking(SQLServerKeys()),
             claims=SQLServerClaims,
             transactions=SQLServerTransactions(product, errors),
+            inserts=SQLServerInserts(product),
             errors=errors,
             schema=SQLServerSchema(),
             server=SQLServerServer(product),

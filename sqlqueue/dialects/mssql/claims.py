@@ -1,4 +1,4 @@
-"""A claim in one statement."""
+"""Claims in one statement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..parts.claims import Claims, Taking
 
 
 class SQLServerClaims(Claims):
-    """An UPDATE of a common table expression whose rows are locked as they are found."""
+    """A claim is an UPDATE of a common table expression whose rows are locked as they are found."""
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
         pick, rows = taking.pick, self.rows
@@ -28,7 +28,7 @@ class SQLServerClaims(Claims):
         return rows.load(session, pick.spec, [tuple(row[count:]) for row in taken], taking.options)
 
     def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
-        """The one statement.  It returns the order by which each row was found, then its primary key."""
+        """Return the claim's statement.  It returns the values by which rows are ordered, then the primary key."""
         spec = pick.spec
         columns = {column.name: column for column in (*spec.primary_key, *spec.columns.values())}
         columns |= {term.column.name: term.column for term in pick.order}

@@ -1,4 +1,4 @@
-"""What SQL Server says of the database that one is connected to."""
+"""Checks the state and settings of the connected database."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _DATABASES = table(
 
 
 def findings_of_database(connection: Connection) -> Iterator[Finding]:
-    """What keeps it from carrying a queue."""
-    # a sql_variant, which not every driver reads
+    """Yield the problems of the connected database."""
+    # cast from sql_variant, which not every driver can read
     answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
     if connection.scalar(select(answer)) == "READ_ONLY":
-        yield read_only("this database is read-only, as a secondary is", "connect to the primary")
-    # by name: on Azure, db_id() is not the number that this view has
+        yield read_only("this database is read-only, like a secondary", "connect to the primary")
+    # by name: on Azure, db_id() differs from this view's id
     asked = select(_DATABASES).where(_DATABASES.c.name == func.db_name())
     for name, has_versions, is_forced in connection.execute(asked):
         if not has_versions:
             message = (
-                "READ_COMMITTED_SNAPSHOT is off: what only reads waits for open claims, so claims hang and leases"
-                " end, and a task may be done twice"
+                "READ_COMMITTED_SNAPSHOT is off: reads wait for open claims, so claims hang, leases expire, and a task"
+                " may run twice"
             )
-            fix = f"ALTER DATABASE {_QUOTE(name)} SET READ_COMMITTED_SNAPSHOT ON, while nobody else is connected"
+            fix = f"ALTER DATABASE {_QUOTE(name)} SET READ_COMMITTED_SNAPSHOT ON, with no other connections open"
             yield Finding(severity=Severity.ERROR, code="no-row-versions", message=message, fix=fix)
         if is_forced:
             message = (
-                "PARAMETERIZATION is FORCED: states become parameters, which match no filtered index, so claims"
-                " are refused (error 8622) or slow"
+                "PARAMETERIZATION is FORCED: states become parameters, which no filtered index matches, so claims"
+                " fail (error 8622) or are slow"
             )
             fix = f"ALTER DATABASE {_QUOTE(name)} SET PARAMETERIZATION SIMPLE"
             yield Finding(severity=Severity.WARNING, code="forced-parameters", message=message, fix=fix)

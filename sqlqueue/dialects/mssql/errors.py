@@ -1,4 +1,4 @@
-"""Numbers of SQL Server, SQLSTATEs of ODBC and numbers of DB-Library."""
+"""Error numbers of SQL Server and DB-Library, and SQLSTATEs of ODBC."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _OUTAGES = (
     *(4060, 921, 922, 976, 983),
     # session killed; shutdown, paused, upgraded, too many connections
     *(596, 6005, 17142, 18401, 17809),
-    # read-only (as a secondary), log full, file group full
+    # read-only (such as a secondary), log full, file group full
     *(3906, 9002, 1105),
-    # Azure SQL: fails over, too busy, not available, limit reached, not enough resources, too many operations
+    # Azure SQL: failover, too busy, not available, limit reached, not enough resources, too many operations
     # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
     *(40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920),
-    # pymssql, which gives the numbers of DB-Library: connection failed, reading, writing, no socket, not there, closed
+    # pymssql, with numbers of DB-Library: connection failed, read, write, no socket, unreachable, closed
     *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
 )
 _TIMEOUTS = frozenset({"HYT00", 20003})
-"""Of a login, or of a statement."""
+"""Timeouts of a login or a statement."""
 _FIRST = re.compile(r"\((-?\d+)\) \(SQL[A-Za-z]+[)(]")
-"""In "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": what a message quotes comes before its number."""
+"""Matches 2627 in "[23000] ... (2627) (SQLExecDirectW); [01000] ... (3621)": the number follows the message's text."""
 _FURTHER = re.compile(r"\((-?\d+)\)(?=; \[|$)")
 
 
 class SQLServerErrors(Errors):
-    """What the server says, or the driver.
+    """Codes of the server or the driver.
 
-    pyodbc has the server's number in the text alone, at the place that it has there.
+    pyodbc gives the server's number only in the text, at a fixed position.
     """
 
     def __init__(self) -> None:
@@ -56,20 +56,20 @@ class SQLServerErrors(Errors):
 
     def is_outage(self, error: DBAPIError) -> bool:
         if not _TIMEOUTS.isdisjoint(self.codes(error)):
-            # of a login; that of a statement is its own, although SQLAlchemy gives up the connection for it
+            # a login timeout is an outage; a statement timeout is not, although SQLAlchemy invalidates the connection
             return error.statement is None
         return super().is_outage(error)
 
     def code(self, error: DBAPIError) -> Any:
         code = first_argument(error)
-        return code[0] if isinstance(code, tuple) else code  # pymssql: its number and its text
+        return code[0] if isinstance(code, tuple) else code  # pymssql: number and text
 
     def codes(self, error: DBAPIError) -> Collection[Any]:
         return (self.code(error), *_numbers(error))
 
 
 def _numbers(error: DBAPIError) -> Iterator[int]:
-    """The server's own, which pyodbc appends to the text of each message: nothing within a text is taken for one."""
+    """Yield the server's numbers, which pyodbc appends to each message; numbers within a message do not count."""
     text = str(error.orig.args[-1]) if error.orig is not None and error.orig.args else ""
     *_, first = (None, *_FIRST.finditer(text))
     if first is not None:

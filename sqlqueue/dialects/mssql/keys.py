@@ -1,4 +1,4 @@
-"""Rows within 2,100 parameters."""
+"""Selects rows by key within the limit of 2,100 parameters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..parts.keys import ByKey, Keys
 
 
 class SQLServerKeys(Keys):
-    """Keys one by one: it compares no tuples."""
+    """Compares key columns one by one, because the engine has no tuple comparison."""
 
     batch: ClassVar[int] = 400
     tuples: ClassVar[bool] = False
     names_rows: ClassVar[bool] = False
 
     def most(self, spec: QueueSpec) -> int:
-        # 2,100 parameters at the most; a statement may name each key three times: all, with attempt and token, and
-        # those that are not locked
+        # at most 2,100 parameters; a statement may contain each key three times: all keys, keys with attempt and
+        # token, and keys that are not locked
         return max(self.batch * 5 // (3 * len(spec.primary_key) + 2), 1)
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
@@ -37,7 +37,7 @@ class SQLServerKeys(Keys):
         return or_(*(and_(*(column == value for column, value in each)) for each in pairs))
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        # a scan would wait for what others have locked on its way
+        # a scan would wait for rows that others have locked
         if isinstance(statement, Select):
             return statement.with_hint(spec.table, "WITH (FORCESEEK)")
         return statement.with_hint("WITH (ROWLOCK, FORCESEEK)")

@@ -1,4 +1,4 @@
-"""SQL of others."""
+"""Executes SQL tasks on SQL Server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class SQLServerRequests(Requests):
     """The driver limits the time."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        # what the server has, QUERY_GOVERNOR_COST_LIMIT, is about estimates; by this the driver cancels there
+        # the server's QUERY_GOVERNOR_COST_LIMIT limits estimates only; with a timeout, the driver cancels statements
         driver: Any = connection.connection.driver_connection
         driver.timeout = max(math.ceil(timeout.total_seconds()), 1)
+
+    def lift_limit(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.timeout = 0

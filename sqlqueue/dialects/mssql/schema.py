@@ -1,4 +1,4 @@
-"""What the system views say of columns and indexes."""
+"""Reads columns and indexes from the system views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEYS = table("index_columns", *map(column, ("object_id", "index_id", "column_id
 
 
 class SQLServerSchema(Schema):
-    """Filtered indexes, disabled ones, and directions."""
+    """Reads filtered indexes, disabled indexes and sort directions."""
 
     partial_index: ClassVar[str | None] = "mssql_where"
     reviving: ClassVar[str | None] = "ALTER INDEX {index} ON {table} REBUILD"
@@ -47,12 +47,13 @@ class SQLServerSchema(Schema):
         return {each[0]: each[1] for each in connection.execute(found)}
 
     def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
-        # SQLAlchemy reflects no precision
+        # SQLAlchemy does not reflect the precision
         unknown = isinstance(live, mssql.DATETIME2) and live.precision is None
         return unknown or super().same_moments(dialect, declared, live)
 
 
 def name_of(connection: Connection, table: Table) -> ColumnElement[str]:
+    """Return the table's quoted name as a string literal, for system functions."""
     return literal(live_name(connection, table), Unicode())
 
 

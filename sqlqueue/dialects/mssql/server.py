@@ -1,4 +1,4 @@
-"""Editions, the state of a database, and the rights of an account."""
+"""Checks the server's edition, the state of the database and the privileges of an account."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .databases import findings_of_database
 from .schema import name_of
 
 _ALWAYS_NEW = ("5", "8", "12")
-"""Editions of the engine whose version says nothing: Azure SQL Database, Azure SQL Managed Instance, Fabric.
+"""Editions whose version number is meaningless: Azure SQL Database, Azure SQL Managed Instance, Fabric.
 https://learn.microsoft.com/en-us/sql/t-sql/functions/serverproperty-transact-sql"""
 
 
 class SQLServerServer(Server):
-    """A server, or a database of Azure's."""
+    """A server, or an Azure SQL database."""
 
     def banner(self, connection: Connection) -> str:
         if (connection.dialect.server_version_info or ()) >= self.product.minimum:
@@ -37,7 +37,7 @@ class SQLServerServer(Server):
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
-        # of the whole table: rights to single columns do not count here
+        # privileges on the whole table; those on single columns are not considered
         name = name_of(connection, spec.table)
         asked = ("SELECT", "INSERT", "UPDATE", "DELETE")
         granted = connection.execute(

@@ -1,4 +1,4 @@
-"""Levels that READPAST is not for, and errors that end a transaction."""
+"""Isolation levels that READPAST does not support, and errors that end a transaction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..parts.transactions import READ_COMMITTED, Transactions
 
 
 class SQLServerTransactions(Transactions):
-    """Locking READ COMMITTED, or of row versions."""
+    """READ COMMITTED, with locks or row versions."""
 
+    impatient: ClassVar[str | None] = "SET LOCK_TIMEOUT 1000"
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED,)
-    # error 650: READPAST is for READ COMMITTED and REPEATABLE READ alone
+    # error 650: READPAST works only at READ COMMITTED and REPEATABLE READ
     refused_levels: ClassVar[Collection[str]] = ("READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE")
 
     def __init__(self, product: Product, errors: Errors) -> None:
@@ -27,8 +28,8 @@ class SQLServerTransactions(Transactions):
 
     @contextmanager
     def tentative(self, session: Session) -> Iterator[None]:
-        # a savepoint although a statement is undone alone: with XACT_ABORT on, which a server may have for all, a
-        # violated key ends the transaction, and what follows would be committed without what was written before
+        # a savepoint, although a failed statement is undone alone: with XACT_ABORT on, which a server can set for all
+        # sessions, a violated key ends the transaction, and later writes would be committed without the earlier ones
         try:
             with session.begin_nested():
                 yield

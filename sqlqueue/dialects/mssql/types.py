@@ -1,4 +1,4 @@
-"""Moments without a zone, and keys in Unicode that differ to the letter."""
+"""Times without a zone, and Unicode keys compared character by character."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _EXACT = "Latin1_General_100_BIN2"
 
 
 class SQLServerTypes(Types):
-    """Unicode whatever the collation of the database."""
+    """Unicode types, independent of the database's collation."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = utc(mssql.DATETIME2, precision=6)
     error_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR(2000)
+    long_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR()
 
     def key(self, length: int) -> TypeEngine[Any] | None:
         return key_text(mssql.NVARCHAR, length=length, collation=_EXACT)
@@ -28,10 +29,10 @@ class SQLServerTypes(Types):
         now = func.sysutcdatetime()
         if seconds is None:
             return now
-        # DATEADD takes an int: whole seconds first, then what is left of one
-        whole = func.floor(seconds)
-        micros = (seconds - whole) * literal_column("1000000")
-        return func.dateadd(text("microsecond"), micros, func.dateadd(text("second"), whole, now))
+        # DATEADD takes an int, whose seconds cover 68 years only: whole minutes first, then the remaining microseconds
+        minutes = func.floor(seconds.op("/")(literal_column("60")))
+        micros = (seconds - minutes * literal_column("60")) * literal_column("1000000")
+        return func.dateadd(text("microsecond"), micros, func.dateadd(text("minute"), minutes, now))
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())

@@ -1,4 +1,4 @@
-"""MySQL 8.0.1 and newer, and MariaDB, which has most of its parts in common with it."""
+"""MySQL 8.0.1 and newer, and MariaDB, which shares most of its parts."""
 
 from .adapter import MySQL
 from .mariadb import MariaDB

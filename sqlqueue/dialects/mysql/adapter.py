@@ -12,6 +12,7 @@ from .errors import MySQLErrors
 from .inserts import MySQLInserts
 from .keys import MySQLKeys
 from .locking import MySQLLocking
+from .network import MySQLNetwork
 from .requests import MySQLRequests
 from .schema import MySQLSchema
 from .server import MySQLPlans, MySQLServer
@@ -36,6 +37,7 @@ class MySQL(Adapter):
             server=MySQLServer(product, errors, reads_only="transaction_read_only"),
             plans=MySQLPlans(),
             requests=MySQLRequests(),
+            network=MySQLNetwork(),
         )
 
     def specialize(self, dialect: Dialect, adapters: Mapping[str, Adapter]) -> Adapter:

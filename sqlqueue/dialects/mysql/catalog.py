@@ -25,5 +25,6 @@ PARTITIONS = table(
 
 
 def is_of(connection: Connection, table: Table, source: TableClause = STATISTICS) -> ColumnElement[bool]:
+    """Return the criterion of rows of ``source``, an information schema table, that belong to ``table``."""
     schema = connection.schema_for_object(table) or func.database()
     return (source.c.table_schema == schema) & (source.c.table_name == table.name)

@@ -1,4 +1,4 @@
-"""The server's numbers of errors."""
+"""Error numbers of the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..parts.errors import Errors, first_argument
 
 
 class MySQLErrors(Errors):
-    """Numbers that MySQL, MariaDB and their drivers share."""
+    """Error numbers that MySQL, MariaDB and their drivers share."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -25,7 +25,7 @@ class MySQLErrors(Errors):
                 *(1053, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031),
                 # too many connections (of all, of an account), disk full, table full
                 *(1040, 1203, 1021, 1114),
-                # read-only (as a primary that was demoted)
+                # read-only (such as a demoted primary)
                 *(1290, 1836),
                 # a Galera node that has not joined or lost its quorum; a commit that the cluster cannot carry out
                 *(1047, 1180),
@@ -34,7 +34,7 @@ class MySQLErrors(Errors):
             references=(1217, 1451),
             # to a database, a table, a column
             denied=(1044, 1142, 1143),
-            # a deadlock, which ends the transaction, has taken it along
+            # removed by a deadlock, which ends the transaction
             lost_savepoints=(1305,),
         )
 

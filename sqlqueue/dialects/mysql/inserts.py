@@ -1,4 +1,4 @@
-"""ON DUPLICATE KEY."""
+"""Upserts with ON DUPLICATE KEY UPDATE."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..parts.inserts import Inserts, Replacement
 
 
 class MySQLInserts(Inserts):
-    """An upsert by whatever key a row has."""
+    """Upserts with ON DUPLICATE KEY UPDATE, which applies to all unique keys of the table."""
 
     key_before_row: ClassVar[bool] = True
-    # PyMySQL and what is made after it look for nothing but parameters between the parentheses
+    # PyMySQL and drivers derived from it batch an INSERT only if VALUES contains nothing but parameters
     sends_values_alone: ClassVar[bool] = True
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         if _has_other_keys(spec.table, by):
-            return None  # ON DUPLICATE KEY would go by any of them, and change another task
+            return None  # ON DUPLICATE KEY applies to any unique key, and could change another task
         statement = mysql.insert(spec.table)
         if replace is None:
             first = spec.primary_key[0]
@@ -31,7 +31,7 @@ class MySQLInserts(Inserts):
 
 
 def _has_other_keys(table: Table, by: UniqueBy) -> bool:
-    """Whether a row could meet another by another key; by its primary key only if that is given."""
+    """Whether a row could conflict on a key other than ``by``; the primary key counts only if the row sets it."""
     constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
     indexes = [tuple(index.columns) for index in table.indexes if index.unique]
     return any(columns != by.columns for columns in (*constraints, *indexes))

@@ -1,4 +1,4 @@
-"""Index hints for rows that are named by primary key."""
+"""Index hints for rows selected by primary key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUOTE = mysql.dialect().identifier_preparer.quote
 
 
 class HintedKeys(Keys):
-    """Rows by primary key, and by no other index."""
+    """Selects rows by primary key, and prevents the use of other indexes."""
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
         if len(keys) != 1:
@@ -26,7 +26,7 @@ class HintedKeys(Keys):
         return and_(*(unless_constant(spec, term) for term in conjuncts([spec.key(keys[0])])))
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        # left alone, the optimizer reads all of a small table, and waits for what others have locked in it
+        # without a hint, the optimizer scans a small table, and waits for rows that others have locked
         if isinstance(statement, Delete):
             return self.deleting(spec, statement)
         return force_index(statement, spec, "PRIMARY")
@@ -37,14 +37,15 @@ class HintedKeys(Keys):
 
 
 class MySQLKeys(HintedKeys):
-    """With an optimizer hint for DELETE."""
+    """Uses an optimizer hint for DELETE."""
 
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        # the syntax of DELETE has no place for index hints, but for this one
+        # DELETE does not support index hints, but optimizer hints
         return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
 
 
 def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
+    """Return ``statement`` with a FORCE INDEX hint."""
     hint = f"FORCE INDEX ({_QUOTE(index)})"
     if isinstance(statement, Select):
         return statement.with_hint(spec.table, hint)
@@ -52,10 +53,9 @@ def force_index(statement: ByKey, spec: QueueSpec, index: str) -> ByKey:
 
 
 def unless_constant(spec: QueueSpec, term: Criterion) -> Criterion:
-    """What ``term`` says of the last column of the key, as a range; any other term as it is.
+    """Return an equality on the last key column as a range, and any other term unchanged.
 
-    MySQL and MariaDB read the one row of a key that is given whole before all else, and keep it locked although it does
-    not match:
+    If a whole key is given, MySQL and MariaDB read its row first, and keep it locked even if it does not match:
     https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
     """
     column: Any = spec.primary_key[-1]

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sqlalchemy import Connection, Delete, Select, Table, column, func, select, table, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Delete, Table, column, select, table, text
 
-from ...queue.spec import Identity, QueueSpec
-from ...sql.clock import utcnow
-from ...sql.selection import Pick, is_available
+from ...queue.spec import QueueSpec
 from ..base import Adapter
 from ..naming import Naming
-from ..parts.claims import Claims
 from ..parts.product import Product
 from ..parts.schema import LiveIndex, Term
 from .catalog import is_of
@@ -25,6 +19,7 @@ from .errors import MySQLErrors
 from .inserts import MySQLInserts
 from .keys import HintedKeys, force_index
 from .locking import MySQLLocking
+from .network import MySQLNetwork
 from .requests import KilledRequests
 from .schema import ListedSchema
 from .server import MySQLPlans, MySQLServer
@@ -40,8 +35,6 @@ _STATISTICS = table(
 _PLACE = (_STATISTICS.c.index_name, _STATISTICS.c.seq_in_index)
 _TERM = (_STATISTICS.c.index_name, _STATISTICS.c.column_name, _STATISTICS.c.collation, _STATISTICS.c.non_unique)
 _IGNORED = select(*_TERM).where(_STATISTICS.c.ignored == "YES").order_by(*_PLACE)
-_PASSED = 300
-"""So many rows, locked by others, a claim is expected to pass."""
 
 
 class MariaDB(Adapter):
@@ -54,7 +47,6 @@ class MariaDB(Adapter):
             product,
             types=MySQLTypes(exact="utf8mb4_nopad_bin"),
             locking=MySQLLocking(MariaDBKeys()),
-            claims=MariaDBClaims,
             inserts=MySQLInserts(product),
             transactions=MySQLTransactions(product),
             errors=errors,
@@ -62,29 +54,30 @@ class MariaDB(Adapter):
             server=MySQLServer(product, errors, reads_only="tx_read_only"),
             plans=MySQLPlans(),
             requests=MariaDBRequests(),
+            network=MySQLNetwork(),
         )
 
 
 class MariaDBKeys(HintedKeys):
-    """With the form of DELETE that takes index hints."""
+    """Uses the form of DELETE that supports index hints."""
 
-    # from 1,000 values on an IN becomes a join with a derived table, which may be read, and locked, in any order
+    # from 1,000 values on, IN becomes a join with a derived table, which may read, and lock, rows in any order
     batch: ClassVar[int] = 999
 
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        # index hints belong to the form of DELETE that names its tables twice
+        # only the multiple-table form of DELETE, which names the table twice, supports index hints
         target = Naming("{}", spec.table, qualified=True)
         multiple: Delete = force_index(statement.prefix_with(target), spec, "PRIMARY")
         return multiple
 
 
 class MariaDBSchema(ListedSchema):
-    """With ignored indexes."""
+    """Finds ignored indexes."""
 
     reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} NOT IGNORED"
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
-        # one that is IGNORED, SQLAlchemy does not find
+        # SQLAlchemy does not reflect IGNORED indexes
         terms = _IGNORED.where(is_of(connection, table, _STATISTICS))
         ignored = {
             name: LiveIndex(
@@ -99,32 +92,11 @@ class MariaDBSchema(ListedSchema):
         return {**super().live_indexes(connection, table), **ignored}
 
 
-class MariaDBClaims(Claims):
-    """Claims as MySQL does, but for available rows whose moment has not come.
-
-    MySQL lets go of an entry of an index that it has locked and found not to match; MariaDB keeps it until the end of
-    the transaction.  So a claim looks first whether it would come upon such rows, and does not go by the index if so.
-    """
-
-    def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        if pick.exact and pick.index is not None:
-            looking = pick.made.get((self, "early"), partial(self._looking_for_early, pick))
-            some_are_early = self.rows.execute(session, pick.spec, looking).scalar()
-            if some_are_early is None:
-                return []  # none is available
-            if some_are_early:
-                return super().lock(session, replace(pick, exact=False))
-        return super().lock(session, pick)
-
-    def _looking_for_early(self, pick: Pick) -> Select[Any]:
-        """Whether one is available for a later moment, as far from the front as a claim goes to get past others."""
-        available = replace(pick, state=(is_available(pick.spec),), limit=_PASSED + 4 * pick.limit)
-        nearest = self.rows.locking.looking(available, pick.spec["available_at"].label("moment")).subquery("nearest")
-        return select((func.max(nearest.c.moment) > utcnow()).label("some_are_early"))
-
-
 class MariaDBRequests(KilledRequests):
-    """With a limit of MariaDB's own."""
+    """Limits time by ``max_statement_time``."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         connection.execute(text(f"SET SESSION max_statement_time = {timeout.total_seconds():f}"))
+
+    def lift_limit(self, connection: Connection) -> None:
+        connection.execute(text("SET SESSION max_statement_time = DEFAULT"))

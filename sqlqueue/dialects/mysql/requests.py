@@ -1,4 +1,4 @@
-"""SQL of others on MySQL and MariaDB: what it returns stays in the server's words, and KILL ends it."""
+"""Executes SQL tasks on MySQL and MariaDB: results keep the server's representation, and KILL ends statements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..parts.requests import Interrupt, Requests, milliseconds
 
 
 class KilledRequests(Requests):
-    """What MySQL and MariaDB have in common."""
+    """The common part of MySQL and MariaDB."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {
         "pymysql": {},
@@ -42,15 +42,18 @@ class KilledRequests(Requests):
 
 
 class MySQLRequests(KilledRequests):
-    """With a limit of MySQL's own."""
+    """Limits the time of queries by ``max_execution_time``."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        # of queries alone: for statements that write, the server has no such limit of its own
+        # only for SELECT: the server has no such limit for statements that write
         connection.execute(text(f"SET SESSION max_execution_time = {milliseconds(timeout)}"))
+
+    def lift_limit(self, connection: Connection) -> None:
+        connection.execute(text("SET SESSION max_execution_time = DEFAULT"))
 
 
 def _as_sent() -> dict[Any, Any]:
-    """PyMySQL's conversions but for moments and decimals: they stay in the words of the server, valid or not."""
+    """Return PyMySQL's conversions without times and decimals, which stay as the server sends them, valid or not."""
     from pymysql.constants import FIELD_TYPE  # noqa: PLC0415
     from pymysql.converters import conversions  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What the information schema says of columns and indexes."""
+"""Reads columns and indexes from the information schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .catalog import COLUMNS, STATISTICS, is_of
 
 
 class ListedSchema(Schema):
-    """What MySQL and MariaDB have in common."""
+    """The common part of MySQL and MariaDB."""
+
+    # others pad texts with blanks
+    exact_collations: ClassVar[tuple[str, ...]] = ("_0900_bin", "_nopad_bin")
 
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
@@ -27,7 +30,7 @@ class ListedSchema(Schema):
 
 
 class MySQLSchema(ListedSchema):
-    """With invisible indexes."""
+    """Finds invisible indexes."""
 
     reviving: ClassVar[str | None] = "ALTER TABLE {table} ALTER INDEX {index} VISIBLE"
 

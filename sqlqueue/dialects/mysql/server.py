@@ -1,11 +1,11 @@
-"""A server's state, its plans, and the rights of an account."""
+"""Checks the server's state and the privileges of an account, and reads plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, String, false, func, literal_column, null, select
+from sqlalchemy import Connection, Select, String, column, false, func, literal_column, null, select, text
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
@@ -15,20 +15,24 @@ from ..naming import live_name
 from ..parts.errors import Errors
 from ..parts.plans import Plan, Plans, explain
 from ..parts.product import Product
-from ..parts.server import Server, bare, read_only
+from ..parts.server import Server, bare, multi_primary, read_only
 from .catalog import PARTITIONS, TABLES, is_of
 from .locking import is_partitioned
 
+_CLUSTER_SETTINGS = text(
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN"
+    " ('wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode')"
+).columns(column("name", String), column("value", String))
 _OFF = ("0", "OFF")
 _READ_ONLY = (1290, 1792, 1836)
-"""The server or the transaction, whatever this account may do."""
+"""The server or the transaction is read-only, whatever the account's privileges."""
 
 
 class MySQLServer(Server):
-    """Replicas, storage engines, and rights that EXPLAIN asks for."""
+    """Detects replicas and unsuitable storage engines; checks privileges by EXPLAIN."""
 
     def __init__(self, product: Product, errors: Errors, *, reads_only: str) -> None:
-        """``reads_only``: the variable that says so of a session."""
+        """``reads_only``: the name of the session variable for read-only transactions."""
         super().__init__(product)
         self._errors = errors
         self._reads_only = reads_only
@@ -38,7 +42,10 @@ class MySQLServer(Server):
 
     def judge(self, version: tuple[Any, ...], banner: str) -> None:
         if "tidb" in banner.lower():
-            self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not have")
+            self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not support")
+        if "vitess" in banner.lower():
+            lacked = "an order, unique indexes and atomic commits over all of its shards, which Vitess does not promise"
+            self.refuse(f"(Vitess, {banner})", "MySQL itself, or MariaDB,", lacked)
         super().judge(version, banner)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
@@ -47,26 +54,39 @@ class MySQLServer(Server):
             yield read_only("transactions start read-only", "SET SESSION TRANSACTION READ WRITE")
         of_server = literal_column("@@global.read_only", String)
         if connection.scalar(select(func.upper(of_server))) not in _OFF:
-            yield read_only("this server has read_only set, as a replica has", "connect to the primary")
+            yield read_only("read_only is set on this server, as on a replica", "connect to the primary")
+        if cluster := self.cluster(connection):
+            yield multi_primary(cluster)
+
+    def cluster(self, connection: Connection) -> str | None:
+        # servers that are not built for a cluster do not have these variables, so they cannot be selected
+        settings = {name.lower(): value for name, value in connection.execute(_CLUSTER_SETTINGS)}
+        if settings.get("wsrep_on") == "ON" and settings.get("wsrep_provider", "none") != "none":
+            return "a Galera cluster (wsrep_on is ON)"
+        if settings.get("group_replication_single_primary_mode") == "OFF":
+            return "a replication group of several primaries (group_replication_single_primary_mode is OFF)"
+        return None
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         storage = connection.scalar(select(TABLES.c.engine).where(is_of(connection, spec.table, TABLES)))
         if storage and storage.upper() != "INNODB":
             name = live_name(connection, spec.table)
-            message = f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims keep nobody out"
+            message = (
+                f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims are not exclusive"
+            )
             fix = f"ALTER TABLE {name} ENGINE = InnoDB"
             yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
         partitioned = PARTITIONS.c.partition_name.is_not(None)
         parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, PARTITIONS), partitioned))
         if parts and not is_partitioned(spec.table):
-            message = f"{spec.table.fullname} is in partitions, of which its model does not tell: claims lock too much"
+            message = f"{spec.table.fullname} has partitions that its model does not name: claims go out of order"
             fix = f'__table_args__ = {{"{self.product.dialect}_partition_by": "..."}}, as the table has it'
             yield Finding.of(spec, Severity.WARNING, "undeclared-partitions", message, fix)
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
-        # EXPLAIN needs the rights of what it explains, and knows of roles, patterns and single columns
+        # EXPLAIN needs the privileges of the statement, and takes roles, patterns and column privileges into account
         target = bare(connection, spec.table, live)
         nothing: dict[str, Any] = {each.name: null() for each in spec.columns.values() if each.name in target.c}
         asked: dict[str, Any] = {
@@ -88,11 +108,11 @@ class MySQLServer(Server):
 
 
 class MySQLPlans(Plans):
-    """EXPLAIN as a table."""
+    """Plans from EXPLAIN in its traditional format."""
 
     def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
         if forced:
-            return None  # a claim names its index anyway
+            return None  # a claim forces its index anyway
         rows = explain(connection, "EXPLAIN FORMAT=TRADITIONAL", statement).mappings().all()
         return Plan(
             indexes=frozenset(row["key"] for row in rows if row["key"]),

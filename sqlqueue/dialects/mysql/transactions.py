@@ -1,4 +1,4 @@
-"""Snapshots that a change does not fail for."""
+"""Transactions in which changes do not fail because of an old snapshot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ..parts.transactions import Transactions
 
 
 class MySQLTransactions(Transactions):
-    """REPEATABLE READ, by default, in which what is read and what is changed are different versions."""
+    """REPEATABLE READ by default, in which reads and changes can use different versions of a row."""
 
     changes_unseen: ClassVar[bool] = True
+    impatient: ClassVar[str | None] = "SET SESSION innodb_lock_wait_timeout = 1"
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        # a statement is undone alone; and a deadlock takes a savepoint along, whose loss would be the error then
+        # a failed statement is undone alone; after a deadlock, a savepoint would raise an error about its own loss
         return nullcontext()

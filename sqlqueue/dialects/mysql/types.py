@@ -1,4 +1,4 @@
-"""Moments without a zone, and texts of four bytes a character."""
+"""Times without a zone, and utf8mb4 text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..parts.types import Types
 
 
 class MySQLTypes(Types):
-    """Types with their own character set, whatever that of the database."""
+    """Types with an explicit character set, independent of the database's."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = utc(mysql.DATETIME, fsp=6)
     error_text: ClassVar[TypeEngine[Any] | None] = mysql.VARCHAR(2000, charset="utf8mb4")
+    long_text: ClassVar[TypeEngine[Any] | None] = mysql.TEXT(charset="utf8mb4")
 
     def __init__(self, *, exact: str) -> None:
-        """``exact``: the collation of keys, where that of the database takes different ones for the same."""
+        """``exact``: the collation of keys, since the database's may equate different keys."""
         self.exact = exact
 
     def key(self, length: int) -> TypeEngine[Any] | None:

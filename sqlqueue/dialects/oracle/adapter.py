@@ -7,6 +7,7 @@ from ..parts.product import Product
 from .claims import OracleClaims, OracleKeys, OracleLocking
 from .errors import OracleErrors
 from .inserts import OracleInserts
+from .network import OracleNetwork
 from .requests import OracleRequests
 from .schema import OracleSchema
 from .server import OracleServer
@@ -30,4 +31,5 @@ class Oracle(Adapter):
             schema=OracleSchema(),
             server=OracleServer(product),
             requests=OracleRequests(),
+            network=OracleNetwork(),
         )

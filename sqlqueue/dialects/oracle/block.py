@@ -57,10 +57,11 @@ _UPDATE = """\
 """
 
 _SHORT = 200
-"""So many rowids fit a VARCHAR2 of 4,000, which is what the driver makes room for; more come as a CLOB."""
+"""The number of rowids that fit into the driver's VARCHAR2 of 4,000; more are returned as a CLOB."""
 
 
 def rowid_of(table: Table) -> ColumnClause[str]:
+    """Return the ROWID pseudocolumn of ``table``."""
     rowid = literal_column("ROWID", oracle.ROWID())
     rowid.table = table
     return rowid
@@ -69,7 +70,7 @@ def rowid_of(table: Table) -> ColumnClause[str]:
 class ClaimBlock(Executable, ClauseElement):
     """The PL/SQL block around ``locking``, which selects rowids.
 
-    Its one out parameter, ``rowids``, ends each with a comma.
+    Its only out parameter, ``rowids``, contains the rowids, each followed by a comma.
     """
 
     inherit_cache = False
@@ -79,7 +80,7 @@ class ClaimBlock(Executable, ClauseElement):
         self.pick = pick
         self.assignments = assignments
         self.locking = locking
-        # a row that is locked is read as it is, whoever changed it since the cursor was opened
+        # reads the current version of a locked row, which may have changed since the cursor was opened
         self.again = select(rowid).where(rowid == literal_column("picked(i)"), *pick.state, *pick.where)
 
 

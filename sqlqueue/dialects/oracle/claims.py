@@ -1,4 +1,4 @@
-"""A claim in one PL/SQL block."""
+"""Claims in one PL/SQL block."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ _QUOTE = oracle.dialect().identifier_preparer.quote  # type: ignore[no-untyped-c
 
 
 class OracleKeys(Keys):
-    """ORA-01795: at most 1,000 expressions in a list."""
+    """Limits lists to 1,000 expressions (ORA-01795)."""
 
     batch: ClassVar[int] = 1_000
 
 
 class OracleLocking(Locking):
-    """A cursor, which has no row limit beside FOR UPDATE (ORA-02014)."""
+    """Locks rows with a cursor, because FOR UPDATE does not allow a row limit (ORA-02014)."""
 
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
         locking = pick.select(*columns).with_for_update(skip_locked=True)
         if pick.index is None:
             return locking
-        # left alone, the optimizer has all rows in mind, and may well sort all that are due to give out the first; a
-        # hint names a table without its schema ("SQL Language Reference", Hints), and SQLAlchemy formats it
+        # without a hint, the optimizer plans for all rows, and may sort all due rows to return the first; a hint names
+        # a table without its schema ("SQL Language Reference", Hints), and SQLAlchemy formats it
         hint = f"INDEX({_QUOTE(pick.spec.table.name)} {_QUOTE(pick.index)})".replace("%", "%%")
         return locking.with_hint(pick.spec.table, hint, "oracle")
 
 
 class OracleClaims(Claims):
-    """The claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, fetched as often as rows are wanted.
+    """A claim is one PL/SQL block: a cursor FOR UPDATE SKIP LOCKED, from which only the needed rows are fetched.
 
-    Such a cursor locks each row when it is fetched.  Left to a driver, which fetches on its own, it would lock more
-    than the claim returns (through SQLAlchemy's asyncio dialect, all of it); and a row limit cannot be combined with
-    FOR UPDATE (ORA-02014).
+    Such a cursor locks each row when it is fetched.  A driver fetches ahead, and would lock more rows than the claim
+    returns (through SQLAlchemy's asyncio dialect, all of them); and a row limit cannot be combined with FOR UPDATE
+    (ORA-02014).
 
-    What it finds was so when it was opened.  So each row is read again once it is locked, and only what still matches
-    is taken; in the place of what does not, the next is fetched.
+    The cursor returns rows as they were when it was opened.  So each row is read again after it is locked, and only
+    rows that still match are taken; the next row is fetched in place of one that does not.
     """
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
         spec = taking.pick.spec
+        if not self.rows.locking.is_served(taking.pick):
+            return self.take_seen(session, taking)
         rowids = self._picked(session, taking.pick, taking.assignments, taking.parameters)
         tasks: list[Any] = []
         for some in self.rows.locking.keys.batches(spec, rowids):
@@ -62,6 +64,8 @@ class OracleClaims(Claims):
         return tasks
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
+        if not self.rows.locking.is_served(pick):
+            return self.rows.lock_seen(session, pick)
         found: dict[str, Identity] = {}
         rowids, rowid = self._picked(session, pick), rowid_of(pick.spec.table)
         for some in self.rows.locking.keys.batches(pick.spec, rowids):
@@ -76,7 +80,7 @@ class OracleClaims(Claims):
         assignments: Sequence[Assignment] = (),
         parameters: Parameters | None = None,
     ) -> list[str]:
-        """The rowids of what the block has locked, and written to if there are ``assignments``, in order."""
+        """Lock rows, and write ``assignments`` if there are any; return their rowids, in order."""
         block = ClaimBlock(self.rows.locking.picking(pick, rowid_of(pick.spec.table)), pick, assignments)
         result = self.rows.execute(session, pick.spec, block, parameters)
         return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
@@ -84,7 +88,7 @@ class OracleClaims(Claims):
     def _load_rows(
         self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
     ) -> list[Any]:
-        """The instances of these rows, in that order.  A rowid stands for a key of any types and columns."""
+        """Load the instances of these rows, in that order.  Rowids replace keys of any types and columns."""
         rowid = rowid_of(spec.table)
         rows = session.execute(
             select(spec.entity, rowid).where(rowid.in_(rowids)).options(*options),

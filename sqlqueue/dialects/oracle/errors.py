@@ -1,4 +1,4 @@
-"""Numbers of ORA, and codes of python-oracledb."""
+"""ORA error numbers, and error codes of python-oracledb."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _TRANSIENT = (
     *(54, 30006, 4021, 60, 4020, 8177),
 )
 _OUTAGES = (
-    # killed, not logged on, closed
+    # session killed, not logged on, closed
     *(28, 1012, 3113, 3114, 3135, 12537, 12547, 12571),
-    # starting, not there, shut down, not open
+    # starting, not available, shut down, not open
     *(1033, 1034, 1089, 1090, 1092, 1109),
-    # the listener: no such service or instance now, none that has room, not there, no such host, no answer
+    # the listener: service or instance unknown or full; unreachable, unknown host, no answer
     *(12505, 12514, 12516, 12518, 12519, 12520, 12521, 12528, 12541, 12545, 12543, 12170),
     # too many sessions, too many processes; archive full, table or index or undo cannot grow
     *(18, 20, 257, 1653, 1654, 30036),
-    # read-only (as a standby)
+    # read-only (such as a standby)
     16000,
     # python-oracledb: not connected, closed; refused, no such service, no such SID, proxy, cannot connect
     # https://python-oracledb.readthedocs.io/en/latest/user_guide/troubleshooting.html
@@ -31,16 +31,16 @@ _OUTAGES = (
 
 
 class OracleErrors(Errors):
-    """What the server says, or the driver."""
+    """Codes of the server or the driver."""
 
     def __init__(self) -> None:
         super().__init__(transient=_TRANSIENT, outages=_OUTAGES, duplicates=(1,), references=(2292,))
 
     def is_outage(self, error: DBAPIError) -> bool:
-        # what the driver, or the server, takes for one
+        # the driver or the server marks the error as recoverable
         return super().is_outage(error) or getattr(first_argument(error), "isrecoverable", False)
 
     def code(self, error: DBAPIError) -> Any:
-        # errors of the driver itself, as that of a port where nobody listens, have no number but 0
+        # the driver's own errors, such as a refused connection, have the number 0
         told = first_argument(error)
         return getattr(told, "code", None) or getattr(told, "full_code", None)

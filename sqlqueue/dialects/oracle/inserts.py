@@ -1,4 +1,4 @@
-"""Keys that a model has to declare."""
+"""Inserts without generated keys by default."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ..parts.inserts import Inserts
 
 
 class OracleInserts(Inserts):
-    """No key without a word of the model, and no upsert."""
+    """Generates keys only if the model declares how; has no upsert."""
 
     numbers_keys: ClassVar[bool] = False

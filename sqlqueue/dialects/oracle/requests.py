@@ -1,4 +1,4 @@
-"""SQL of others, by python-oracledb."""
+"""Executes SQL tasks with python-oracledb."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ..parts.requests import Interrupt, Requests, milliseconds
 
 
 class OracleRequests(Requests):
-    """The driver limits the time, and ends a statement."""
+    """The driver limits the time, and cancels statements."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         driver: Any = connection.connection.driver_connection
         driver.call_timeout = milliseconds(timeout)
+
+    def lift_limit(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.call_timeout = 0
 
     def interruption(self, connection: Connection) -> Interrupt:
         driver: Any = connection.connection.driver_connection

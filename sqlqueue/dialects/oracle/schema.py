@@ -1,4 +1,4 @@
-"""Names as Oracle keeps them."""
+"""Reads indexes from the data dictionary, with Oracle's names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _INDEXES = table(
 
 
 class OracleSchema(Schema):
-    """The views of indexes."""
+    """Reads unusable and invisible indexes, and descending terms."""
 
     reviving: ClassVar[str | None] = (
         "ALTER INDEX {schema}{index} VISIBLE, and ALTER INDEX {schema}{index} REBUILD if it is UNUSABLE"
     )
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
-        # a term that goes downward is kept as an expression: the name of its column in quotes
+        # a descending term is stored as an expression: the column's quoted name
         normal: Any = connection.dialect
         return {
             name: replace(index, terms=tuple(_plain(term, normal) for term in index.terms))

@@ -1,4 +1,4 @@
-"""The role of a database, and the rights of an account."""
+"""Checks the role of the database and the privileges of an account."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POWERS = table("session_privs", column("privilege"), schema="sys")
 
 
 class OracleServer(Server):
-    """Standbys, and rights to whole tables."""
+    """Detects standbys, and checks privileges on whole tables."""
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         role = connection.scalar(select(func.sys_context("USERENV", "DATABASE_ROLE")))
@@ -27,7 +27,7 @@ class OracleServer(Server):
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
-        # of the whole table: rights to single columns do not count here
+        # privileges on the whole table; those on single columns are not considered
         dialect: Any = connection.dialect
         owner = dialect.denormalize_name(connection.schema_for_object(spec.table) or dialect.default_schema_name)
         if owner == connection.scalar(select(func.sys_context("USERENV", "SESSION_USER"))):

@@ -1,4 +1,4 @@
-"""Moments without a zone, and intervals that are only had in parts."""
+"""Times without a zone, and arithmetic on intervals by their parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...sql.clock import utc
 from ..parts.types import Types
 
 _PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}
-"""Of an interval, in microseconds."""
+"""The parts of an interval, in microseconds."""
 
 
 class OracleTypes(Types):
@@ -23,7 +23,8 @@ class OracleTypes(Types):
 
     timestamp: ClassVar[TypeEngine[Any] | None] = utc(oracle.TIMESTAMP)
     error_text: ClassVar[TypeEngine[Any] | None] = oracle.NVARCHAR2(2000)
-    # SQLAlchemy has a JSON for Oracle from 2.1 on, and Oracle itself from 21c on
+    long_text: ClassVar[TypeEngine[Any] | None] = oracle.NCLOB()
+    # SQLAlchemy supports JSON on Oracle from 2.1 on, and Oracle itself has it from 21c on
     json: ClassVar[TypeEngine[Any] | None] = json_text()
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
@@ -31,6 +32,6 @@ class OracleTypes(Types):
         return now if seconds is None else now + func.numtodsinterval(seconds, text("'SECOND'"))
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
-        # an interval is only had in its parts, of which the last has the fraction
+        # only the parts of an interval can be extracted; the seconds contain the fraction
         terms = (extract(part, later - earlier) * literal_column(str(factor)) for part, factor in _PARTS.items())
         return type_coerce(reduce(add, terms), BigInteger())

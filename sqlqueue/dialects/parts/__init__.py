@@ -1,1 +1,1 @@
-"""What differs between engines, in small parts.  A part here knows no engine; an adapter is made of its own."""
+"""The parts that adapters are composed of: everything that differs between engines, independent of any engine."""

@@ -1,9 +1,9 @@
-"""How rows are claimed: by default in two steps, which lock them and then write to them."""
+"""Claims rows: by default in two steps, which lock rows and then write to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,36 +13,41 @@ from sqlalchemy.sql.base import ExecutableOption
 from ...queue.spec import Identity, QueueSpec
 from ...sql.selection import Assignment, Pick, write
 from .keys import ByKey
-from .rows import Parameters, Rows
+from .rows import FURTHER, OTHERS, Parameters, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Taking:
-    """What is done to the rows of a claim besides locking them."""
+    """What a claim does: the rows to lock, and the assignments to write or the deletion."""
 
     pick: Pick
     assignments: Sequence[Assignment] = ()
     parameters: Parameters | None = None
-    """Of the assignments."""
+    """The parameters of the assignments."""
     delete: bool = False
+    """Whether to delete the rows instead of writing to them."""
     options: Sequence[ExecutableOption] = ()
     """The loader options of the instances."""
 
 
 class Claims:
-    """The course of a claim."""
+    """Executes claims."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
-        """Lock the rows of ``pick``; returns their primary keys, in order."""
+        """Lock the rows of ``pick``; return their primary keys, in order."""
         if self.rows.locking.is_served(pick):
             return self.rows.lock_picked(session, pick)
         return self.rows.lock_seen(session, pick)
 
+    def is_free(self, session: Session, pick: Pick) -> bool:
+        """Return whether the row of ``pick`` can be locked at once.  The session's transaction is to be rolled back."""
+        return bool(self.lock(session, pick))
+
     def take(self, session: Session, taking: Taking) -> list[Any]:
-        """Lock the rows, write the assignments to them or delete them; returns the instances, in order."""
+        """Lock the rows, and write the assignments or delete the rows; return the instances, in order."""
         pick, rows = taking.pick, self.rows
         spec, keys = pick.spec, rows.locking.keys
         identities = self.lock(session, pick)
@@ -55,6 +60,35 @@ class Claims:
         if taking.delete:
             rows.delete(session, spec, identities)
         return tasks
+
+    def take_seen(self, session: Session, taking: Taking) -> list[Any]:
+        """Do :meth:`take` of a divided pick by primary key: read rows without locks, then take them until enough are.
+
+        For engines where :meth:`take` is one statement, which cannot read the parts in one order and lock as it reads.
+        """
+        pick, found, seen = taking.pick, list[Any](), set[Identity]()
+        number = pick.limit + OTHERS
+        while True:
+            candidates = self.rows.look(session, pick, number)
+            keys = [key for key in candidates if key not in seen]
+            while keys and (room := pick.limit - len(found)):
+                size = min(room, self.rows.locking.keys.most(pick.spec))
+                found += self._take_keys(session, taking, keys[:size])
+                keys = keys[size:]
+            if len(found) == pick.limit or len(candidates) < number:
+                return found
+            seen.update(candidates)
+            number *= FURTHER
+
+    def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
+        """Take those of ``keys`` that are not locked and still match, in their order."""
+        pick, by = taking.pick, self.rows.locking.keys
+        spec, count = pick.spec, by.named_for(pick.spec, len(keys))
+        named = pick.made.get((self, "named", count), lambda: pick.named(by.keys_named(spec, count), by.most(spec)))
+        parameters = {**(taking.parameters or {}), **by.key_names(spec, keys)}
+        taken = self.take(session, replace(taking, pick=named, parameters=parameters))
+        found = {spec.identity_of(task): task for task in taken}
+        return [found[key] for key in keys if key in found]
 
     def _writing(self, spec: QueueSpec, count: int, assignments: Sequence[Assignment]) -> ByKey:
         keys = self.rows.locking.keys

@@ -1,4 +1,4 @@
-"""What an error of a driver says, by its code."""
+"""Classifies driver errors by their codes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 @dataclass(frozen=True, kw_only=True)
 class Errors(ABC):
-    """The codes of an engine, and where its drivers keep them."""
+    """An engine's error codes, and where its drivers store them."""
 
     transient: Collection[Any]
-    """After these the same transaction may succeed at once: deadlocks, serialization failures, locks that were waited
-    for too long."""
+    """Codes after which the same transaction may succeed at once: deadlocks, serialization failures, lock timeouts."""
     outages: Collection[Any]
-    """The server is not there, goes down or comes up."""
+    """Codes of a server that is unreachable, shutting down or starting."""
     duplicates: Collection[Any]
-    """A unique key was violated."""
+    """Codes of violated unique keys."""
     references: Collection[Any]
-    """A foreign key kept a row from being deleted."""
+    """Codes of foreign keys that prevented the deletion of a row."""
     denied: Collection[Any] = ()
-    """This account may not see or touch a table."""
+    """Codes of missing privileges on a table."""
     lost_savepoints: Collection[Any] = ()
-    """There is no such savepoint: what ended its transaction is the error before."""
+    """Codes of a missing savepoint, whose transaction was ended by an earlier error."""
 
     @abstractmethod
     def code(self, error: DBAPIError) -> Any:
-        """Return the driver's own code of an error, ``None`` if it has none."""
+        """Return the driver's code of an error, or ``None`` if it has none."""
 
     def codes(self, error: DBAPIError) -> Collection[Any]:
-        """Return all codes of an error, where there are several: the server's and the driver's."""
+        """Return all codes of an error, if there are several: the server's and the driver's."""
         return (self.code(error),)
 
     def is_transient(self, error: DBAPIError) -> bool:
-        """Return whether the transaction was the victim of others, and is worth being tried again."""
+        """Return whether the transaction failed because of concurrent ones, so that a retry may succeed."""
         return self._has(self.reason(error), self.transient)
 
     def is_outage(self, error: DBAPIError) -> bool:
-        """Return whether the connection was lost, or cannot be made."""
+        """Return whether the connection was lost or cannot be established."""
         return error.connection_invalidated or self._has(error, self.outages)
 
     def is_duplicate(self, error: IntegrityError) -> bool:
@@ -51,15 +50,15 @@ class Errors(ABC):
         return self._has(error, self.duplicates)
 
     def is_referenced(self, error: IntegrityError) -> bool:
-        """Return whether a foreign key kept a row from being deleted."""
+        """Return whether a foreign key prevented the deletion of a row."""
         return self._has(error, self.references)
 
     def is_denied(self, error: DBAPIError) -> bool:
-        """Return whether this account may not see or touch a table."""
+        """Return whether the account lacks a privilege on a table."""
         return self._has(error, self.denied)
 
     def reason(self, error: DBAPIError) -> DBAPIError:
-        """Return the error itself, or, if it is about a savepoint that is gone, the deadlock that took it along."""
+        """Return the error itself, or for a lost savepoint the deadlock that removed it."""
         if self._has(error, self.lost_savepoints):
             for before in _before(error):
                 if self._has(before, self.transient):
@@ -71,7 +70,7 @@ class Errors(ABC):
 
 
 def first_argument(error: DBAPIError) -> Any:
-    """Return where most drivers keep the code."""
+    """Return the first argument of the driver's error, where most drivers store the code."""
     original: Any = error.orig
     return original.args[0] if original.args else None
 
@@ -80,7 +79,7 @@ def first_argument(error: DBAPIError) -> Any:
 def wrapping(dialect: Dialect) -> Iterator[None]:
     """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
 
-    It does not while it sets an isolation level, which on a connection that has died is the first statement to fail.
+    SQLAlchemy does not while it sets an isolation level, which is the first statement to fail on a dead connection.
     """
     driver = dialect.loaded_dbapi.Error
     try:
@@ -91,7 +90,7 @@ def wrapping(dialect: Dialect) -> Iterator[None]:
 
 
 def _before(error: BaseException) -> Iterator[DBAPIError]:
-    """Yield the errors that were being handled when ``error`` came up."""
+    """Yield the errors that were being handled when ``error`` was raised."""
     before = error.__context__
     while before is not None:
         if isinstance(before, DBAPIError):

@@ -1,4 +1,4 @@
-"""How an engine takes new rows."""
+"""Inserts rows: upserts and bulk protocols."""
 
 from __future__ import annotations
 
@@ -13,48 +13,62 @@ from ...sql.selection import Assignment, UniqueBy
 from .product import Product
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
-"""From the values that an insert proposed, by column name, to what an existing row is given."""
+"""Takes the values that an insert proposes, by column name; returns the assignments to the existing row."""
 
 
 class Inserts:
-    """INSERT, without an upsert and without a bulk protocol."""
+    """Plain INSERT, without an upsert or a bulk protocol."""
 
     numbers_keys: ClassVar[bool] = True
-    """Whether the server makes integer keys also where a model does not say how, as by ``Identity()``."""
+    """Whether the server generates integer keys even if the model declares no generator, such as ``Identity()``."""
     key_before_row: ClassVar[bool] = False
-    """Whether an upsert by a unique key locks that first and then the row, where a completion locks the row and then
-    the key that it takes away: the two would deadlock."""
+    """Whether an upsert locks the unique entry before the row, completion the reverse, so that they can deadlock."""
     sends_values_alone: ClassVar[bool] = False
-    """Whether many rows are inserted by one request only if all that they are given are values."""
+    """Whether many rows are inserted in one request only if they contain no SQL expressions."""
+
+    drops_blanks: ClassVar[bool] = False
+    """Whether a text is the same with blanks at its end, whatever its collation."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
 
     def check_keys(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raise :class:`.ConfigurationError` for a row, by names of attributes, that would be left without a key."""
+        """Raise :class:`.ConfigurationError` for a row, keyed by attribute name, that would have no key."""
         for column in () if self.numbers_keys else spec.unnumbered:
             name = spec.mapper.get_property_by_column(column).key
             if any(row.get(name) is None for row in rows):
                 advice = "mapped_column(Identity(), primary_key=True), or with FetchedValue() if a trigger fills it in"
                 raise ConfigurationError(
-                    f"{spec.entity.__name__}.{name} has no value, and {self.product.name} makes none: declare {advice}",
+                    f"{spec.entity.__name__}.{name} has no value, and {self.product.name} generates none: declare"
+                    f" {advice}",
                     model=spec.entity,
                 )
 
-    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
-        """Return an INSERT that leaves a row with the same key as it is, or gives it what ``replace`` says.
+    def check_blanks(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raise :class:`.ArgumentError` for a primary key by which a row, by names of attributes, meets another's."""
+        for column in spec.primary_key if self.drops_blanks else ():
+            name = spec.mapper.get_property_by_column(column).key
+            for value in (row.get(name) for row in rows):
+                if isinstance(value, str) and value.endswith(" "):
+                    raise ArgumentError(
+                        f"{name}={value!r} ends in a space, which {self.product.name} ignores: it is the same key as"
+                        f" {value.rstrip(' ')!r}"
+                    )
 
-        ``None`` where the engine has none: the caller then tries an UPDATE first.
+    def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
+        """Return an INSERT that leaves an existing row with the same key unchanged, or updates it by ``replace``.
+
+        Return ``None`` if the engine has no upsert: the caller then tries an UPDATE first.
         """
         return None
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Load rows by the engine's own bulk protocol, in this transaction; :class:`.ArgumentError` without one."""
-        raise ArgumentError(f"{self.product.name} has no COPY: leave copy=True out, the rows are inserted in bulk")
+        """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` without one."""
+        raise ArgumentError(f"{self.product.name} has no COPY: leave out copy=True, and the rows are inserted in bulk")
 
 
 def on_conflict(statement: Any, by: UniqueBy, replace: Replacement | None) -> Insert:
-    """Return ``statement`` with ON CONFLICT, in the form that PostgreSQL and SQLite share."""
+    """Return ``statement`` with the ON CONFLICT clause of PostgreSQL and SQLite."""
     target = {"index_elements": list(by.columns), "index_where": by.predicate}
     if replace is None:
         leaving: Insert = statement.on_conflict_do_nothing(**target)

@@ -1,4 +1,4 @@
-"""How rows are named by their primary keys, or by other columns."""
+"""Selects rows by their primary keys, or by the values of other columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...queue.spec import Criterion, Identity, QueueSpec
 
 R = TypeVar("R")
 ByKey: TypeAlias = Any
-"""A Select, an Update or a Delete; the same kind comes back that was given."""
+"""A Select, an Update or a Delete; functions return the same kind that they receive."""
 _KEY = "sqlqueue_key_{}_{}"
 KEYS = "sqlqueue_keys"
 MANY = 0
@@ -22,37 +22,37 @@ class Keys:
     """Selects rows by primary key, inline or by bind parameters."""
 
     batch: ClassVar[int] = 5_000
-    """How many keys one statement names at the most, however many columns these have."""
+    """The maximum number of keys in one statement, whatever their number of columns."""
     tuples: ClassVar[bool] = True
-    """Whether the rows for a list of tuples are found by an index."""
+    """Whether a list of tuples uses an index."""
     names_rows: ClassVar[bool] = True
-    """Whether :meth:`rows_in` can be had with parameters, and not for given rows alone."""
+    """Whether :meth:`rows_in` supports parameters; otherwise it needs the rows themselves."""
 
     def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
-        """The rows with these primary keys, of which there may be more than :meth:`most`."""
+        """Return the criterion of rows with these primary keys, which may be more than :meth:`most`."""
         if len(keys) > self.most(spec):
             return or_(*(self.key_in(spec, some) for some in self.batches(spec, keys)))
         if len(keys) == 1:
-            return spec.key(keys[0])  # MariaDB reads all of the table for a list of one tuple
+            return spec.key(keys[0])  # MariaDB scans the table for a list of one tuple
         if len(spec.primary_key) == 1:
             return spec.primary_key[0].in_([key for (key,) in keys])
         return tuple_(*spec.primary_key).in_(keys) if self.tuples else or_(*map(spec.key, keys))
 
     def one_of(self, spec: QueueSpec, column: Column[str], values: Sequence[str]) -> Criterion:
-        """The rows whose ``column`` has one of ``values``, of which there may be more than :meth:`most`."""
+        """Return the criterion of rows whose ``column`` has one of ``values``, which may be more than :meth:`most`."""
         if len(values) <= self.most(spec):
             return column.in_(values)
-        # written out: a statement may repeat the condition, and every engine bounds the number of parameters
+        # as literals: a statement may repeat the condition, and every engine limits the number of parameters
         parts = self.batches(spec, values)
         lists = (bindparam(None, some, column.type, expanding=True, literal_execute=True) for some in parts)
         return or_(*(column.in_(each) for each in lists))
 
     def named_for(self, spec: QueueSpec, count: int) -> int:
-        """For how many keys a statement is made that is to name ``count``: so many, or ``MANY`` by one parameter."""
+        """Return the number of keys to build a statement for: ``count``, or ``MANY`` if one parameter holds all."""
         return count if count == 1 or not (self.tuples or len(spec.primary_key) == 1) else MANY
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
-        """:meth:`key_in` for as many as :meth:`named_for` says, with :meth:`key_names` for parameters."""
+        """Return :meth:`key_in` for the number that :meth:`named_for` returns, with parameters :meth:`key_names`."""
         if count != MANY:
             return or_(*(spec.key(_names_of(spec, number)) for number in range(count)))
         if len(spec.primary_key) == 1:
@@ -61,33 +61,33 @@ class Keys:
         return tuple_(*spec.primary_key).in_(bindparam(KEYS, expanding=True))
 
     def key_names(self, spec: QueueSpec, keys: Sequence[Identity]) -> dict[str, Any]:
-        """The parameters of :meth:`keys_named`."""
+        """Return the parameters of :meth:`keys_named`."""
         if self.named_for(spec, len(keys)) != MANY:
             return {_KEY.format(number, n): part for number, key in enumerate(keys) for n, part in enumerate(key)}
         return {KEYS: [key for (key,) in keys] if len(spec.primary_key) == 1 else keys}
 
     def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
-        """The rows whose ``columns`` have the values of one of ``rows``; of :meth:`row_names`, if those are not given.
+        """Return the criterion of rows whose ``columns`` have the values of one of ``rows``.
 
-        No index need serve it.
+        Without ``rows``, :meth:`row_names` gives the parameters.  The criterion does not have to use an index.
         """
         given: BindParameter[Any] = bindparam(ROWS if rows is None else None, rows, expanding=True)
         return tuple_(*columns).in_(given)
 
     def row_names(self, rows: Sequence[Identity]) -> dict[str, Any]:
-        """The parameters of :meth:`rows_in`."""
+        """Return the parameters of :meth:`rows_in`."""
         return {ROWS: rows}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        """``statement``, which names rows by primary key, such that no others are read and waited for."""
+        """Return ``statement``, which selects rows by primary key, such that it reads and waits for no other rows."""
         return statement
 
     def most(self, spec: QueueSpec) -> int:
-        """How many keys of this queue one statement names at the most."""
+        """Return the maximum number of keys of this queue in one statement."""
         return self.batch
 
     def batches(self, spec: QueueSpec, items: Sequence[R]) -> Iterator[Sequence[R]]:
-        """In parts for which statements about this queue have room."""
+        """Split ``items`` into parts that fit into one statement."""
         size = self.most(spec)
         for start in range(0, len(items), size):
             yield items[start : start + size]

@@ -1,72 +1,91 @@
-"""The statements that lock rows.  Nothing here is executed."""
+"""Builds the statements that lock rows.  Nothing here executes them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, Select, select
 
-from ...queue.spec import Criterion, QueueSpec
+from ...queue.spec import Criterion, Identity, QueueSpec
 from ...sql.selection import Pick
 from .keys import Keys
 
 
 class Locking(ABC):
-    """What a statement locks, and what it passes over."""
+    """Decides which rows a statement locks, and which it skips."""
 
     passes_over: ClassVar[bool] = False
-    """Whether a statement that writes passes over what others have locked, or meets no such thing."""
+    """Whether a statement that writes can skip locked rows, or never meets any."""
     one_writer: ClassVar[bool] = False
-    """Whether the engine allows one writer at a time, so that all that claim wait for one another anyway."""
+    """Whether the engine allows one writer at a time, so that claims wait for each other."""
     orders_freely: ClassVar[bool] = True
-    """Whether rows are locked after the sort, so that an order without an index is only slow."""
+    """Whether rows are locked after the sort, so that an order without an index is slow but locks nothing else."""
     sweeps_by_key: ClassVar[bool] = False
-    """Whether a statement about any number of rows is to find them first, and then name them by primary key."""
+    """Whether statements that change any number of rows must first read their keys, and then change them by key."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
 
     @abstractmethod
     def picking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return the locking SELECT: these columns of exactly the rows that are free, and no lock on any other.
+        """Return the SELECT that locks exactly the rows of ``pick`` that are not locked, and returns these columns.
 
-        SKIP LOCKED is :func:`skip_locked`.
+        Most engines use :func:`skip_locked`.
         """
 
     def is_served(self, pick: Pick) -> bool:
-        """Return whether :meth:`picking` locks the rows of ``pick`` and no others; if not, they are found first."""
-        return True
+        """Return whether :meth:`picking` locks only the rows of ``pick``; otherwise they are read before locking."""
+        return pick.divided is None
+
+    def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
+        """Return how many of ``keys``, from the first on, a statement may name that has a limit.
+
+        That is: it locks them in this order, and no more of them than the limit.
+        """
+        return 0
 
     def looking(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return these columns of the rows of ``pick``, whether they are free or not, without a lock."""
+        """Return the SELECT that reads these columns of the rows of ``pick``, locked or not, without locking."""
+        return pick.merged(lambda part, wanted: self.looking_at(part, *wanted), columns)
+
+    def looking_at(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return :meth:`looking` for a pick that is not divided."""
         return pick.select(*columns).limit(pick.limit)
 
+    def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
+        """Return the statement by which a claim comes to the rows of ``pick``."""
+        return self.picking(pick, *columns) if self.is_served(pick) else self.looking(pick, *columns)
+
     def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
-        """Return the SELECT that locks rows which are named; unless it ``waits``, those that nobody else has locked."""
+        """Return the SELECT that locks rows selected by primary key; unless it ``waits``, it skips locked rows."""
         matching = select(*spec.primary_key).where(*criteria)
         locking: Select[Any] = self.keys.by_key(spec, matching.with_for_update(skip_locked=not waits))
         return locking
 
     def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
-        """:meth:`picking` of rows that are named."""
+        """Return :meth:`picking` of rows selected by primary key."""
         most = self.keys.most(spec)
         pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=most, index=None, exact=True)
         return self.picking(pick, *columns)
 
     def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
-        """Return ``named`` for those rows alone that nobody else has locked, if one statement can say so."""
+        """Return ``named`` restricted to rows that are not locked, if the engine can express it in one statement."""
         return named
 
     def loading(self, spec: QueueSpec, count: int, *, latest: bool) -> Select[Any]:
-        """Return the SELECT of so many instances, which its parameters name.  ``latest``: they were only locked."""
+        """Return the SELECT of ``count`` instances by key parameters.
+
+        ``latest``: the rows were only locked, not written to, so the SELECT must read their latest versions.
+        """
         return select(spec.entity).where(self.keys.keys_named(spec, count))
 
     def returns(self, spec: QueueSpec) -> bool:
-        """Return whether UPDATE and DELETE of the table of this queue can return what they changed."""
+        """Return whether UPDATE and DELETE of this queue's table support RETURNING."""
         return True
 
 
 def skip_locked(pick: Pick, *columns: ColumnElement[Any], key_share: bool = False) -> Select[Any]:
-    """Return :meth:`.Locking.picking` for engines that lock no row but those that they return."""
+    """Return :meth:`.Locking.picking` for engines with SKIP LOCKED that lock only the rows that they return."""
     return pick.select(*columns).limit(pick.limit).with_for_update(skip_locked=True, key_share=key_share)

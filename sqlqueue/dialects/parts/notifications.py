@@ -1,4 +1,4 @@
-"""Word of new work that goes from one connection to others, through the server."""
+"""Notifications of new tasks from one connection to others, through the server."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from sqlalchemy import Connection
 
 
 class Listener(ABC):
-    """Hears notifications on a driver's connection that serves nothing else."""
+    """Receives notifications on a driver connection that is used for nothing else."""
 
     @abstractmethod
     def listen(self, connection: Any) -> None:
-        """Begin."""
+        """Start listening."""
 
     @abstractmethod
     def news(self, connection: Any, seconds: float) -> Collection[str]:
-        """Wait so long for news; return the names that it is about.  Raises the driver's error on a lost connection."""
+        """Wait up to ``seconds`` for notifications; return their names.
+
+        Raises the driver's error if the connection is lost.
+        """
 
     @abstractmethod
     async def listen_async(self, connection: Any) -> None:
-        """:meth:`listen` on the connection of an asyncio driver."""
+        """Do :meth:`listen` on the connection of an asyncio driver."""
 
     @abstractmethod
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
-        """:meth:`news` on the connection of an asyncio driver."""
+        """Do :meth:`news` on the connection of an asyncio driver."""
 
 
 class Notifications:
-    """None: what most engines have.  Workers then look for work from time to time."""
+    """No notifications, as on most engines: workers poll."""
 
     def notify(self, connection: Connection, name: str) -> None:
-        """Tell listeners on other connections, once this transaction is committed, that there is news of ``name``."""
+        """Notify listeners on other connections of ``name`` when this transaction commits."""
 
     def listener(self, driver: str) -> Listener | None:
-        """Return what listens by this driver, ``None`` if nothing does."""
+        """Return the listener for this driver, or ``None`` if the driver cannot listen."""
         return None

@@ -1,4 +1,4 @@
-"""How the engine would find the rows of a statement."""
+"""Reads query plans."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from sqlalchemy.sql.elements import ClauseElement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the engine would find the rows of a claim."""
+    """A query plan: how the engine would find the rows of a statement."""
 
     indexes: frozenset[str]
+    """The names of the indexes that the plan uses."""
     sorted: int
-    """How many rows it expects to sort; at least 1 if it sorts, 0 if it finds them in order."""
+    """The number of rows that the plan sorts: at least 1 if it sorts, 0 if it reads them in order."""
 
 
 class Plans:
-    """None: an engine that is not asked for its plans."""
+    """No plans: the engine is not asked for them."""
 
     def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
-        """Return how ``statement`` would be executed at the table's present size; ``None`` where that is not asked.
+        """Return the plan of ``statement`` at the table's current size, or ``None`` if the engine is not asked.
 
-        ``forced``: if reading the whole table, and sorting, were out of the question unless there is no other way;
-        ``None`` where that cannot be asked.
+        ``forced``: return the plan with table scans and sorts disabled, or ``None`` if the engine cannot disable them.
         """
         return None
 
 
 def explain(connection: Connection, prefix: str, statement: ClauseElement) -> CursorResult[Any]:
-    """Return the rows of ``prefix``, in the engine's own words, before ``statement``."""
+    """Execute ``statement`` with ``prefix``, the engine's EXPLAIN, and return the result."""
     schemas = connection.get_execution_options().get("schema_translate_map")
     translated = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
     text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}, **translated))

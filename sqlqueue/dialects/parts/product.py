@@ -1,4 +1,4 @@
-"""What an engine is called, and how new it has to be."""
+"""The name of an engine, and its oldest supported version."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """An engine, as people and SQLAlchemy know it."""
+    """The names and the minimum version of an engine."""
 
     dialect: str
     """The name of SQLAlchemy's dialect."""
     name: str
-    """The engine's own name, for people."""
+    """The engine's name in messages."""
     minimum: tuple[int, ...]
-    """The oldest version that can carry a queue."""
+    """The oldest supported version."""
     needed: str
-    """What the minimum is about."""
+    """What older versions lack."""

@@ -1,4 +1,4 @@
-"""Statements that are not the library's own, which SQL tasks execute: their time, their rows and their end."""
+"""Executes the statements of SQL tasks, which are not the library's own: time limits, rows and interruption."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from datetime import timedelta
 from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import URL, Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..._support.exc import ArgumentError
 
 Interrupt: TypeAlias = Callable[[bool], None]
-"""Ends the statement that a connection executes, from another thread; given true, the connection with it."""
+"""Ends the statement that a connection executes, from another thread; with true, closes the connection as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement returned.  Rows come as they are asked for, one at a time."""
+    """The result of a statement.  Rows are read one at a time, on demand."""
 
     columns: Sequence[tuple[str, str]] | None
-    """Names and types, the type empty if the driver says none; ``None`` if the statement returns no rows."""
+    """Names and types; the type is empty if the driver gives none.  ``None`` if the statement returns no rows."""
     rows: Iterable[Sequence[Any]]
+    """The rows, read from the server during iteration."""
     row_count: int
-    """How many rows a statement changed that returns none."""
+    """The number of rows that a statement without a result has changed."""
 
 
 class Requests:
-    """Runs SQL of others."""
+    """Executes SQL statements of users."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = None
-    """The drivers that execute one statement and no more, with the arguments to connect by; ``None``: all of them."""
+    """The drivers that reject several statements in one request, with their connect arguments; ``None``: all."""
 
     def connect_arguments(self, url: URL) -> dict[str, Any]:
-        """How to connect for one request; :class:`.ArgumentError` for a driver that cannot be used for it."""
+        """Return the connect arguments for one request; raise :class:`.ArgumentError` for an unsuitable driver."""
         driver, dialect = url.get_driver_name(), url.get_dialect()
         if dialect.is_async:
             raise ArgumentError(f"{url.drivername} is an asyncio driver: requests are executed in threads")
@@ -42,35 +44,53 @@ class Requests:
             return {}
         if driver not in self.request_drivers:
             known = ", ".join(f"{url.get_backend_name()}+{name}" for name in self.request_drivers)
-            raise ArgumentError(f"{url.drivername} does not refuse several statements in one request: use {known}")
+            raise ArgumentError(f"{url.drivername} does not reject several statements in one request: use {known}")
         return dict(self.request_drivers[driver])
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        """Let the server, or the driver, end any statement that takes longer, as far as it can.
+        """Make the server or the driver end statements that take longer than ``timeout``, as far as possible.
 
-        For a connection that serves one request and is closed then.  The statement itself may lift what the server is
-        told here: see :meth:`interruption`.
+        For a connection that serves one request and is then closed.  The statement itself may change the server's
+        setting: see :meth:`interruption`.
         """
 
+    def lift_limit(self, connection: Connection) -> None:
+        """Undo :meth:`limit_time`, unless the end of the transaction does."""
+
+    @contextmanager
+    def time_limit(self, connection: Connection, timeout: timedelta) -> Iterator[None]:
+        """Return a context in which :meth:`limit_time` applies, for a connection that others use afterwards."""
+        self.limit_time(connection, timeout)
+        try:
+            yield
+        finally:
+            try:
+                self.lift_limit(connection)
+            except SQLAlchemyError:  # it is lost: the pool must not hand it out with the limit
+                connection.invalidate()
+
     def interruption(self, connection: Connection) -> Interrupt | None:
-        """What ends a statement whatever it has set; ``None`` where it cannot lift what :meth:`limit_time` sets."""
+        """Return a function that ends the statement whatever it has set.
+
+        Return ``None`` if statements cannot change the limit that :meth:`limit_time` sets.
+        """
         return None
 
     def answer(self, connection: Connection, request: str) -> AbstractContextManager[Answer]:
-        """Execute one statement, and read its rows without keeping those that have been read.
+        """Execute one statement, and stream its rows.
 
-        Raises SQLAlchemy's errors, also while rows are read.
+        Raises SQLAlchemy's errors, including while rows are read.
         """
         return _answer(connection, request, self.type_name)
 
     def type_name(self, code: Any) -> str:
-        """What the driver says of the type of a column of a result."""
+        """Return the name of a result column's type, from the driver's type code."""
         return str(getattr(code, "name", None) or getattr(code, "__name__", None) or ("" if code is None else code))
 
 
 @contextmanager
 def _answer(connection: Connection, request: str, type_name: Callable[[Any], str]) -> Iterator[Answer]:
-    # a % in it is a %; and where a driver would read all rows at once, it is told not to
+    # no parameters, so that % is not special; streaming, so that the driver does not read all rows at once
     streaming = connection.execution_options(no_parameters=True, stream_results=True, max_row_buffer=1)
     with streaming.exec_driver_sql(request) as result:
         if not result.returns_rows or result.cursor is None:
@@ -81,5 +101,5 @@ def _answer(connection: Connection, request: str, type_name: Callable[[Any], str
 
 
 def milliseconds(timeout: timedelta) -> int:
-    """At least one: nought stands for no limit everywhere."""
+    """Convert to milliseconds, at least 1: engines read 0 as unlimited."""
     return max(int(timeout.total_seconds() * 1000), 1)

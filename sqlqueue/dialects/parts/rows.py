@@ -1,4 +1,4 @@
-"""Executes statements about rows, whatever the engine: it goes by the parts that know that."""
+"""Executes statements on rows.  What depends on the engine is in the locking and keys parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import CursorResult, Delete, Update, select
+from sqlalchemy import CursorResult, Delete, Select, Update, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
@@ -16,46 +16,81 @@ from ...queue.spec import Criterion, Identity, QueueSpec
 from ...sql.selection import Pick, remove
 from .locking import Locking
 
-ALL = 2**31 - 1
-"""More rows than there are; a limit has to be a number that every engine takes for one."""
+OTHERS = 16
+"""The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
+FURTHER = 8
+"""The factor by which a claim reads more rows each time that it did not get enough."""
 R = TypeVar("R")
 Parameters: TypeAlias = Mapping[str, Any]
 
 
 class Rows:
-    """Locks, changes, reads and loads rows.  No engine has a class of its own for it."""
+    """Locks, changes, reads and loads rows.  The same class for all engines."""
 
     def __init__(self, locking: Locking) -> None:
         self.locking = locking
         self._keys = locking.keys
 
     def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
-        """Lock the rows of ``pick`` by one statement; returns their primary keys, in order."""
+        """Lock the rows of ``pick`` with one statement; return their primary keys, in order."""
         locking = pick.made.get((self, "lock"), lambda: self.locking.picking(pick, *pick.spec.primary_key))
         return self.keys(session, pick.spec, locking)
 
     def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
-        """:meth:`lock` for what no index serves alone: found without a lock, then locked one after the other."""
-        spec, found = pick.spec, list[Identity]()
-        for number in (1_000 + 4 * pick.limit, ALL):  # most claims need not look at all that match
-            # in a statement of its own: a view of the rows older than their locks is error 1020 of MariaDB
-            candidates = self.keys(session, spec, self.locking.looking(replace(pick, limit=number), *spec.primary_key))
-            seen = set(found)
-            fresh = [key for key in candidates if key not in seen]
-            while fresh and len(found) < pick.limit:
-                size = min(pick.limit - len(found), self._keys.most(spec))
-                some, fresh = fresh[:size], fresh[size:]
-                found += self._lock_keys(session, pick, some)
+        """Do :meth:`lock_picked` by primary key: read rows without locks, then lock them until there are enough.
+
+        If others have locked too many of the rows, read further.
+        """
+        found, seen = list[Identity](), set[Identity]()
+        number = pick.limit + OTHERS
+        while True:
+            # a separate statement: MariaDB raises error 1020 if the snapshot is older than the locks
+            candidates = self.look(session, pick, number)
+            found += self._lock_first(session, pick, [key for key in candidates if key not in seen], len(found))
             if len(found) == pick.limit or len(candidates) < number:
-                break
+                return found
+            seen.update(candidates)
+            number *= FURTHER
+
+    def look(self, session: Session, pick: Pick, number: int) -> list[Identity]:
+        """Return the primary keys of the first ``number`` rows of ``pick``, locked or not."""
+        if pick.divided is not None and (keys := self._look_at_all(session, pick, number)) is not None:
+            return keys
+        make = partial(self.locking.looking, replace(pick, limit=number), *pick.spec.primary_key)
+        found = self.keys(session, pick.spec, pick.made.get((self, "look", number), make))
+        return list(dict.fromkeys(found))  # a collation may take two of the listed values for the same
+
+    def _look_at_all(self, session: Session, pick: Pick, number: int) -> list[Identity] | None:
+        """Return the same, read from the whole queue; ``None`` if rows of other parts are among the first.
+
+        To read part after part takes longer, and is only needed then.
+        """
+        whole, column, values = pick.undivided()
+        make = partial(self.locking.looking, replace(whole, limit=number), *pick.spec.primary_key, column)
+        rows = self.execute(session, pick.spec, pick.made.get((self, "look at all", number), make)).all()
+        return [tuple(row[:-1]) for row in rows] if values.issuperset(row[-1] for row in rows) else None
+
+    def _lock_first(self, session: Session, pick: Pick, keys: Sequence[Identity], before: int) -> list[Identity]:
+        """Lock the first of ``keys`` that are free and still match, as far as ``pick`` has room after ``before``."""
+        found = list[Identity]()
+        while keys and (room := pick.limit - before - len(found)):
+            size = min(max(room, self.locking.locked_in_order(pick.spec, keys)), self._keys.most(pick.spec))
+            some, keys = keys[:size], keys[size:]
+            found += self._lock_keys(session, pick, some, room)
         return found
 
-    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity]) -> list[Identity]:
-        """Those of ``keys`` that are free, and still match."""
-        spec = pick.spec
-        locking = self.locking.named(spec, self._keys.key_in(spec, keys), *pick.state, *pick.where, waits=False)
-        locked = set(self.keys(session, spec, locking))
+    def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
+        """Lock those of ``keys`` that are not locked and still match, at most ``room``; return them."""
+        spec, count = pick.spec, self._keys.named_for(pick.spec, len(keys))
+        limit = room if room < len(keys) else None
+        make = partial(self._naming, pick, count, limit)
+        locking = pick.made.get((self, "name", count, limit), make)
+        locked = set(self.keys(session, spec, locking, self._keys.key_names(spec, keys)))
         return [key for key in keys if key in locked]
+
+    def _naming(self, pick: Pick, count: int, limit: int | None) -> Select[Any]:
+        keys = self._keys.keys_named(pick.spec, count)
+        return self.locking.named(pick.spec, keys, *pick.state, *pick.where, waits=False).limit(limit)
 
     def load(
         self,
@@ -66,7 +101,7 @@ class Rows:
         *,
         latest: bool = False,
     ) -> list[Any]:
-        """The instances of ``identities``, in that order.  ``latest``: nothing was written, only locked."""
+        """Load the instances of ``identities``, in that order.  ``latest``: the rows were only locked, not written."""
         found: dict[Identity, Any] = {}
         for keys in self._keys.batches(spec, identities):
             count, last = self._keys.named_for(spec, len(keys)), latest and not options
@@ -83,6 +118,7 @@ class Rows:
         return in_order(spec, found, identities)
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
+        """Delete the rows with these primary keys."""
         for keys in self._keys.batches(spec, identities):
             self.execute(session, spec, self._keys.by_key(spec, remove(spec, self._keys.key_in(spec, keys))))
 
@@ -96,10 +132,10 @@ class Rows:
         *,
         waits: bool = True,
     ) -> set[Identity]:
-        """Execute ``statement``, which is about ``identities``; those whose rows it changed.
+        """Execute ``statement``, which selects the rows ``identities``; return those that it changed.
 
-        Unless it ``waits``, its condition has been through :meth:`.Locking.passing_over`.  One with ``parameters``
-        comes again.
+        Unless it ``waits``, its condition comes from :meth:`.Locking.passing_over`.  With ``parameters``, the statement
+        is cached by its caller, and derived statements are cached as well.
         """
         if not self.locking.returns(spec):
             return self._change_locked(session, spec, statement, identities, parameters, waits=waits)
@@ -123,7 +159,7 @@ class Rows:
         *,
         waits: bool,
     ) -> set[Identity]:
-        """:meth:`change` where nothing is returned: which rows are ours has to be known, and kept so, before that."""
+        """Do :meth:`change` without RETURNING: lock the matching rows first to learn which will be changed."""
         named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
         if waits and len(identities) == 1:
             return set(identities) if self.count(session, spec, named, parameters) else set()
@@ -148,14 +184,14 @@ class Rows:
     def _free(
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None
     ) -> list[Identity]:
-        """The rows of ``statement`` that nobody else has locked; from here on we have."""
+        """Lock the rows of ``statement`` that are not locked; return their primary keys."""
         criterion: Any = statement.whereclause
         make = partial(self.locking.picking_named, spec, criterion, *spec.primary_key)
         locking = again(spec, parameters, (self, statement, "free"), make)
         return self.keys(session, spec, locking, parameters)
 
     def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
-        """Execute ``statement``, which is about any number of rows, on ``limit`` of them; how many it changed."""
+        """Execute ``statement``, which selects any number of rows, on ``limit`` of them; return how many it changed."""
         if limit is None and not self.locking.sweeps_by_key:
             return self.count(session, spec, statement)
         return self._sweep_by_key(session, spec, statement, limit)
@@ -169,34 +205,35 @@ class Rows:
     def count(
         self, session: Session, spec: QueueSpec, statement: Update | Delete, parameters: Parameters | None = None
     ) -> int:
-        """Execute ``statement``; how many rows it changed."""
+        """Execute ``statement``; return how many rows it changed."""
         return self.execute(session, spec, statement, parameters).rowcount
 
     def exists(self, session: Session, spec: QueueSpec, criterion: Criterion) -> bool:
-        """Whether there is a row of ``criterion``, which names some by primary key, or by the first column of that."""
+        """Return whether a row satisfies ``criterion``, which selects by primary key or its first column."""
         found = self._keys.by_key(spec, select(*spec.primary_key).where(criterion))
         return bool(self.execute(session, spec, found).all())
 
     def keys(
         self, session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None
     ) -> list[Identity]:
-        """Execute ``statement``, which returns primary keys, and may return more after them."""
+        """Execute ``statement``, which returns primary keys and possibly other columns after them; return the keys."""
         width = len(spec.primary_key)
         return [tuple(row[:width]) for row in self.execute(session, spec, statement, parameters).all()]
 
     def execute(self, session: Session, spec: QueueSpec, statement: Any, parameters: Any = None) -> CursorResult[Any]:
+        """Execute ``statement`` on the engine to which the session binds the queue's table."""
         result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
         return cast("CursorResult[Any]", result)
 
 
 def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:
-    """What ``make`` makes of a statement; kept if that has parameters, for then it comes again."""
+    """Return the statement that ``make`` builds, cached if it has ``parameters`` and can therefore be reused."""
     made: R = make() if parameters is None else spec.made.get(key, make)
     return made
 
 
 def in_order(spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> list[Any]:
-    """Of ``found`` all that are ``wanted``; :class:`.ArgumentError` if one is not there."""
+    """Return the values of ``found`` in the order of ``wanted``; raise :class:`.ArgumentError` if one is missing."""
     hidden = [each for each in wanted if each not in found]
     if hidden:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""A live schema, and what a table is declared with.  It reads, and changes nothing."""
+"""Reads the live schema, and compares it with the declared one.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -32,55 +32,58 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveIndex:
-    """An index as the server has it."""
+    """An index as it exists on the server."""
 
     terms: tuple[Term, ...]
     predicate: str | None
-    """The condition of a partial index, in the server's words."""
+    """The condition of a partial index, as the server stores it."""
     unique: bool
     usable: bool
     """Whether queries may use it."""
 
 
 class Schema:
-    """A schema as SQLAlchemy reflects it."""
+    """The schema as SQLAlchemy reflects it."""
 
     lasting_keys: ClassVar[Mapping[str, Any]] = {}
-    """The options of a table that gives out no key twice, where one may come back once its row is deleted."""
+    """The table options that prevent the reuse of deleted rows' generated keys, where the engine might."""
 
     partial_index: ClassVar[str | None] = None
-    """The option of ``Index`` for a predicate; ``None`` where an index has none, or shares another dialect's option."""
+    """The ``Index`` option for a predicate; ``None`` if indexes have none, or use another dialect's option."""
 
     reviving: ClassVar[str | None] = None
-    """The statement by which an index serves queries again that is switched off, or was never finished."""
+    """The statement that makes an index usable again that was disabled or not completed."""
+
+    exact_collations: ClassVar[tuple[str, ...]] = ("_bin", "_bin2")
+    """How collations end that tell all texts apart which the adapter takes as primary keys."""
 
     alters_defaults: ClassVar[bool] = True
-    """Whether a column that is there can be given another default, other than by copying its table."""
+    """Whether the default of an existing column can be changed without copying its table."""
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
-        """Whether ``table``, which is there, has other storage parameters than the tables of queues are to have."""
+        """Whether ``table``, which exists, lacks the storage parameters that queue tables should have."""
         return False
 
     @property
     def predicate_option(self) -> str | None:
-        """The option of ``Index`` in which this dialect finds a predicate."""
+        """The ``Index`` option from which this dialect reads the predicate."""
         return self.partial_index
 
     def index_options(self, predicate: Criterion) -> dict[str, Any]:
-        """Return the options of an ``Index`` that has this predicate where the engine allows it."""
+        """Return the ``Index`` options for this predicate; empty if the engine has no partial indexes."""
         return {} if self.partial_index is None else {self.partial_index: predicate}
 
     def added_at(self, connection: Connection, column: Column[Any]) -> datetime | None:
-        """Return the moment that rows have in ``column`` which were there before it; ``None`` if that is not kept."""
+        """Return the time in ``column`` of rows that are older than the column; ``None`` if it is unknown."""
         return None
 
     @property
     def indexes_all(self) -> bool:
-        """Whether the index of claims has the tasks of every status, since no index has a predicate."""
+        """Whether the claim index contains tasks of all states, because the engine has no partial indexes."""
         return self.predicate_option is None
 
     def live_indexes(self, connection: Connection, table: Table) -> dict[str, LiveIndex]:
-        """The indexes that ``table`` has now, by name."""
+        """Return the existing indexes of ``table``, by name."""
         reflected = inspect(connection).get_indexes(table.name, schema=connection.schema_for_object(table))
         downward = self.descending(connection, table, reflected)
         unusable = self.unusable(connection, table)
@@ -97,7 +100,7 @@ class Schema:
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:
-        """Index and column of each term that goes downward."""
+        """Return the index and column of each descending term."""
         return {
             (index["name"], name)
             for index in reflected
@@ -106,21 +109,21 @@ class Schema:
         }
 
     def unusable(self, connection: Connection, table: Table) -> Collection[str]:
-        """The indexes of ``table`` that are there and do not serve queries."""
+        """Return the existing indexes of ``table`` that queries cannot use."""
         return ()
 
     def revival(self, connection: Connection, index: Index) -> str | None:
-        """:attr:`reviving`, of this index."""
+        """Return :attr:`reviving` for this index."""
         table: Any = index.table
         names = {"table": live_name(connection, table), "schema": live_qualifier(connection, table)}
         return self.reviving and self.reviving.format(index=plain(connection.dialect, str(index.name)), **names)
 
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
-        """The collations of the columns of ``table``, by name, where keys have one of their own."""
+        """Return the collations of the columns of ``table``, by name, if the engine needs a special one for keys."""
         return {}
 
     def same_predicate(self, dialect: Dialect, index: Index, live: LiveIndex) -> bool:
-        """Whether the server's index has the condition of ``index``, whatever words it keeps it in."""
+        """Whether the server's index has the condition of ``index``, however the server writes it."""
         option = self.predicate_option
         wanted = index.dialect_kwargs.get(option) if option else None
         if wanted is None:
@@ -129,11 +132,11 @@ class Schema:
         return live.predicate is not None and _words(str(ours)) == _words(live.predicate)
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
-        """Whether ``live``, the default of a moment in the server's words, is the one that models declare."""
+        """Whether ``live``, a time column's default as the server writes it, is the one that models declare."""
         return _words(live) == _words(str(utcdefault().compile(dialect=dialect)))
 
     def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
-        """Whether ``live``, as it was reflected, keeps moments as ``declared`` does, as far as it tells."""
+        """Whether the reflected type ``live`` stores times as ``declared`` does, as far as reflection shows."""
         return live.compile(dialect) == declared.compile(dialect)
 
     def _live_predicate(self, index: ReflectedIndex) -> str | None:
@@ -153,7 +156,7 @@ _WORD = re.compile(rf"('(?:[^']|'')*')|{_CAST}|(\w+|[<>=!]+)", re.IGNORECASE)
 
 
 def _words(predicate: str) -> list[str]:
-    """What a condition says, without what servers put in or leave out: casts, parentheses, quotes of names.
+    """Return a condition's tokens without what servers add or omit: casts, parentheses, quotes around names.
 
     ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` says the same as ``[status] IN ('b', 'a')``.
     """

@@ -1,4 +1,4 @@
-"""What a live server says of itself: whether this account, here and now, can work a queue.  It changes nothing."""
+"""Checks whether a server and an account can run a queue: version, state and privileges.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -14,25 +14,33 @@ from sqlalchemy.sql.expression import TableClause
 
 from ..._support.exc import UnsupportedDialectError
 from ...queue.findings import Finding, Severity
-from ...queue.spec import QueueSpec
+from ...queue.spec import Identity, QueueSpec
 from .product import Product
+
+_NEEDS_LOCKS = "mode='lock', lease=None, and consume() of a queue with limits"
+_CERTIFIED = (
+    "its servers do not see each other's row locks, and reject one of two transactions that conflict only when it"
+    " commits, so that two workers could run the same task at once"
+)
+_USE_LEASES = "claim with a lease, and commit the claim before the work begins, as handlers of mode='lease' do"
 
 
 class Server(ABC):
-    """A server, its version and the rights of an account."""
+    """A server: its version, its state and the privileges of an account."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
         self._verified: weakref.WeakSet[Dialect] = weakref.WeakSet()
+        self._clusters: weakref.WeakKeyDictionary[Dialect, str | None] = weakref.WeakKeyDictionary()
 
     def verify(self, connection: Connection) -> None:
-        """Raise :class:`.UnsupportedDialectError` unless this server can carry a queue.  Asks once for each engine."""
+        """Raise :class:`.UnsupportedDialectError` if queues cannot run on this server.  Checks once per engine."""
         if connection.dialect not in self._verified:
             self.judge(connection.dialect.server_version_info or (), self.banner(connection))
             self._verified.add(connection.dialect)
 
     def banner(self, connection: Connection) -> str:
-        """Return what the server calls itself, where its version alone does not tell."""
+        """Return the server's description of itself, if its version number is not enough."""
         return ""
 
     def judge(self, version: tuple[Any, ...], banner: str) -> None:
@@ -51,32 +59,62 @@ class Server(ABC):
             needed=needed,
         )
 
+    def check_locks(self, connection: Connection) -> None:
+        """Raise :class:`.UnsupportedDialectError` where row locks keep others out only until the commit is certified.
+
+        Asks once for each engine.
+        """
+        if connection.dialect not in self._clusters:
+            self._clusters[connection.dialect] = self.cluster(connection)
+        cluster = self._clusters[connection.dialect]
+        if cluster is not None:
+            raise UnsupportedDialectError(
+                f"{_NEEDS_LOCKS} cannot be used on {cluster}: {_CERTIFIED}. Instead, {_USE_LEASES}",
+                dialect=self.product.dialect,
+                needed="a claim with a lease",
+            )
+
+    def cluster(self, connection: Connection) -> str | None:
+        """Return what this server is part of, if others there accept writes and do not see its row locks."""
+        return None
+
     def absent(self, url: URL) -> str | None:
-        """Return why there can be no database at ``url``, where connecting would make one."""
+        """Return why no database exists at ``url``, if connecting would create one; otherwise ``None``."""
         return None
 
     @abstractmethod
     def findings(self, connection: Connection) -> Iterator[Finding]:
-        """Yield what keeps this server, or sessions like this one, from working any queue."""
+        """Yield the problems of this server, or of sessions like this one, that affect all queues."""
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        """Yield what this engine alone knows of a table that is there."""
+        """Yield the engine-specific problems of an existing table."""
         return iter(())
+
+    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
+        """Return whose transaction holds the lock of a row; ``None`` where the server does not tell this account."""
+        return None
 
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
-        """Return what this account may not do: SELECT, INSERT, UPDATE, DELETE, or another right by its name.
+        """Return the privileges that this account lacks: SELECT, INSERT, UPDATE, DELETE, or others by name.
 
-        ``live`` are the table's columns as they are.
+        ``live`` are the table's existing columns.
         """
         return ()
 
 
 def read_only(reason: str, fix: str) -> Finding:
+    """Return the finding that the server or the session is read-only."""
     return Finding(severity=Severity.ERROR, code="read-only", message=f"nothing can be claimed here: {reason}", fix=fix)
 
 
+def multi_primary(cluster: str) -> Finding:
+    """Return the note about features that are refused on ``cluster``, a cluster with several primaries."""
+    message = f"this is {cluster}: {_CERTIFIED}. {_NEEDS_LOCKS} are refused here"
+    return Finding(severity=Severity.NOTE, code="multi-primary", message=message, fix=_USE_LEASES)
+
+
 def bare(connection: Connection, target: Table, live: Sequence[ReflectedColumn]) -> TableClause:
-    """Return ``target`` as it is, without the defaults that an INSERT or an UPDATE of it would add."""
+    """Return ``target`` with its existing columns, and without defaults that an INSERT or UPDATE would add."""
     return table(target.name, *(column(each["name"]) for each in live), schema=connection.schema_for_object(target))

@@ -1,4 +1,4 @@
-"""What a transaction of an engine is: its isolation levels, its savepoints and its beginning."""
+"""Transactions of an engine: isolation levels, savepoints, and how they begin."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ AUTOCOMMIT = "AUTOCOMMIT"
 
 
 class Transactions:
-    """Isolation levels as standard SQL has them, and savepoints."""
+    """Standard SQL isolation levels and savepoints."""
 
     changes_unseen: ClassVar[bool] = False
-    """Whether a transaction that reads an old snapshot changes what was committed since, instead of failing."""
+    """Whether a transaction with an old snapshot can change rows committed since, instead of failing."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
-    """Isolation levels in which a claim can neither fail nor be in anybody's way."""
+    """Isolation levels in which a claim neither fails because of others nor blocks them."""
+    impatient: ClassVar[str | None] = None
+    """The statement that limits a session's wait for locks to one second."""
     refused_levels: ClassVar[Collection[str]] = ()
-    """Isolation levels in which the engine would refuse a claim, or make it wrong."""
+    """Isolation levels in which the engine rejects a claim, or a claim would be wrong."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -38,29 +40,29 @@ class Transactions:
         """Prepare a transaction for a claim.  ``fresh``: nothing has been sent in it yet."""
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        """Return a context in which a statement may fail, and leaves the transaction as it was."""
+        """Return a context in which a statement can fail without affecting the rest of the transaction."""
         return session.begin_nested()
 
     def level(self, source: Engine | Connection) -> str | None:
-        """Return the isolation level of transactions here, as far as it is known without asking the server."""
+        """Return the isolation level of transactions, as far as it is known without asking the server."""
         # the server's default is known from the first connection on
         return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
 
     def chosen_level(self, source: Engine | Connection) -> str | None:
-        """Return the isolation level that the application has asked for."""
+        """Return the isolation level that the application has configured."""
         options = source.get_execution_options()
         return options.get("isolation_level") or getattr(source.dialect, "_on_connect_isolation_level", None)
 
     def present_level(self, connection: Connection) -> str | None:
-        """Return what a claim here and now would run in."""
+        """Return the isolation level in which a claim on this connection would run now."""
         return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
 
     def may_change_unseen(self, connection: Connection) -> bool:
-        """Return whether this transaction may change rows in a version that it cannot read."""
+        """Return whether this transaction may change versions of rows that its snapshot does not contain."""
         return self.changes_unseen and self.level(connection) not in self.harmless_levels
 
     def check_level(self, connection: Connection) -> None:
-        """Raise :class:`.UnsupportedIsolationError` where a claim cannot be right; warn once where it may fail."""
+        """Raise :class:`.UnsupportedIsolationError` if a claim would be wrong; warn once if it may fail."""
         level = self.present_level(connection)
         if level is None or level in self.harmless_levels:
             return
@@ -78,7 +80,7 @@ class Transactions:
 
 
 def _autocommits(connection: Connection) -> bool:
-    """Return whether the driver commits each statement, whoever told it to."""
+    """Return whether the driver commits each statement, however that was configured."""
     detect = getattr(connection.dialect, "detect_autocommit_setting", None)  # SQLAlchemy 2.0.43
     try:
         return detect is not None and bool(detect(connection.connection.dbapi_connection))

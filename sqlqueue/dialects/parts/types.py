@@ -1,4 +1,4 @@
-"""The types of columns that differ between engines, and the engine's clock."""
+"""Column types that differ between engines, and the engine's clock."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from sqlalchemy.types import TypeEngine
 
 
 class Types(ABC):
-    """Types, and functions of time."""
+    """Column types and time functions."""
 
     timestamp: ClassVar[TypeEngine[Any] | None] = None
-    """The type of moments, where ``DateTime(timezone=True)`` loses microseconds or the zone."""
+    """The type of times, if ``DateTime(timezone=True)`` loses microseconds or the zone; otherwise ``None``."""
     error_text: ClassVar[TypeEngine[Any] | None] = None
-    """The type of errors, where ``String`` does not hold all of Unicode."""
+    """The type of error texts, if ``String`` cannot store all of Unicode; otherwise ``None``."""
+    long_text: ClassVar[TypeEngine[Any] | None] = None
+    """The type of long texts, if ``Text`` cannot store all of Unicode, or 65,535 bytes; otherwise ``None``."""
+    serial: ClassVar[TypeEngine[Any] | None] = None
+    """The type of generated keys, if the engine generates none of ``BigInteger``; otherwise ``None``."""
     json: ClassVar[TypeEngine[Any] | None] = None
-    """The type of JSON, where ``JSON`` is not to be had in all versions of SQLAlchemy and of the engine."""
+    """The type of JSON, if some versions of SQLAlchemy or the engine lack ``JSON``; otherwise ``None``."""
 
     def key(self, length: int) -> TypeEngine[Any] | None:
-        """Return the type of keys of ``length`` characters at the most, where ``String`` confuses different ones."""
+        """Return the type of keys of up to ``length`` characters, if ``String`` equates different keys."""
         return None
 
     @abstractmethod
@@ -33,4 +37,4 @@ class Types(ABC):
 
     @abstractmethod
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
-        """Return the exact number from ``earlier`` to ``later``: a whole number, NULL if one of the two is."""
+        """Return the exact number of microseconds from ``earlier`` to ``later``, an integer; NULL if either is NULL."""

@@ -1,4 +1,4 @@
-"""PostgreSQL 12 and newer, and what CockroachDB has in common with it."""
+"""PostgreSQL 12 and newer, and the parts that CockroachDB shares."""
 
 from .adapter import PostgreSQL
 

@@ -12,6 +12,7 @@ from .notifications import PostgreSQLNotifications
 from .requests import PostgreSQLRequests
 from .schema import PostgreSQLSchema
 from .server import PostgreSQLPlans, PostgreSQLServer
+from .transactions import PostgreSQLTransactions
 from .types import PostgreSQLTypes
 
 
@@ -26,6 +27,7 @@ class PostgreSQL(Adapter):
             locking=PostgreSQLLocking(PostgreSQLKeys()),
             claims=PostgreSQLClaims,
             inserts=PostgreSQLInserts(product),
+            transactions=PostgreSQLTransactions(product),
             errors=PostgreSQLErrors(),
             schema=PostgreSQLSchema(),
             server=PostgreSQLServer(product),

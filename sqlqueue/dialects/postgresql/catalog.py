@@ -1,4 +1,4 @@
-"""What the catalog keeps about a table beyond what SQLAlchemy reflects: invalid indexes, its storage, added columns."""
+"""Reads from the catalog what SQLAlchemy does not reflect: invalid indexes, storage parameters, added columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARAMETERS = {
     "autovacuum_vacuum_cost_delay": "0",
     "autovacuum_analyze_scale_factor": "0.02",
 }
-# not as a driver would want it, which takes percent signs for those of parameters
+# with named parameters, so that percent signs are not doubled
 _FORMAT = postgresql.dialect(paramstyle="named").identifier_preparer.format_table  # type: ignore[no-untyped-call]
 _CLASS = table(
     "pg_class",
@@ -33,26 +33,26 @@ _ATTRIBUTE = table("pg_attribute", column("attrelid"), column("attname"), column
 
 
 def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
-    """What a CREATE INDEX CONCURRENTLY leaves behind when it fails."""
+    """Return the names of invalid indexes, which a failed CREATE INDEX CONCURRENTLY leaves behind."""
     names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
     return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
 
 
 def storage_statement(of: Table, *, give: bool) -> str:
-    """The statement that gives the table its parameters, or takes them back."""
+    """Return the statement that sets the table's storage parameters, or resets them."""
     settings = (f"{name} = {value}" if give else name for name, value in _PARAMETERS.items())
     return f"ALTER TABLE {_FORMAT(of)} {'SET' if give else 'RESET'} ({', '.join(settings)})"
 
 
 def lacks_storage(connection: Connection, of: Table) -> bool:
-    """Whether one of the parameters was never given to the table; to what, is for its owner to say."""
+    """Whether one of the parameters is not set on the table; its owner may choose other values."""
     options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
     return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
 
 
 def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
-    """The value for rows that lack the column: kept with it until the table is rewritten."""
-    # of a pseudo-type, which casts to nothing but text
+    """Return the column's value for rows older than the column, which is stored until the table is rewritten."""
+    # the value has a pseudo-type that can only be cast to text
     value = cast(cast(_ATTRIBUTE.c.attmissingval, postgresql.TEXT), postgresql.ARRAY(to.type))
     named = select(value).where(_ATTRIBUTE.c.attrelid == _oid(connection, to.table), _ATTRIBUTE.c.attname == to.name)
     return next(iter(connection.scalar(named) or ()), None)

@@ -1,4 +1,4 @@
-"""A claim in one statement."""
+"""Claims in one statement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..parts.locking import Locking, skip_locked
 
 
 class PostgreSQLLocking(Locking):
-    """``FOR NO KEY UPDATE``: an insert of a foreign-key child neither hides its task nor waits for its claim."""
+    """Locks with FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim."""
 
     passes_over: ClassVar[bool] = True
 
@@ -24,23 +24,25 @@ class PostgreSQLLocking(Locking):
         return skip_locked(pick, *columns, key_share=True)
 
     def passing_over(self, spec: QueueSpec, named: Criterion) -> Criterion:
-        # joined, and the condition not repeated: of how many rows it holds the planner has no idea
+        # a join without repeating the condition, whose number of rows the planner cannot estimate
         key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
         free = self.picking_named(spec, named, *key).cte("free").prefix_with("MATERIALIZED")
         return and_(*(column == free.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)))
 
 
 class PostgreSQLClaims(Claims):
-    """The claim is one statement: a materialized CTE locks, the UPDATE around it writes and returns.
+    """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.
 
-    Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would not do: a plan may evaluate
-    the subquery again for each row, and claim more than n.
+    Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
+    the subquery for each row, and claim more than n rows.
     """
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
         pick, assignments, options = taking.pick, taking.assignments, taking.options
         if not assignments or taking.delete:
             return super().take(session, taking)
+        if not self.rows.locking.is_served(pick):
+            return self.take_seen(session, taking)
         spec = pick.spec
         whole = spec.is_plain and not options
         statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
@@ -54,7 +56,10 @@ class PostgreSQLClaims(Claims):
         return [task for _, task in sorted(taken, key=itemgetter(0))]
 
     def _taking(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
-        """Returns the place of each row in the order, for RETURNING keeps none, and its key, or the ``whole`` of it."""
+        """Return the claim's statement.
+
+        It returns each row's position, since RETURNING is unordered, and its key or, if ``whole``, all columns.
+        """
         spec = pick.spec
         key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
         order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
@@ -66,6 +71,6 @@ class PostgreSQLClaims(Claims):
         taking = write(spec, and_(*joined), assignments)
         if not whole:
             return taking.returning(picked.c.position, *spec.primary_key)
-        # not by an UPDATE of the entity, whose criteria the session would evaluate in Python
+        # not an ORM UPDATE, whose criteria the session would evaluate in Python
         every = taking.returning(picked.c.position, *spec.table.columns)
         return select(picked.c.position, spec.entity).from_statement(every)

@@ -1,4 +1,4 @@
-"""SQLSTATE."""
+"""SQLSTATE error codes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from ..parts.errors import Errors
 
-# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (as a primary that was demoted)
+# admin shutdown, crash shutdown, cannot connect now, idle session timeout, read-only (such as a demoted primary)
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "25006"})
 # connection exceptions, insufficient resources (a full disk, too many connections), system errors
 _OUTAGE_CLASSES = ("08", "53", "58")
-# idle-in-transaction and transaction timeout, which end the connection too
+# idle-in-transaction and transaction timeouts, which close the connection as well
 _TOO_SLOW = frozenset({"25P03", "25P04"})
 
 
 class PostgreSQLErrors(Errors):
-    """Errors with an SQLSTATE, which every driver has."""
+    """Errors with an SQLSTATE, which every driver provides."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class PostgreSQLErrors(Errors):
         code = self.code(error)
         if error.connection_invalidated:
             return code not in _TOO_SLOW
-        # an operational error without a code is the client's own: it could not connect
+        # an operational error without a code comes from the client: it could not connect
         if code is None:
             return isinstance(error, OperationalError)
         return code in self.outages or code.startswith(_OUTAGE_CLASSES)

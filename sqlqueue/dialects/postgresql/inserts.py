@@ -1,4 +1,4 @@
-"""ON CONFLICT, and COPY by psycopg."""
+"""Upserts with ON CONFLICT, and COPY with psycopg."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..parts.inserts import Inserts, Replacement, on_conflict
 
 
 class PostgreSQLInserts(Inserts):
-    """The upsert as SQLite has it too, and COPY."""
+    """Upserts with ON CONFLICT, and COPY."""
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)

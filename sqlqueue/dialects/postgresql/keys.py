@@ -1,4 +1,4 @@
-"""Rows by arrays of keys."""
+"""Selects rows by arrays of keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..parts.keys import KEYS, MANY, ROWS, Keys
 
 
 class PostgreSQLKeys(Keys):
-    """Lists as arrays: one parameter each."""
+    """Sends lists as arrays, one parameter each."""
 
     def keys_named(self, spec: QueueSpec, count: int) -> Criterion:
         if count == MANY and len(spec.primary_key) == 1:
             (column,) = spec.primary_key
-            # one parameter, and so one statement for the server however many keys there are
+            # one parameter, so that the server sees the same statement for any number of keys
             return column == any_(bindparam(KEYS, type_=ARRAY(column.type)))
         return super().keys_named(spec, count)
 
     def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
-        # a list of tuples would be compared one by one, where these are hashed; and without IS TRUE it would become a
-        # join, for which a plan may choose nested loops
+        # a subquery is hashed, a list of tuples compared one by one; without IS TRUE it would become a join, for which
+        # a plan may choose nested loops
         values = [None] * len(columns) if rows is None else [list(each) for each in zip(*rows, strict=True)]
         names = [f"{ROWS}_{n}" if rows is None else None for n, _ in enumerate(columns)]
         lists = [

@@ -1,4 +1,4 @@
-"""LISTEN through psycopg, whose connections wait for notifications themselves."""
+"""NOTIFY, and LISTEN with psycopg, whose connections can wait for notifications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTEN = f"LISTEN {CHANNEL}"
 
 
 class PostgreSQLNotifications(Notifications):
-    """NOTIFY, which the server delivers at the commit, once however often a transaction has said the same."""
+    """NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
 
     def notify(self, connection: Connection, name: str) -> None:
         connection.execute(select(func.pg_notify(CHANNEL, name)))
@@ -26,7 +26,7 @@ class PostgreSQLNotifications(Notifications):
 
 
 class PsycopgListener(Listener):
-    """LISTEN, and the notifications that psycopg's connections wait for themselves."""
+    """Listens with psycopg, whose connections can wait for notifications."""
 
     def listen(self, connection: Any) -> None:
         connection.autocommit = True

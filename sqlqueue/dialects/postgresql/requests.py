@@ -1,4 +1,4 @@
-"""SQL of others, by psycopg."""
+"""Executes SQL tasks with psycopg."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .streaming import stream
 
 
 class PsycopgRequests(Requests):
-    """What PostgreSQL and CockroachDB have in common."""
+    """The common part of PostgreSQL and CockroachDB."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 
@@ -35,7 +35,7 @@ class PsycopgRequests(Requests):
 
 
 class PostgreSQLRequests(PsycopgRequests):
-    """Ends a statement by the number of its process."""
+    """Ends statements by the process id of their server process."""
 
     def interruption(self, connection: Connection) -> Interrupt:
         process = connection.scalar(select(func.pg_backend_pid()))

@@ -1,4 +1,4 @@
-"""What the catalog keeps about a table beyond what SQLAlchemy reflects."""
+"""Reads from the catalog what SQLAlchemy does not reflect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..parts.schema import Schema
 from .catalog import added_at, invalid_indexes, lacks_storage
 
 PARTIAL_INDEX = "postgresql_where"
-# as good a default as any, where the column keeps the zone
+# all equivalent as defaults, since the column stores the zone
 _CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_timestamp()")
 
 
 class CatalogSchema(Schema):
-    """What PostgreSQL and CockroachDB have in common."""
+    """The common part of PostgreSQL and CockroachDB."""
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
         return super().same_default(dialect, live) or live in _CLOCKS
@@ -28,7 +28,7 @@ class CatalogSchema(Schema):
 
 
 class PostgreSQLSchema(CatalogSchema):
-    """With partial indexes, storage parameters, and the values of added columns."""
+    """Reads partial indexes, storage parameters, and the values of added columns."""
 
     partial_index: ClassVar[str | None] = PARTIAL_INDEX
     reviving: ClassVar[str | None] = "REINDEX INDEX CONCURRENTLY {schema}{index}"

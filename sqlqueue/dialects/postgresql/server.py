@@ -1,22 +1,30 @@
-"""A server's state, its plans, and the rights of an account."""
+"""Checks the server's state and the privileges of an account, and reads plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, func, select, true
+from sqlalchemy import Connection, Select, String, and_, cast, column, func, literal_column, select, table, true
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from ...queue.findings import Finding
-from ...queue.spec import QueueSpec
+from ...queue.findings import Finding, Severity
+from ...queue.spec import Identity, QueueSpec
 from ..naming import live_name
 from ..parts.plans import Plan, Plans, explain
 from ..parts.server import Server, read_only
 
+_SESSIONS = table(
+    "pg_stat_activity",
+    *map(column, ("pid", "usename", "application_name", "state", "backend_xid")),
+    schema="pg_catalog",
+)
+_DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
+"""The catalog of Citus.  The method of a table that is not divided is 'n'."""
+
 
 class PostgreSQLServer(Server):
-    """Standbys, and rights to schemas, columns and sequences."""
+    """Detects standbys and tables that Citus distributes; checks privileges on schemas, columns and sequences."""
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         standby, default = connection.execute(
@@ -27,13 +35,36 @@ class PostgreSQLServer(Server):
         if default == "on":
             yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
 
+    def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+        if connection.scalar(select(cast(func.to_regclass(_DISTRIBUTED.name), String))) is None:
+            return
+        name = live_name(connection, spec.table)
+        relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.to_regclass(name), String)
+        if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
+            message = (
+                f"{spec.table.fullname} is distributed by Citus, which refuses FOR UPDATE over several shards: nothing"
+                " can be claimed"
+            )
+            fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"
+            yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
+
+    def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
+        # the transaction that locked a row last is a system column of it, unless several share the lock
+        last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
+        told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
+        owner = connection.execute(told).one_or_none()
+        if owner is None:
+            return None
+        program = f", {owner.application_name}" if owner.application_name else ""
+        return f"{owner.usename} (backend {owner.pid}{program}, {owner.state})"
+
     def missing_privileges(
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         schema = connection.schema_for_object(spec.table)
         if schema and not connection.scalar(select(func.has_schema_privilege(schema, "USAGE"))):
             return [f"USAGE on the schema {schema}"]
-        # rights to single columns are enough, if they are the right ones
+        # privileges on single columns are enough, if they cover the needed columns
         name = live_name(connection, spec.table)
         of_queue = {each.name for each in spec.columns.values()}
         present = [column["name"] for column in live]
@@ -43,17 +74,17 @@ class PostgreSQLServer(Server):
             for privilege, columns in needed.items()
         }
         rights["DELETE"] = func.has_table_privilege(name, "DELETE")
-        for column in live:
-            if "nextval(" in (column["default"] or ""):  # an identity needs no right of its own
-                sequence = func.pg_get_serial_sequence(name, column["name"])
+        for each in live:
+            if "nextval(" in (each["default"] or ""):  # an identity needs no separate privilege
+                sequence = func.pg_get_serial_sequence(name, each["name"])
                 right = func.coalesce(func.has_sequence_privilege(sequence, "USAGE"), true())
-                rights[f"USAGE on the sequence of {column['name']}"] = right
+                rights[f"USAGE on the sequence of {each['name']}"] = right
         granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
         return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
 
 
 class PostgreSQLPlans(Plans):
-    """EXPLAIN as JSON."""
+    """Plans from EXPLAIN in JSON format."""
 
     def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
         if not forced:
@@ -62,7 +93,7 @@ class PostgreSQLPlans(Plans):
             for way in ("seqscan", "sort", "bitmapscan"):
                 connection.execute(select(func.set_config(f"enable_{way}", "off", true())))
             plan = _plan(connection, statement)
-            savepoint.rollback()  # and the settings with it
+            savepoint.rollback()  # resets the settings
         return plan
 
 

@@ -1,6 +1,6 @@
-"""Reads the result of one statement from PostgreSQL row by row, by the libpq that psycopg wraps.
+"""Streams the result of one statement from PostgreSQL row by row, through psycopg's wrapper of libpq.
 
-Psycopg's cursors either read all rows at once, or do not tell how many rows a statement without a result has changed.
+Psycopg's cursors either read all rows at once, or do not report how many rows a statement without a result has changed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _READ: Mapping[int, Callable[[str], Any]] = {
     **dict.fromkeys((20, 21, 23, 26), int),
     **dict.fromkeys((700, 701), float),
 }
-"""By the number of the type; all others are left in the server's own words."""
+"""Conversions by type oid; values of other types keep the server's text."""
 
 
 @contextmanager
 def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[Answer]:
-    """Execute ``request``, which the extended protocol refuses if it is more than one statement."""
+    """Execute ``request``; the extended protocol rejects more than one statement."""
     from psycopg import Error  # noqa: PLC0415  # a user of PostgreSQL may have another driver
     from psycopg.pq import TransactionStatus  # noqa: PLC0415
 
@@ -43,7 +43,7 @@ def stream(connection: Connection, request: str, type_name: Callable[[int], str]
         raise DBAPIError.instance(request, None, error, kind, connection_invalidated=lost) from error
     finally:
         if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
-            connection.invalidate()  # it does not take a ROLLBACK
+            connection.invalidate()  # it does not accept a ROLLBACK
 
 
 def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> Answer:
@@ -73,7 +73,7 @@ def _rows(first: Any, results: Iterator[Any], encoding: str) -> Iterator[list[An
 
 
 def _results(driver: Any) -> Iterator[Any]:
-    """One for each row, and one for the end."""
+    """Yield a result for each row, and one for the end."""
     from psycopg import NotSupportedError  # noqa: PLC0415
     from psycopg.errors import error_from_result  # noqa: PLC0415
     from psycopg.pq import ExecStatus  # noqa: PLC0415
@@ -90,7 +90,7 @@ def _results(driver: Any) -> Iterator[Any]:
 
 
 def _next(pgconn: Any, selector: selectors.BaseSelector) -> Any:
-    """Not simply ``get_result``, which would keep all threads waiting."""
+    """Return the next result.  ``get_result`` alone would block all threads."""
     while (sends := pgconn.flush()) or pgconn.is_busy():
         wanted = selectors.EVENT_READ | selectors.EVENT_WRITE if sends else selectors.EVENT_READ
         selector.modify(pgconn.socket, wanted)

@@ -10,7 +10,7 @@ from ..parts.types import Types
 
 
 class PostgreSQLTypes(Types):
-    """The stock types, and functions of time."""
+    """SQLAlchemy's types, and PostgreSQL's time functions."""
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         # not clock_timestamp(): a volatile function cannot bound an index scan
@@ -19,9 +19,9 @@ class PostgreSQLTypes(Types):
         return now if seconds is None else now + func.make_interval(*parts, seconds, type_=Interval())
 
     def default(self) -> ColumnElement[Any]:
-        return func.current_timestamp()  # its columns keep the zone
+        return func.current_timestamp()  # the column stores the zone
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
-        # rounded: some versions have seconds as floating-point numbers, which come close
+        # rounded: some versions return seconds as floating-point numbers
         seconds = extract("epoch", later - earlier)
         return cast(func.round(seconds * literal_column("1000000")), BigInteger)

@@ -1,0 +1,14 @@
+"""Keys that are padded."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..parts.inserts import Inserts
+
+
+class SQLServerInserts(Inserts):
+    """No upsert, and texts that are compared as if they were of one length."""
+
+    # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/string-comparison-assignment
+    drops_blanks: ClassVar[bool] = True

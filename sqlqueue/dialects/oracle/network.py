@@ -1,0 +1,19 @@
+"""python-oracledb, which tells no socket and limits its calls itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ..parts.network import Network, Undo
+from ..parts.requests import milliseconds
+
+
+class OracleNetwork(Network):
+    """A server whose driver ends calls that take too long."""
+
+    def limit_calls(self, connection: Any, within: timedelta) -> Undo:
+        before = connection.call_timeout
+        connection.call_timeout = milliseconds(within)
+        return partial(setattr, connection, "call_timeout", before)

@@ -1,0 +1,13 @@
+"""How long a session waits for locks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..parts.transactions import Transactions
+
+
+class PostgreSQLTransactions(Transactions):
+    """As standard SQL has them."""
+
+    impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
