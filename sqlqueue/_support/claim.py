@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 
@@ -27,7 +28,12 @@ class Claim:
     attempt: int
     """The number of the attempt at the row, from 1 on."""
     token: int = 0
-    """A new random number for each call that claims; 0 if no claim with a lease has written one to the row."""
+    """A new random number for each call that claims, negative if a worker makes it; 0 if no claim with a lease has
+    written one to the row."""
+    claimed_by: str | None = field(default=None, compare=False, repr=False)
+    """The name of the claimer, for the history."""
+    claimed_at: datetime | None = field(default=None, compare=False, repr=False)
+    """When it was made, for the history; ``None`` with ``lease=None``, and if loader options left the column out."""
 
 
 _TOKENS = 2**63 - 1
@@ -37,3 +43,28 @@ _TOKENS = 2**63 - 1
 def new_token() -> int:
     """Return a random number that differs from all other claims' across processes, hosts and copies of the database."""
     return 1 + secrets.randbelow(_TOKENS)
+
+
+class WorkerTokens:
+    """The tokens of one worker's claims: negative, and in a range that no other worker has.
+
+    So a row that is ``running`` tells whether a worker holds it, and the rows that a worker held when its process died
+    can be found without anything else being written.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        self.worker = 1 + secrets.randbelow(2**31 - 1) if worker is None else worker
+        """The number of the worker, in the upper half of each token."""
+
+    def __call__(self) -> int:
+        """Return a new token."""
+        return -(self.worker << _LOWER | secrets.randbits(_LOWER))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest and the highest token."""
+        return -(self.worker << _LOWER | 2**_LOWER - 1), -(self.worker << _LOWER)
+
+
+_LOWER = 32
+"""The bits of a token that tell the claims of a worker apart."""

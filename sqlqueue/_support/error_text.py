@@ -22,11 +22,16 @@ def error_text(error: BaseException | str) -> str:
     if not isinstance(error, (str, BaseException)):
         raise ArgumentError(f"error={error!r}: give an exception or a string")
     text = error if isinstance(error, str) else _described(error)
-    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    text = storable(text)
     units = text.encode("utf-16-le")
     if len(units) <= 2 * _LONGEST:
         return text
     return units[: 2 * (_LONGEST - 1)].decode("utf-16-le", "ignore") + "…"
+
+
+def storable(text: str) -> str:
+    """Return ``text`` with NUL and lone surrogates, which engines refuse, escaped."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def readable(value: object, *, lines: bool = False) -> str:

@@ -5,14 +5,15 @@
     SQLQueueError
     ├── ArgumentError               a call that cannot be carried out as written (also a ValueError)
     ├── ConfigurationError          a model that cannot be a queue; raised when its class is defined
-    ├── UnsupportedDialectError     an engine, or a version of it, that cannot be used for queues
+    ├── UnsupportedDialectError     an engine, a version or a cluster that cannot be used for queues, or not this way
     ├── UnsupportedIsolationError   a transaction in which a claim would be wrong
     ├── ClaimLostError              the row is no longer this claim's
     ├── UnsettledClaimError         a commit would drop a claim that only locks
     ├── IllegalTransitionError      the task was never claimed, or is already settled
     ├── DuplicateTaskError          a task with this key exists
     ├── HandlerNotFoundError        no handler for this task
-    └── SchemaMismatchError         the live schema does not match the models
+    ├── SchemaMismatchError         the live schema does not match the models
+    └── ProcessDiedError            the child process of a handler died
 
 All errors carry their facts as attributes, and their messages say what to do.  None is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
@@ -49,7 +50,7 @@ class ConfigurationError(SQLQueueError):
 
 
 class UnsupportedDialectError(SQLQueueError):
-    """An error for an engine that cannot be used for queues.
+    """An error for an engine or a server that cannot be used for queues, or not in this way.
 
     ``dialect`` is its name, ``version`` the server's version, and ``needed`` what is required instead.
     """
@@ -144,3 +145,11 @@ class SchemaMismatchError(SQLQueueError):
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+class ProcessDiedError(SQLQueueError):
+    """An error for a handler whose process died.  ``status``: its exit status, or the negative number of a signal."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver, get_all_start_methods, get_context, parent_process
+from pathlib import Path
 from typing import Any
 
 CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
@@ -40,6 +42,69 @@ def _ignoring_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def lead_group() -> None:
+    """Make this process the leader of a group of its own, which :func:`kill_group` ends, and its parent's death too.
+
+    Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, as a service manager
+    sends them to every process; the programs that it starts obey them.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit
+    os.setpgid(0, 0)
+    parent = parent_process()
+    assert parent is not None
+    with suppress(ImportError, OSError):  # what Linux has
+        from fcntl import F_GETFL, F_SETFL, F_SETOWN, F_SETSIG, fcntl  # noqa: PLC0415
+
+        # by the kernel: C code that keeps the interpreter's lock would stop the thread below
+        fcntl(parent.sentinel, F_SETOWN, -os.getpgrp())
+        fcntl(parent.sentinel, F_SETSIG, signal.SIGKILL)
+        fcntl(parent.sentinel, F_SETFL, fcntl(parent.sentinel, F_GETFL) | os.O_ASYNC)
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os.killpg(0, signal.SIGKILL)
+
+
+def kill_group(process: Any) -> None:
+    """Kill a process that has called :func:`lead_group`, or is about to, and all processes that it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+
+
+def ending(status: int | None) -> str:
+    """Return how a process ended, by its exit status or the negative number of a signal."""
+    if status is None:
+        return "ended"
+    number = -status if status < 0 else status - 128
+    if number <= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"was killed by {name}" + (", possibly for lack of memory" if number == signal.SIGKILL else "")
+
+
+MIB = 1024 * 1024
+
+
+def resident_memory() -> int:
+    """Return the bytes of memory that this process occupies; where there is no ``/proc``, the most so far."""
+    import resource  # noqa: PLC0415  (Windows has none)
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+    return pages * resource.getpagesize()
 
 
 LAST_WORDS = 3.0

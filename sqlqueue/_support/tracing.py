@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 HAS_OPENTELEMETRY = find_spec("opentelemetry") is not None and find_spec("opentelemetry.propagate") is not None
@@ -19,3 +21,19 @@ def present_trace() -> str | None:
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return carrier.get(HEADER)
+
+
+@contextmanager
+def within_trace(header: str | None) -> Iterator[None]:
+    """Continue the trace of another process, by its :func:`present_trace`."""
+    if not HAS_OPENTELEMETRY or header is None:
+        yield
+        return
+    from opentelemetry import context  # noqa: PLC0415
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+    token = context.attach(TraceContextTextMapPropagator().extract({HEADER: header}))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,6 +1,7 @@
-"""The kinds of queues: each module is a mixin, and what it adds to a queue as a :class:`.Kind`.
+"""The optional kinds of queues: each mixin with its :class:`.Kind`, which adds to the declaration
+(:mod:`sqlqueue.model`) and to the transitions (:mod:`sqlqueue.lifecycle`) of queues that use it.
 
-A new kind is a module here, an import below, and its documentation.
+To add a kind, add a module here, an import below, and its documentation.
 """
 
 from .jobs import JobMixin

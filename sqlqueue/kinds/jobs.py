@@ -8,12 +8,12 @@ from sqlalchemy.orm import Mapped
 
 from .._support import checks
 from ..dialects import json_type, key_type
-from ..lifecycle.kind import Kind
+from ..lifecycle.kind import Kind, Partition
 from ..model.columns import check_stored_json, optional
 from ..model.mixins import QueueMixin
 
 LONGEST_TASK = 255
-"""Of the name of a function, in characters."""
+"""The maximum length of a function's name, in characters."""
 
 
 JOBS = Kind(
@@ -23,11 +23,15 @@ JOBS = Kind(
     },
     checks={"task": checks.key, "arguments": check_stored_json},
     untouched=("task", "arguments"),
+    partition=Partition("task", width=3),
 )
 
 
 class JobMixin(QueueMixin):
-    """A queue of function calls: each row stores a function's name and arguments, see :meth:`.Worker.task`."""
+    """A queue of function calls: each row stores a function's name and arguments, see :meth:`.Worker.task`.
+
+    Claims by ``Job.task`` have an index of their own.
+    """
 
     __queue_kind__: ClassVar[Kind | None] = JOBS
 

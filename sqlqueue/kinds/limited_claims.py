@@ -1,4 +1,4 @@
-"""Claims of limited queues: each task with one of its key's slots."""
+"""Claims tasks of limited queues, each with one of its key's slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = str | None
 
 
 class Free(NamedTuple):
-    """The slots of a key that seem to be free, at most as many as are wanted, and whether there are more."""
+    """The numbers of a key's slots that seem to be free, up to the number needed, and whether there are more."""
 
     numbers: list[int]
     more: bool
@@ -32,11 +32,11 @@ class Free(NamedTuple):
 class LimitedClaim:
     """Claims tasks of a limited queue: first free slots of their keys, then the tasks.
 
-    A slot is locked as a task is: nobody waits for it, and nobody else gets it.  So the limit is exact, in open
-    transactions too, where what is claimed cannot be seen yet.
+    Slots are locked like tasks: no claim waits for them, and no other claim gets them.  So the limit is exact even with
+    open transactions, whose claims are not visible yet.
 
-    The number of statements does not depend on the number of keys, except that a key whose slots or tasks other
-    transactions have locked takes some of its own.
+    The number of statements does not depend on the number of keys, except that a key with slots or tasks that other
+    transactions have locked takes additional statements.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class LimitedClaim:
         self.spec = spec
         self.slots = slots_of(spec)
         self.take = take
-        self.lease = lease or FOREVER  # as long as the lock of the row that nothing else holds
+        self.lease = lease or FOREVER  # a claim with lease=None holds its slot until it is settled
 
     def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]:
-        """Up to ``limit`` tasks in claim order, each with a slot if it has a key."""
+        """Claim up to ``limit`` tasks, each with a slot if it has a key; return them in claim order."""
         claimed: dict[Identity, Any] = {}
         place: dict[Identity, int] = {}
-        # asked for once, not of each task: of a full key there may be very many
+        # read the full keys once, instead of checking each task: a full key may have very many tasks
         passed: set[Key] = set(self.adapter.rows.execute(self.session, self.slots, _full(self.slots)).scalars())
         more = True
         while more and len(claimed) < limit:
@@ -70,9 +70,9 @@ class LimitedClaim:
     def _candidates(
         self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Collection[Key]
     ) -> tuple[dict[Identity, Key], bool]:
-        """The keys of the next tasks in claim order, but for those of keys ``passed``; whether there may be more.
+        """Return the next tasks in claim order with their keys, except keys ``passed``, and whether there may be more.
 
-        As far as can be seen without locks.
+        Reads without locks.
         """
         key = self.spec["limit_key"]
         keys = [name for name in passed if name is not None][: self.adapter.keys.most(self.spec)]
@@ -85,20 +85,20 @@ class LimitedClaim:
             found = [each for each in seen if each[1] not in passed]
             if found or len(seen) < number:
                 return dict(found[:limit]), len(seen) == number or len(found) > limit
-            number *= 2  # all of these are of keys for which there was no room in the statement
+            number *= 2  # all tasks found belong to passed keys that did not fit into the statement
 
     def _first(self, steps: Iterable[Callable[[int], Pick]], number: int) -> list[tuple[Identity, Key]]:
         found: list[tuple[Identity, Key]] = []
         for step in steps:
             if len(found) < number:
                 pick = step(number - len(found))
-                seen = pick.select(*self.spec.primary_key, self.spec["limit_key"]).limit(pick.limit)
+                seen = pick.first(*self.spec.primary_key, self.spec["limit_key"])
                 rows: Any = self.adapter.rows.execute(self.session, self.spec, seen)
                 found += [(tuple(identity), name) for *identity, name in rows]
         return found
 
     def _claim(self, wanted: Mapping[Identity, Key], where: Sequence[Where]) -> dict[Key, list[Any]]:
-        """Those of ``wanted`` for which there are slots.  In place of one that others lock, the next of its key."""
+        """Claim the ``wanted`` tasks that get slots; instead of a locked task, claim the next task of its key."""
         needed = Counter(wanted.values())
         slots = self._lock({key: count for key, count in needed.items() if key is not None})
         room = {key: needed[key] if key is None else len(slots[key]) for key in needed}
@@ -118,7 +118,7 @@ class LimitedClaim:
     def _take_named(
         self, chosen: Mapping[Key, Sequence[Identity]], where: Sequence[Where]
     ) -> Iterable[tuple[Any, Claim]]:
-        """Each only if its key is still the one whose slot it is to have."""
+        """Claim the chosen tasks, each only if it still has the key whose slot it is to hold."""
         keys = [(identity, key) for key, identities in chosen.items() for identity in identities]
         for some in self.adapter.keys.batches(self.spec, keys):
             together: dict[Key, list[Identity]] = defaultdict(list)
@@ -138,7 +138,7 @@ class LimitedClaim:
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _lock(self, needed: Mapping[str, int]) -> dict[str, list[Identity]]:
-        """So many free slots of each key, or as many as there are, locked."""
+        """Lock the needed number of free slots of each key, or as many as are free."""
         free = self._free(needed)
         unknown = {key: count for key, count in needed.items() if key not in free}
         if unknown:
@@ -153,10 +153,10 @@ class LimitedClaim:
         return locked
 
     def _free(self, needed: Mapping[str, int]) -> dict[str, Free]:
-        """What seems to be free of the keys that are known."""
+        """Return the slots that seem to be free, for those keys that have slots."""
         found: dict[str, list[int]] = {}
         for some in self.adapter.keys.batches(self.slots, list(needed)):
-            most = max(needed[key] for key in some) + 2  # slot 0, and one that tells of more
+            most = max(needed[key] for key in some) + 2  # slot 0, and one more to detect that there are more
             rows: Any = self.adapter.rows.execute(self.session, self.slots, _first_free(self.slots, some, most))
             for key, number in rows:
                 found.setdefault(key, []).extend([number] if number else ())
@@ -171,7 +171,7 @@ class LimitedClaim:
             yield from self.adapter.claims.lock(self.session, pick)
 
     def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
-        """Slots of a key some of which others have locked."""
+        """Lock other slots of a key, of which other transactions have locked some."""
         slots = self.slots
         where = [slots["slot_key"] == key, is_usable(slots, slots.table), ~is_draining(slots, slots.table)]
         if own:
@@ -183,7 +183,7 @@ class LimitedClaim:
         return locked
 
     def _assign(self, pairs: Sequence[tuple[Identity, tuple[Any, Claim]]]) -> None:
-        """Write to each slot, which is locked, which claim holds it."""
+        """Write the holding claim to each locked slot."""
         slots, name = self.slots, self.slots["claimed_by"]
         for some in self._parts(pairs):
             holders = ((slots.key(slot), literal(holder(claim), name.type)) for slot, (_, claim) in some)
@@ -194,13 +194,13 @@ class LimitedClaim:
             self.adapter.rows.execute(self.session, slots, statement)
 
     def _parts(self, items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        # a statement names each slot by two columns, and more than once
+        # a statement identifies each slot by two columns, more than once
         size = max(self.adapter.keys.most(self.slots) // 3, 1)
         return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _full(slots: QueueSpec) -> Select[tuple[str]]:
-    """The keys of which no slot may be taken: all are held, or more than a limit that was lowered."""
+    """Return the keys without slots to take: all are held, or more tasks run than a lowered limit allows."""
     other, key = slots.table.alias("other"), slots["slot_key"]
     free = and_(other.c[key.name] == key, is_usable(slots, other), ~is_busy(slots, other))
     none = ~select(literal_column("1")).select_from(other).where(free).correlate(slots.table).exists()
@@ -209,7 +209,7 @@ def _full(slots: QueueSpec) -> Select[tuple[str]]:
 
 
 def _first_free(slots: QueueSpec, keys: Sequence[str], most: int) -> Executable:
-    """Of each key that is known slot 0, and slots that seem to be free."""
+    """Return slot 0 of each key that has slots, and slots that seem to be free."""
     key, number = slots["slot_key"], slots["slot_number"]
     free = and_(is_usable(slots, slots.table), ~is_busy(slots, slots.table))
     place = func.row_number().over(partition_by=key, order_by=number).label("place")

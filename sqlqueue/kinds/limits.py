@@ -1,4 +1,4 @@
-"""Queues that limit how many tasks with the same key run at once, and the slots that these hold."""
+"""Queues that limit how many tasks with the same key run at once, and the slots that running tasks hold."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from ..dialects import key_type
 from ..dialects.base import Adapter
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.kind import ClaimTogether, Kind, KindIndex, Partition, Take, kinds_in
+from ..lifecycle.reasons import Reason, SeenTask
 from ..model.columns import LONGEST_KEY, optional
 from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
-from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.selection import Assignment, is_held
+from ..queue.spec import Identity, QueueSpec
+from ..sql.selection import is_held
+from .full_keys import full_key
 from .limited_claims import LimitedClaim
 from .slots import Slots
 
 
 class Limits(Kind):
+    """Limits running tasks: claims each with a slot, frees slots when claims are settled, extends their leases."""
+
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if options.slots is None:
-            needed = "where are its slots? Name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
+            needed = "slots= is missing: name the model that derives from SlotMixin: QueueOptions(slots=Slot)"
             return needed if "limit_key" in roles else None
         if "limit_key" not in roles:
-            return "slots are for models that derive from LimitMixin"
+            return "slots= is for models that derive from LimitMixin"
         if SLOTS not in kinds_in(options.slots):
-            return f"its slots are no slots: {options.slots.__name__} does not derive from SlotMixin"
+            return f"slots= must name a model of slots: {options.slots.__name__} does not derive from SlotMixin"
         return None
 
     def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
-        """A task that is running keeps its key, for it holds a slot of that."""
+        """Keep the key of a running task, which holds one of the key's slots."""
         key = spec["limit_key"]
         if key in values:
             values[key] = case((is_held(spec), key), else_=values[key])
@@ -44,7 +48,7 @@ class Limits(Kind):
     def claim_together(
         self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
     ) -> ClaimTogether:
-        """Each with a slot of its key."""
+        """Claim each task together with a slot of its key."""
         return LimitedClaim(session, adapter, spec, take, lease)
 
     def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
@@ -54,10 +58,8 @@ class Limits(Kind):
         slots = Slots(fenced.session, fenced.adapter, fenced.spec)
         return {claim.identity for claim in slots.extend(fenced.claims, lease, waits=fenced.held.waits)}
 
-    def end_running(
-        self, adapter: Adapter, session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment]
-    ) -> int:
-        return Slots(session, adapter, spec).end(chosen, values)
+    def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
+        return () if seen.values["limit_key"] is None else full_key(adapter, session, seen)
 
     def announces(self, spec: QueueSpec, how: str) -> bool:
         return True
@@ -67,6 +69,8 @@ class Limits(Kind):
 
 
 class SlotRows(Kind):
+    """The rows that represent slots: not tasks, and found by the claim that holds them."""
+
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
         yield KindIndex("holder", [spec["claimed_by"]], is_held(spec))
 
@@ -95,11 +99,11 @@ class LimitMixin(QueueMixin):
     """A queue that limits how many tasks with the same ``limit_key`` run at once, across all workers.
 
     The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names.  A key at its limit
-    does not hold up tasks of other keys.  A claim may hold a slot that it could not use until its transaction ends:
+    does not delay tasks of other keys.  A claim may hold a slot that it could not use until its transaction ends:
     commit claims soon.
 
-    Tasks are claimed in the queue's order, except while other claims run: instead of a task that another claim has
-    locked, the next task of the same key is taken, even if a task of another key comes before it.
+    Tasks are claimed in the queue's order, except during concurrent claims: instead of a task that another claim has
+    locked, the claim takes the next task of the same key, even if a task of another key comes before it.
     """
 
     __queue_kind__: ClassVar[Kind | None] = LIMITS

@@ -1,4 +1,4 @@
-"""What kinds have in common whose tasks are tried anew in each stage or run."""
+"""The common part of kinds whose tasks have all their attempts again in each stage or run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter(
 
 
 class SeveralLives(Kind):
-    """A task's ``attempts_before`` are those of earlier stages or runs."""
+    """Counts the attempts of a task's earlier stages or runs in ``attempts_before``."""
 
     def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
         return spec["attempts_before"]

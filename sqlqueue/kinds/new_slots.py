@@ -15,24 +15,24 @@ from ..dialects.base import Adapter
 from ..queue.spec import QueueSpec, spec_of
 
 ENDLESS = 2**31 - 1
-"""The attempts of a slot.  One that has none left is retired: it is not taken again."""
+"""The ``max_attempts`` of a usable slot.  A slot with 0 is retired: it is not taken again."""
 
 
 def slots_of(spec: QueueSpec) -> QueueSpec:
-    """The slots of a limited queue; :class:`.ArgumentError` if it is none."""
+    """Return the queue of slots of a limited queue; raise :class:`.ArgumentError` if the queue is not limited."""
     if spec.options.slots is None:
         raise ArgumentError(f"{spec.entity.__name__} has no limits: derive it from LimitMixin")
     return spec_of(spec.options.slots)
 
 
 def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
-    """Give each of ``keys``, none of which has slots yet, as many as the model's ``limit`` says.
+    """Create the slots of new ``keys``, as many for each as the model's ``limit`` says.
 
-    In one statement, in a transaction and on a connection of its own: no other claim waits for the session's
-    transaction.  Keys that another transaction creates at the same time are left as that one creates them.
+    Uses one statement in its own transaction and connection, so that no other claim waits for the session's
+    transaction.  If another transaction creates a key at the same time, its slots are kept.
     """
     slots, numbers = slots_of(spec), range(spec.options.limit + 1)
-    if adapter.locking.one_writer:  # the session is it
+    if adapter.locking.one_writer:  # another connection could not write while this session does
         _Introduction(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
         _Introduction(session, partial(adapter.transactions.tentative, session), adapter, slots, numbers).of(
@@ -44,7 +44,7 @@ def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collect
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
-    """Insert slots.  Number 0 says that the key is known, and is held while the limit is 0."""
+    """Insert slots.  Number 0 marks the key as known, and is held while the limit is 0."""
     names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
     rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys]
     if rows:
@@ -53,7 +53,7 @@ def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tu
 
 @contextmanager
 def apart(session: Session, slots: QueueSpec) -> Iterator[Session]:
-    """A session on a connection of its own, outside the pool, which may have no room."""
+    """Open a session on a separate connection, outside the pool, which may be exhausted."""
     connection = session.connection(slots.bind_arguments)
     shared = connection.engine
     engine = Engine(
@@ -71,7 +71,7 @@ def apart(session: Session, slots: QueueSpec) -> Iterator[Session]:
 
 
 class _Introduction:
-    """Inserts the slots of new keys, each time within what ``begin`` begins."""
+    """Inserts the slots of new keys, each time in a transaction or savepoint that ``begin`` opens."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class _Introduction:
         self._numbers = numbers
 
     def of(self, keys: Sequence[str]) -> None:
-        """Insert in the order of the primary key, so that two that insert the same keys cannot deadlock.
+        """Insert in primary key order, so that two transactions that insert the same keys cannot deadlock.
 
-        The second waits at the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
+        The second one waits at the first slot 0 that both insert; slot 0 is never claimed, so it waits for no claim.
         """
         try:
             with self._begin():
@@ -102,7 +102,9 @@ class _Introduction:
                 self.of(rest)
 
     def _rest(self, keys: Sequence[str]) -> list[Sequence[str]]:
-        """What to insert after a duplicate: what is missing; one at a time where a snapshot hides what is there."""
+        """Return the groups of keys to insert after a duplicate: the missing keys together if the read has shown the
+        duplicate, otherwise each key alone, because the snapshot hides it.
+        """
         with self._begin():
             there = self._known(keys)
         missing = [key for key in keys if key not in there]

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Unicode
-from sqlalchemy.orm import Mapped
+from sqlalchemy import Unicode, select
+from sqlalchemy.orm import Mapped, Session
 
 from .._support import checks
 from ..dialects import json_type, key_type, lasting_keys
+from ..dialects.base import Adapter
 from ..lifecycle.kind import Kind, KindIndex
+from ..lifecycle.reasons import Cause, Reason, SeenTask
 from ..model.columns import LONGEST_KEY, check_stored_json, optional
 from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
-from ..queue.spec import QueueSpec
+from ..queue.spec import Ordering, QueueSpec
+from ..sql.place import before, counted
 
 
 class Outbox(Kind):
+    """Keeps messages with the same key in order, and never reuses their primary keys."""
+
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
-        """What comes before a message of the same key is found by an index."""
+        """Yield the index that finds earlier messages of the same key."""
         columns = [spec["message_key"], spec["finished_at"], *spec.primary_key]
         yield KindIndex("order", columns, spec["finished_at"].is_(None))
 
+    def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
+        key = seen.values["message_key"]
+        return () if key is None else self._earlier(adapter, session, seen, key)
+
+    def _earlier(self, adapter: Adapter, session: Session, seen: SeenTask, key: str) -> Iterator[Reason]:
+        spec = seen.spec
+        order = [Ordering(column) for column in spec.primary_key]
+        unfinished = (spec["message_key"] == key, spec["finished_at"].is_(None))
+        counts = [counted(spec, *unfinished, part) for part in before(order, seen.columns)]
+        ahead = sum(adapter.rows.execute(session, spec, select(*(each.label(None) for each in counts))).one())
+        if ahead:
+            text = f"{ahead:,} earlier messages with its key {key!r} are not published yet"
+            yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)
+
     def mapped(self, spec: QueueSpec) -> None:
-        """Who has had a message knows it by its key, which is given out once."""
+        """Prevent the engine from reusing primary keys: consumers recognize a repeated message by its key."""
         if len(spec.primary_key) == 1:
             spec.table.dialect_kwargs.update(lasting_keys())
 

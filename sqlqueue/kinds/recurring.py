@@ -1,4 +1,4 @@
-"""Queues whose tasks run again and again."""
+"""Queues whose tasks run repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..dialects import timestamp_type
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.kind import Kind
 from ..lifecycle.reactivation import fresh_budget, revived
-from ..lifecycle.transitions import ending
+from ..lifecycle.transitions import clearing, ending
 from ..model.columns import optional
 from ..model.mixins import QueueMixin
 from ..queue.schedules import Cron, Every, Schedule, parse, text_of
@@ -29,6 +29,8 @@ LONGEST_SCHEDULE = 128
 
 
 class Recurring(SeveralLives):
+    """Schedules the next run of a task by its ``schedule`` when a run ends."""
+
     def mapped(self, spec: QueueSpec) -> None:
         event.listen(getattr(spec.entity, spec.attributes["schedule"]), "set", _set_schedule, retval=True)
 
@@ -42,7 +44,7 @@ class Recurring(SeveralLives):
         return None if schedule is None else parse(schedule).after(now())
 
     def claimed(self, spec: QueueSpec) -> list[Assignment]:
-        """A run keeps the moment for which it was planned; ``available_at`` tells when its lease or a retry is due."""
+        """Store the run's planned time: ``available_at`` changes to the end of the lease or the time of a retry."""
         return [(spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"]))]
 
     def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
@@ -50,13 +52,16 @@ class Recurring(SeveralLives):
         return [*super().restarted(spec, running), (planned, case((running, planned), else_=null()))]
 
     def unplanned(self, spec: QueueSpec) -> Criterion | None:
-        """Inserted with a schedule and no moment by another program.  The first claim plans it."""
+        """Return the criterion of tasks that another program inserted with a schedule but without a time.
+
+        The first claim schedules them.
+        """
         as_created = spec["available_at"] == spec["created_at"]
         first = spec["attempt"] == literal_column("0")
         return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
 
     def skip(self, fenced: Fenced, tasks: Sequence[Any]) -> set[Identity]:
-        """Those that are missed, where the model says so, and those that have not been planned."""
+        """Postpone missed runs if the model says so, and tasks that have not been scheduled yet."""
         spec = fenced.spec
         doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
         keys = {spec.identity_of(task) for task in doubtful}
@@ -70,16 +75,16 @@ class Recurring(SeveralLives):
 
 
 def _set_schedule(task: object, value: object, *_: object) -> object:
-    """An attribute shows what its column holds: the text of a schedule."""
+    """Convert a schedule to its text when the attribute is set, so that the attribute has the column's value."""
     return text_of(value) if isinstance(value, (str, Every, Cron)) else value
 
 
 def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
-    """Whether another program may have inserted it with a schedule and no moment, as far as the instance shows."""
+    """Whether another program may have inserted the task with a schedule but without a time, by its loaded values."""
     shown = instance_state(task).dict
     needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
     if not shown.keys() >= set(needed.values()):
-        return True  # the call has left something out by its loader options
+        return True  # loader options have left out one of the attributes
     schedule, created_at, *planned = (shown[name] for name in needed.values())
     return schedule is not None and created_at in planned
 
@@ -100,7 +105,7 @@ RECURRING = Recurring(
 if TYPE_CHECKING:
 
     class _MappedSchedule(Mapped[str | None]):
-        """An attribute that is read as text, and can be set to a schedule as well."""
+        """An attribute that is read as text, and can also be set to a schedule."""
 
         def __set__(self, instance: Any, value: Schedule | str | SQLCoreOperations[str | None] | None) -> None: ...
 
@@ -109,8 +114,8 @@ class RecurringMixin(QueueMixin):
     """A queue whose tasks run repeatedly, each by its own ``schedule``.
 
     When a run is completed, or its last attempt has failed, the next run is scheduled in the same statement.
-    ``cancel``, ``discard`` and :func:`.unschedule` end a task.  A task without a schedule is an ordinary one.
-    Applications declare their recurring tasks by :func:`.declare_schedules`.
+    ``cancel``, ``discard`` and :func:`.unschedule` end a task.  A task without a schedule is an ordinary task.
+    Applications declare their recurring tasks with :func:`.declare_schedules`.
     """
 
     __queue_kind__: ClassVar[Kind | None] = RECURRING
@@ -127,7 +132,10 @@ class RecurringMixin(QueueMixin):
 
 
 def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:
-    """A recurring task runs next at ``moment``, whatever it was; one that is running goes on, with what is given."""
+    """Return the assignments that schedule a task's next run for ``moment``, whatever its state.
+
+    A running task continues; only ``given`` and the plan of its next run change.
+    """
     running = is_held(spec)
     at = literal(moment, spec["available_at"].type)
     kept_plan = func.coalesce(spec["scheduled_for"], spec["claimed_at"])
@@ -136,6 +144,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
         (spec["finished_at"], null()),
         (spec["max_attempts"], fresh_budget(spec)),
         (spec["attempts_before"], spec["attempt"]),
+        clearing(spec),
     ]
     return [
         *given,
@@ -147,7 +156,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
 
 
 def stopping(spec: QueueSpec, running: Criterion) -> list[Assignment]:
-    """A recurring task has no further run: cancelled, but for one that is running, which is an ordinary task now."""
+    """Return the assignments that end recurrence: cancel waiting tasks, and remove the schedule of running ones."""
     ended = [(column, case((running, column), else_=value)) for column, value in ending(spec, Status.CANCELLED)]
     (status,) = (each for each in ended if each[0] is spec["status"])
     rest = [each for each in ended if each is not status]

@@ -1,4 +1,4 @@
-"""Queues that keep the results of their tasks."""
+"""Queues that store the results of their tasks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ..sql.selection import Assignment
 
 
 class Results(Kind):
+    """Clears the result of an earlier run when a task is reactivated."""
+
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if "result" in roles and options.on_complete == "delete":
-            return "on_complete='delete' leaves nobody to ask for the result"
+            return "on_complete='delete' would delete the result with the task: choose on_complete='keep'"
         return None
 
     def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
@@ -39,7 +41,7 @@ RESULTS = Results(
 
 
 class ResultMixin(QueueMixin):
-    """A queue that stores the results of its tasks: of ``complete(task, result=...)``, or a handler's return value."""
+    """A queue that stores the results of its tasks: those given to ``complete``, or the return values of handlers."""
 
     __queue_kind__: ClassVar[Kind | None] = RESULTS
 

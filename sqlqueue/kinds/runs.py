@@ -1,4 +1,4 @@
-"""The next runs of recurring tasks."""
+"""Schedules the next runs of recurring tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._support.exc import ArgumentError
 from .._support.logs import logger_of
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.held import Held
-from ..lifecycle.transitions import tries
+from ..lifecycle.transitions import clearing, tries
 from ..queue.schedules import is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
@@ -25,7 +25,7 @@ logger = logger_of("sqlqueue")
 
 
 class Run(NamedTuple):
-    """A run of a recurring task, as its row says."""
+    """A run of a recurring task, read from its row."""
 
     schedule: str | None
     drift: bool | None
@@ -39,40 +39,40 @@ class Run(NamedTuple):
 
     @property
     def first(self) -> datetime | None:
-        """When the first run is due, if this is none: an INSERT that gave a schedule and no moment.
+        """When the first run is due if an INSERT gave a schedule but no time, so that this is not a planned run.
 
-        By the defaults of the table it is available from its creation on, to the microsecond.
+        By the table's defaults, such a task is available from its creation on, to the microsecond.
         """
         if self.schedule is None or self.tries > 1 or self.planned != self.created_at:
             return None
         try:
             return parse(self.schedule).after(self.created_at)
         except ArgumentError:
-            return None  # it is run once, and then there is no next
+            return None  # an invalid schedule: the task runs once, without a next run
 
     def next(self, spec: QueueSpec) -> datetime | None:
-        """When the next one is due; ``None`` if there is none."""
+        """Return when the next run is due; ``None`` if there is no next run."""
         if self.schedule is None:
             return None
         try:
             return next_run(self.schedule, self.planned, self.now, drift=bool(self.drift), missed=spec.options.missed)
-        except ArgumentError as error:  # whoever wrote it, that ends this one task and keeps no other from its run
+        except ArgumentError as error:  # an invalid schedule ends this task only; others must still run
             logger.error("a task of %s has no next run: %s", spec.entity.__name__, error)
             return None
 
     @property
     def is_missed(self) -> bool:
-        """Whether nobody began it before the time of the one after it had come."""
+        """Whether the run was not started before the following run's time."""
         if self.schedule is None or self.tries > 1:
             return False
         try:
             return is_missed(self.schedule, self.planned, self.now)
         except ArgumentError:
-            return False  # it is run once, and then there is no next
+            return False  # an invalid schedule: the task runs once, without a next run
 
 
 def renewing(held: Held, moment: datetime | None) -> list[Assignment]:
-    """A recurring task's next run: at ``moment``, or at once."""
+    """Return the assignments that schedule the next run at ``moment``, or at once."""
     spec = held.spec
     at = utcnow() if moment is None else literal(moment, spec["available_at"].type)
     return [
@@ -82,6 +82,7 @@ def renewing(held: Held, moment: datetime | None) -> list[Assignment]:
         (spec["scheduled_for"], null()),
         (spec["max_attempts"], held.fresh_budget),
         (spec["attempts_before"], held.attempt),
+        clearing(spec),
         *held.written(),
     ]
 
@@ -93,7 +94,7 @@ _AT_ONCE = "at once"
 class Renewals:
     """Schedules the next runs of claimed tasks.
 
-    By the schedule that a row has now, under its lock: whoever changes it meanwhile is waited for, and waits.
+    Reads each row's current schedule under a lock, so concurrent changes to it happen before or after, never between.
     """
 
     def __init__(self, fenced: Fenced) -> None:
@@ -102,10 +103,10 @@ class Renewals:
         self._spec = fenced.spec
 
     def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
-        """Schedule the next runs with ``kept`` written too, those due at one time in one statement.
+        """Schedule the next runs and write ``kept``, with one statement for all runs due at the same time.
 
-        Only of tasks that have used up their attempts, if ``spent``.  Returns which claims still hold their rows, and
-        those of them that have no next run, or have attempts left.
+        If ``spent``, schedule only tasks that have used up their attempts.  Return the primary keys of claims that
+        still hold their rows, and the claims that have no next run or have attempts left.
         """
         runs = self._runs()
         groups: defaultdict[datetime | str, list[Claim]] = defaultdict(list)
@@ -121,7 +122,10 @@ class Renewals:
         return set(runs), rest
 
     def skip(self) -> set[Identity]:
-        """Schedule those anew that are not to be run now: too late, or before the first time; which those are."""
+        """Reschedule tasks that must not run now: missed runs, and tasks before their first run.
+
+        Return the primary keys of the rescheduled tasks.
+        """
         skips = self._spec.options.missed == "skip"
         groups: defaultdict[datetime | None, list[Claim]] = defaultdict(list)
         runs = self._runs()
@@ -137,11 +141,11 @@ class Renewals:
 
     def _what_next(self, run: Run) -> datetime | str:
         if not self._held.only_locked and run.claimed_at is None:
-            return _AT_ONCE  # it was enqueued anew while it ran
+            return _AT_ONCE  # the task was enqueued again while it ran
         return run.next(self._spec) or _REST
 
     def _runs(self) -> dict[Identity, Run]:
-        """The runs of the claims that still hold their rows, which are locked from here on."""
+        """Lock the rows that the claims still hold, and return their runs."""
         spec, adapter = self._spec, self._fenced.adapter
         planned = func.coalesce(spec["scheduled_for"], spec["available_at"])
         roles = (
@@ -156,7 +160,7 @@ class Renewals:
         mine = self._fenced.write([(spec["claimed_by"], spec["claimed_by"])])
         found: dict[Identity, Run] = {}
         for keys in adapter.keys.batches(spec, sorted(mine)):
-            # locking again: a transaction that reads repeatably would see what was there when it began
+            # a locking read: at REPEATABLE READ, a plain SELECT would return the snapshot's values
             latest = read.where(adapter.keys.key_in(spec, keys)).with_for_update(key_share=True)
             by_key = adapter.keys.by_key(spec, latest)
             for row in adapter.rows.execute(self._fenced.session, spec, by_key):

@@ -1,4 +1,4 @@
-"""Slots: each is a row that one running task holds with a lease, so that no more tasks of a key run than it has."""
+"""Slots: each is a row that one running task holds with a lease, so that a key runs no more tasks than it has slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import FromClause, Select, and_, literal_column, null, select
+from sqlalchemy import ColumnElement, FromClause, Select, and_, case, func, literal_column, null, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -21,29 +21,38 @@ from ..sql.selection import Assignment, is_held, state, write
 from .new_slots import apart, slots_of
 
 FOREVER = timedelta(days=20_000)
-"""In seconds it fits into 31 bits, which is all that SQL Server can add to a moment."""
+"""A lease without end: its seconds fit into 31 bits, the most that SQL Server can add to a time."""
 
 
 def is_usable(slots: QueueSpec, table: FromClause) -> Criterion:
-    """The others are retired: they are not taken again."""
+    """Return the criterion of slots that are not retired; retired slots are not taken again."""
     return table.c[slots["max_attempts"].name] > literal_column("0")
 
 
 def is_busy(slots: QueueSpec, table: FromClause) -> Criterion:
-    """A task whose lease has not ended holds it."""
+    """Return the criterion of slots held by a task whose lease has not expired."""
     status, until = (table.c[slots[role].name] for role in ("status", "available_at"))
     return and_(status == state(Status.RUNNING), until > utcnow())
 
 
 def is_draining(slots: QueueSpec, table: FromClause) -> Criterion:
-    """Whether more tasks run than a limit that has been lowered allows, so that some hold slots that are retired."""
+    """Return the criterion of slots whose key runs more tasks than a lowered limit allows, in retired slots."""
     other, key = slots.table.alias("other"), slots["slot_key"].name
     retired = and_(other.c[key] == table.c[key], ~is_usable(slots, other), is_busy(slots, other))
     return select(literal_column("1")).select_from(other).where(retired).correlate(table).exists()
 
 
+def usage(slots: QueueSpec) -> Select[Any]:
+    """Return a SELECT of each known key, how many of its tasks may run at once, and how many run now."""
+    one: Any = literal_column("1")
+    usable = case((is_usable(slots, slots.table), one))
+    busy = case((and_(is_busy(slots, slots.table), slots["slot_number"] > literal_column("0")), one))
+    columns: list[ColumnElement[Any]] = [slots["slot_key"], func.count(usable), func.count(busy)]
+    return select(*columns).group_by(slots["slot_key"])
+
+
 class Slots:
-    """The slots of running tasks: gives them up, and extends their leases."""
+    """Frees the slots of running tasks, and extends their leases."""
 
     def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec) -> None:
         self.session = session
@@ -52,7 +61,7 @@ class Slots:
         self.slots = slots_of(spec)
 
     def free(self, claims: Sequence[Claim]) -> None:
-        """Give up the slots of claims that are settled."""
+        """Free the slots of settled claims."""
         values = [
             (self.slots["status"], state(Status.AVAILABLE)),
             (self.slots["available_at"], utcnow()),
@@ -60,35 +69,10 @@ class Slots:
         ]
         self._change(claims, values)
 
-    def end(self, chosen: Criterion, values: Sequence[Assignment]) -> int:
-        """Write ``values``, which end them, to tasks that are ``chosen``, and give up their slots; returns how many.
-
-        The attempts, which say what holds a slot, are read once the rows are locked: before that, a task may be
-        released and claimed again, with another slot.
-        """
-        spec, adapter, ended = self.spec, self.adapter, 0
-        for some in adapter.keys.batches(
-            spec, adapter.rows.keys(self.session, spec, select(*spec.primary_key).where(chosen))
-        ):
-            mine = and_(adapter.keys.key_in(spec, some), chosen)
-            changed = list(adapter.rows.change(self.session, spec, write(spec, mine, values), some))
-            self.free(self._last_claims(changed) if changed else ())
-            ended += len(changed)
-        return ended
-
-    def _last_claims(self, identities: Sequence[Identity]) -> list[Claim]:
-        """Of tasks that this transaction has written to."""
-        spec, adapter = self.spec, self.adapter
-        read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(
-            adapter.keys.key_in(spec, identities)
-        )
-        rows: Any = adapter.rows.execute(self.session, spec, adapter.keys.by_key(spec, read))
-        return [Claim(spec.entity, tuple(identity), attempt, token) for *identity, attempt, token in rows]
-
     def extend(self, claims: Sequence[Claim], lease: timedelta, *, waits: bool) -> list[Claim]:
-        """Let the leases of slots end ``lease`` from now; returned are claims that have lost theirs.
+        """Extend the leases of slots to ``lease`` from now; return the claims that have lost their slots.
 
-        Unless it ``waits``, slots that others have locked are left as they are.
+        Unless it ``waits``, skip slots that others have locked.
         """
         kept = self._change(claims, [(self.slots["available_at"], utcnow(lease))], waits=waits)
         rest = [claim for claim in claims if holder(claim) not in kept]
@@ -102,8 +86,8 @@ class Slots:
         return set(adapter.rows.keys(self.session, spec, adapter.keys.by_key(spec, read)))
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
-        """Write to the slots that ``claims`` hold, by primary key; their holders, the locked ones' too."""
-        # a statement names each by a key of two columns and by its holder
+        """Write to the slots that ``claims`` hold, by primary key; return the holders, skipped slots included."""
+        # a statement identifies each slot by a key of two columns and by its holder
         size = max(self.adapter.keys.most(self.slots) // 3, 1)
         changed: set[str] = set()
         for start in range(0, len(claims), size):
@@ -123,10 +107,10 @@ class Slots:
         return {held[key] for key in changed} if waits else set(held.values())
 
     def _held(self, theirs: Criterion, count: int) -> dict[Identity, str]:
-        """The holders of slots, found without locks: no index serves, and others' slots would be locked on the way.
+        """Return the slots with their holders, read without locks: a locking read could lock slots of other holders.
 
-        A snapshot that is older than a claim does not show its slot, although the engine may let this transaction
-        settle that claim: then another transaction looks as well.
+        A snapshot that is older than a claim does not show the claim's slot, although the engine may allow this
+        transaction to settle the claim: then a separate transaction reads as well.
         """
         read = select(*self.slots.primary_key, self.slots["claimed_by"]).where(theirs)
         held = self._holders(self.session, read)
@@ -142,7 +126,7 @@ class Slots:
 
 
 def holder(claim: Claim) -> str:
-    """What a slot says of the claim that holds it."""
+    """Return the text that identifies a claim in the slot that it holds."""
     key = json.dumps([str(value) for value in claim.identity])
     text = f"{spec_of(claim.entity).table.fullname} {key} {claim.attempt} {claim.token}"
     return text if len(text) <= LONGEST_NAME else hashlib.sha256(text.encode()).hexdigest()

@@ -25,32 +25,37 @@ LONGEST_STAGE = 64
 
 
 class Stages(SeveralLives):
+    """Moves a completed task to its next stage, where it has all its attempts again."""
+
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if "stage" in roles and not options.stages:
-            return "which stages are there? Name them in order: QueueOptions(stages=('fetch', 'parse'))"
+            return "stages= is missing: name the stages in order: QueueOptions(stages=('fetch', 'parse'))"
         if options.stages and "stage" not in roles:
-            return "stages are for models that derive from StageMixin"
+            return "stages= is for models that derive from StageMixin"
         if any(len(stage) > LONGEST_STAGE for stage in options.stages):
-            return f"the name of a stage has at most {LONGEST_STAGE} characters"
+            return f"the name of a stage can have at most {LONGEST_STAGE} characters"
         if "stage" in roles and "schedule" in roles:
-            return "a recurring task has no stages: let its last statement enqueue a task of another model"
+            return "a recurring task cannot have stages: enqueue a task of another model at the end of each run"
         return None
 
     def goes_on(self, spec: QueueSpec, status: Status, stage: str | None) -> Criterion | None:
         if stage is not None:
-            return spec["stage"].is_not(None)  # always so, and said in a way that every engine takes in a CASE
+            return spec["stage"].is_not(None)  # always true, in a form that every engine accepts in a CASE
         if status is Status.COMPLETED and self.continues(spec):
             return spec["stage"].in_(list(_moves(spec)))
         return None
 
     def moved(self, held: Held, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
-        """On to the named or the next stage; if the whole is to run again, it is where that begins already."""
+        """Move the task to the given or the next stage.
+
+        A task that was enqueued again while it ran is already at the stage where its next run starts.
+        """
         spec, again = held.spec, held.runs_again
         on: ColumnElement[str] = spec["stage"]
         if stage is not None:
             on = literal(stage, spec["stage"].type)
         elif self.continues(spec):
-            # of its type: what is any text to SQLAlchemy loses characters on its way to SQL Server
+            # with the column's type: a plain string literal would lose characters on SQL Server
             moves = ([literal(each, on.type) for each in move] for move in _moves(spec).items())
             on = case(*((before, after) for before, after in moves), value=on, else_=on)
         stays = [] if again is None else [(again, spec["stage"])]
@@ -64,8 +69,10 @@ class Stages(SeveralLives):
     def placed(
         self, spec: QueueSpec, names: Container[str], proposed: Proposed, kept: Criterion | None
     ) -> list[Assignment]:
-        """At the first stage, or where the insert says.  At once, also in a run that is followed by another: whatever
-        becomes of that, the other begins there."""
+        """Start at the first stage, or at the one that the insert sets.
+
+        Assigned at once even if the task is running and runs again: however this run ends, the next one starts there.
+        """
         stage = spec["stage"]
         first = proposed(stage.name) if stage.name in names else literal(spec.options.stages[0], stage.type)
         return [(stage, first if kept is None else case((kept, stage), else_=first))]
@@ -78,7 +85,7 @@ class Stages(SeveralLives):
 
 
 def _moves(spec: QueueSpec) -> dict[str, str]:
-    """stage -> the next one; the last is in none."""
+    """Map each stage to the next one; the last stage is not a key."""
     return dict(pairwise(spec.options.stages))
 
 

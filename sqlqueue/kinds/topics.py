@@ -1,4 +1,4 @@
-"""Queues that are divided by topic."""
+"""Queues divided by topic."""
 
 from __future__ import annotations
 

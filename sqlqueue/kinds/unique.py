@@ -1,4 +1,4 @@
-"""Queues whose unfinished tasks are told apart by a key."""
+"""Queues whose unfinished tasks have unique keys."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ..sql.selection import Assignment, UniqueBy
 
 
 class Unique(Kind):
+    """Keeps the keys of unfinished tasks unique, and frees the key of a task that becomes final."""
+
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
         yield KindIndex("unique", [spec["unique_key"]], spec["unique_key"].is_not(None), unique=True)
 
@@ -25,7 +27,7 @@ class Unique(Kind):
         return UniqueBy((spec["unique_key"],), spec["unique_key"].is_not(None))
 
     def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
-        """Tasks free their keys and remember them."""
+        """Clear the key of final tasks and store it as the former key."""
         key, former = spec["unique_key"], spec["former_key"]
         kept = func.coalesce(key, former)
         if final is None:

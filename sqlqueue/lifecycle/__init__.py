@@ -1,4 +1,5 @@
-"""What becomes of a row from claim to claim: the assignments that every queue has in common, and the fence around them.
+"""State transitions of rows: the assignments that all queues have in common, and the fence that protects them.
 
-What only some queues have is told by their kinds, see :class:`.Kind`.
+Rows are settled here; models are declared in :mod:`sqlqueue.model`.  What only some queues need is added by their
+kinds: the interface is :class:`.Kind` in this package, its implementations are in :mod:`sqlqueue.kinds`.
 """

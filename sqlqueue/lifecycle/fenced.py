@@ -1,4 +1,4 @@
-"""How a settlement is written: one fenced statement for claims that are alike."""
+"""Writes settlements: one fenced statement for claims that hold their rows in the same way."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .held import Held
 ATTEMPT = "sqlqueue_attempt"
 TOKEN = "sqlqueue_token"
 _MARKS = (ATTEMPT, TOKEN)
-"""The parameters for :attr:`.Held.marked`, where all claims have the same there."""
+"""The parameters for :attr:`.Held.marked` if its values are the same for all claims."""
 
 Values: TypeAlias = Callable[[Held, Sequence[Claim]], Sequence[Assignment]]
-"""Gives what is written to the rows of claims."""
+"""Returns the assignments to the rows of claims."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +36,27 @@ class Fenced:
 
     @property
     def spec(self) -> QueueSpec:
+        """The queue of the claims."""
         return self.held.spec
 
     @property
     def identities(self) -> list[Identity]:
+        """The primary keys of the claimed rows."""
         return [claim.identity for claim in self.claims]
 
     def of(self, claims: Sequence[Claim]) -> Fenced:
-        """Some of the claims."""
+        """Return the same with ``claims``, some of these."""
         return replace(self, claims=claims)
 
     def without(self, identities: Container[Identity]) -> Fenced:
+        """Return the same without the claims of these rows."""
         return self.of([claim for claim in self.claims if claim.identity not in identities])
 
     def update(self, values: Values, *, like: Hashable | None = None, only: Criterion | None = None) -> set[Identity]:
-        """Write to the rows of claims that are still theirs; returns which those are.
+        """Write to the rows that the claims still hold; return their primary keys.
 
-        ``like``: all that ``values`` and ``only`` go by besides how the rows are held, if the statement is worth
-        keeping.  ``only``: what must hold for a row besides.
+        ``like``: the cache key of the statement, which contains everything that ``values`` and ``only`` depend on
+        besides how the rows are held; ``None``: not cached.  ``only``: an additional criterion.
         """
         return self._change(
             lambda mine: write(self.spec, mine if only is None else and_(mine, only), values(self.held, self.claims)),
@@ -61,15 +64,15 @@ class Fenced:
         )
 
     def write(self, assignments: Sequence[Assignment]) -> set[Identity]:
-        """:meth:`update` with the same for whatever claims."""
+        """Call :meth:`update` with assignments that do not depend on the claims."""
         return self.update(lambda *_: assignments)
 
     def delete(self, *, like: Hashable, spared: Criterion | None) -> set[Identity]:
-        """Delete the rows of claims that are still theirs, but for those that are ``spared``; returns which."""
+        """Delete the rows that the claims still hold, except those that are ``spared``; return their primary keys."""
         return self._change(lambda mine: remove(self.spec, mine if spared is None else mine & ~spared), like)
 
     def _change(self, make: Callable[[Criterion], Update | Delete], like: Hashable | None) -> set[Identity]:
-        """Execute the statement that ``make`` makes of the condition by which rows are still those of the claims."""
+        """Execute the statement that ``make`` builds from the fence; return the primary keys of the changed rows."""
         if not self.claims:
             return set()
         spec, adapter, held = self.spec, self.adapter, self.held
@@ -85,25 +88,25 @@ class Fenced:
         return adapter.rows.change(self.session, spec, statement, self.identities, parameters, waits=held.waits)
 
     def _unlocked(self, mine: Criterion) -> Criterion:
-        """Without what others have locked, where that is not waited for."""
+        """Exclude locked rows if the settlement does not wait for them."""
         return mine if self.held.waits else self.adapter.locking.passing_over(self.spec, mine)
 
     @cached_property
     def _are_alike(self) -> bool:
-        """Whether one call made the claims, in one attempt."""
+        """Whether all claims have the same marks: one call made them, with the same attempt number."""
         return len({self.held.marks(claim) for claim in self.claims}) == 1
 
     def fence(self) -> Criterion:
-        """Holds for the rows that are still held by these claims."""
+        """Return the criterion of the rows that these claims still hold."""
         keys = self.adapter.keys.key_in(self.spec, self.identities)
         if self._are_alike:
             marks = zip(self.held.marked, self.held.marks(self.claims[0]), strict=True)
             return self.held.unsettled(and_(*(column == mark for column, mark in marks), keys))
-        # the keys by themselves too, by which rows are found
+        # the keys alone as well, so that an index finds the rows
         return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
 
     def _fence_named(self, count: int) -> Criterion:
-        """:meth:`fence` of ``count`` keys with the parameters of :meth:`_fence_names`."""
+        """Return :meth:`fence` for ``count`` keys, with the parameters of :meth:`_fence_names`."""
         keys = self.adapter.keys.keys_named(self.spec, count)
         if not self._are_alike:
             return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns)))

@@ -1,4 +1,4 @@
-"""How claims that are being settled hold their rows."""
+"""How claims hold their rows: by a lease, or by a lock alone."""
 
 from __future__ import annotations
 
@@ -19,51 +19,52 @@ class Held:
 
     spec: QueueSpec
     claimed_by: str | None = None
-    """Who claims, where nothing of the claim is written yet (``lease=None``)."""
+    """The claimer's name for a claim with ``lease=None``, which has written nothing yet; otherwise ``None``."""
     waits: bool = True
-    """Whether a row that others have locked is waited for; it is passed over otherwise."""
+    """Whether settling waits for rows that others have locked; otherwise it skips them."""
 
     @property
     def only_locked(self) -> bool:
+        """Whether the claims hold their rows by a lock alone (``lease=None``)."""
         return self.claimed_by is not None
 
     @property
     def attempt(self) -> ColumnElement[int]:
-        """The attempt that is being settled."""
+        """The number of the attempt that is being settled."""
         return self.spec["attempt"] + literal_column("1") if self.only_locked else self.spec["attempt"]
 
     @property
     def fresh_budget(self) -> ColumnElement[int]:
-        """The ``max_attempts`` of a new life."""
+        """The ``max_attempts`` that gives the task all its attempts again."""
         return self.attempt + literal_column(str(self.spec.options.max_attempts))
 
     @property
     def runs_again(self) -> Criterion | None:
-        """Was the task enqueued anew while it ran?  Then its ``claimed_at`` has been taken away."""
+        """The criterion of tasks that were enqueued again while they ran, which cleared their ``claimed_at``."""
         return None if self.only_locked else self.spec["claimed_at"].is_(None)
 
     def marks(self, claim: Claim) -> tuple[int, ...]:
-        """What its row has in :attr:`marked` while ``claim`` holds it."""
+        """Return the values of :attr:`marked` in the row while ``claim`` holds it."""
         return (claim.attempt,) if self.only_locked else (claim.attempt, claim.token)
 
     @property
     def marked(self) -> tuple[ColumnElement[int], ...]:
-        """What tells a claim from others of the same row, which may have the same attempt."""
+        """The columns that distinguish a claim from others of the same row; the attempt alone may be the same."""
         return (self.attempt,) if self.only_locked else (self.attempt, self.spec["claim_token"])
 
     def unsettled(self, mine: Criterion) -> Criterion:
-        """Holds for the rows that are ``mine`` by their keys and marks, and still held."""
+        """Restrict ``mine``, the criterion of rows with the claims' keys and marks, to rows that are still held."""
         if self.only_locked:
             return and_(mine, ~is_final(self.spec))
         return and_(mine, present_status(self.spec) == state(Status.RUNNING))
 
     def written(self) -> list[Assignment]:
-        """What the claim itself left unwritten."""
+        """Return the assignments that a claim with ``lease=None`` has not made yet."""
         return stamp(self.spec, self.claimed_by) if self.claimed_by is not None else []
 
 
 def stamp(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
-    """Who claims, when, and the number of the attempt."""
+    """Return the assignments of a claim's name, time and attempt number."""
     return [
         (spec["claimed_by"], literal(claimed_by, spec["claimed_by"].type)),
         (spec["claimed_at"], utcnow()),

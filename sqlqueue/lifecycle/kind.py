@@ -1,4 +1,4 @@
-"""Kinds of queues: what a mixin adds to a queue, told in one place and asked for by all that handles rows."""
+"""Kinds of queues: what a mixin adds to a queue, declared in one place and used by all code that handles rows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ from ..queue.status import Status
 from ..sql.selection import Assignment, UniqueBy
 from .fenced import Fenced
 from .held import Held
+from .reasons import Reason, SeenTask
 
 ColumnMaker: TypeAlias = Callable[[QueueOptions], dict[str, Any]]
-"""Gives the arguments of ``mapped_column``."""
+"""Returns the arguments of ``mapped_column``."""
 Check: TypeAlias = Callable[[str, object, int | None], object]
-"""Refuses a value that cannot be stored: given its name, the value and the length of the column."""
+"""Rejects a value that cannot be stored; takes the name, the value and the length of the column."""
 Proposed: TypeAlias = Callable[[str], ColumnElement[Any]]
-"""What an insert gives for a column, by name, in the statement that meets an existing row."""
+"""Returns the value that an insert gives for a column, by name, to use when it conflicts with an existing row."""
 
 
 class Partition(NamedTuple):
-    """A column that divides a queue, and how widely: the index of a claim starts with the narrowest that it fixes."""
+    """A column that divides a queue, and its relative width.
+
+    The index of a claim starts with the narrowest partition column that the claim's criteria fix.
+    """
 
     role: str
     width: int
 
 
 class KindIndex(NamedTuple):
-    """An index that the queue cannot be without."""
+    """An index that the kind requires."""
 
     name: str
     columns: Sequence[ColumnElement[Any]]
@@ -45,45 +49,49 @@ class KindIndex(NamedTuple):
 
 
 class Take(Protocol):
-    """Claims tasks by criteria, at most ``limit``.  ``named``: the criteria name rows by primary key."""
+    """Claims at most ``limit`` tasks by criteria.  ``named``: the criteria select rows by primary key."""
 
     def __call__(self, where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]: ...
 
 
 class ClaimTogether(Protocol):
-    """Claims tasks in claim order, each with something else that it needs."""
+    """Claims tasks in claim order, each together with another row that it needs."""
 
-    def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]: ...
+    def claim(self, where: Sequence[Where], order: Sequence[Any], limit: int) -> list[Any]:
+        """Claim up to ``limit`` tasks that satisfy ``where``; return them in claim order."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
     """What one mixin adds to a queue.  A method that is not overridden adds nothing.
 
-    Assignments of a kind are to its own columns: see :mod:`.transitions` for the order in which they are evaluated.
+    A kind assigns to its own columns only: see :mod:`.transitions` for the order in which assignments are evaluated.
     """
 
     known: ClassVar[list[Kind]] = []
-    """All of them: what a model's options ask for may be of a kind that it does not derive from."""
+    """All kinds: a model's options may need a kind that the model does not derive from."""
 
     columns: Mapping[str, ColumnMaker]
-    """role -> column"""
+    """Maps column roles to the arguments of their columns."""
     checks: Mapping[str, Check] = field(default_factory=dict)
-    """role -> check of what is to be stored"""
+    """Maps column roles to checks of the values to be stored."""
     untouched: Collection[str] = ()
     """Roles of columns that settling never writes."""
     untold: Collection[str] = ()
-    """Roles of columns that a declaration of tasks leaves to the queue."""
+    """Roles of columns that a declaration of tasks must not set, because the queue does."""
     partition: Partition | None = None
+    """The kind's partition column, if it has one."""
     placed_by: str | None = None
-    """The role of the column that :meth:`placed` assigns where a row gets a new life."""
+    """The role of the column that :meth:`placed` assigns when a row is reactivated."""
     recurs: bool = False
     """Whether tasks may have a next run after their last attempt."""
     keeps_results: bool = False
+    """Whether the queue stores the results of tasks."""
     holds_slots: bool = False
-    """Whether a running task holds a row of another queue, which has to be visible to who settles it."""
+    """Whether a running task holds a row of another queue, which the transaction that settles it must see."""
     holds_tasks: bool = True
-    """Whether its rows are tasks, which people look after, and are not claimed alongside others."""
+    """Whether its rows are tasks for operators to manage, instead of rows claimed together with tasks."""
 
     def __post_init__(self) -> None:
         self.known.append(self)
@@ -91,138 +99,145 @@ class Kind:
     # -- declaration ---------------------------------------------------------------------------------------------------
 
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
-        """What is wrong with the options of a model with these ``roles``, which may be of another kind."""
+        """Return what is wrong with the options of a model with these column roles, or ``None``.
+
+        Also called for models that are not of this kind.
+        """
         return None
 
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
-        """What the table needs besides the indexes of every queue."""
+        """Return the indexes that the table needs besides those of every queue."""
         return ()
 
     def mapped(self, spec: QueueSpec) -> None:
-        """Called once the class that brings the columns is mapped, and has its indexes."""
+        """Finish the setup; called when the class with the kind's columns is mapped and has its indexes."""
 
     def unique_by(self, spec: QueueSpec) -> UniqueBy | None:
-        """By what an insert may meet a row, besides the primary key."""
+        """Return the unique key, besides the primary key, that an insert may conflict on."""
         return None
 
     # -- inserts -------------------------------------------------------------------------------------------------------
 
     def normalize(self, spec: QueueSpec, row: dict[str, Any]) -> None:
-        """Bring values of a row, by names of attributes, into the form in which they are stored."""
+        """Convert values of a row, keyed by attribute name, to the form in which they are stored."""
 
     def moment(self, spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-        """When a row with these values, by names of attributes, is first due, if it says so."""
+        """Return when a row with these values, keyed by attribute name, is first due; ``None`` if they do not say."""
         return None
 
     # -- assignments ---------------------------------------------------------------------------------------------------
 
     def claimed(self, spec: QueueSpec) -> list[Assignment]:
-        """What a claim writes."""
+        """Return the assignments of a claim."""
         return []
 
     def ended(self, spec: QueueSpec, final: Criterion | None) -> list[Assignment]:
-        """What is written to tasks that become final: to all, or to those that satisfy ``final``."""
+        """Return the assignments to tasks that become final: to all, or to those that satisfy ``final``."""
         return []
 
     def goes_on(self, spec: QueueSpec, status: Status, stage: str | None) -> Criterion | None:
-        """What holds for tasks that go on to something else, to ``stage`` if given, where they would become final."""
+        """Return the criterion of tasks that continue, in ``stage`` if given, instead of becoming final."""
         return None
 
     def moved(self, held: Held, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
-        """What is written to tasks that go on: to those that satisfy ``lives``."""
+        """Return the assignments to tasks that continue, which satisfy ``lives``."""
         return []
 
     def begun_anew(self, held: Held, again: Criterion) -> list[Assignment]:
-        """What is written to tasks that have failed, or are handed back, and have been enqueued ``again`` meanwhile."""
+        """Return the assignments to tasks that failed or were released, and were enqueued ``again`` while they ran."""
         return []
 
     def revived(self, spec: QueueSpec) -> list[Assignment]:
-        """What gives a final task back what it has given up."""
+        """Return the assignments that restore what a task lost when it became final."""
         return []
 
     def redriven(self, spec: QueueSpec) -> list[Assignment]:
-        """What a redrive writes besides."""
+        """Return the additional assignments of a retry by an operator."""
         return []
 
     def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
-        """What a row is given that an insert meets, unless it is ``running``, or the insert itself gives it."""
+        """Return the assignments to an existing row that an insert reactivates, unless it is ``running``.
+
+        Columns that the insert itself sets are left out afterwards.
+        """
         return []
 
     def placed(
         self, spec: QueueSpec, names: Container[str], proposed: Proposed, kept: Criterion | None
     ) -> list[Assignment]:
-        """Where a row begins that an insert of columns ``names`` meets, but for those that are ``kept`` as they are."""
+        """Return the assignments that set where a row starts when an insert of columns ``names`` reactivates it.
+
+        Rows that satisfy ``kept`` stay where they are.
+        """
         return []
 
     def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
-        """Guard columns of existing rows that are about to be given ``values`` and may not have them now."""
+        """Guard ``values`` that existing rows are about to get but may not take in their current state."""
 
     # -- criteria ------------------------------------------------------------------------------------------------------
 
     def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
-        """How many attempts of a task were made before its present stage or run."""
+        """Return the column with the number of attempts before the current stage or run."""
         return None
 
     def unplanned(self, spec: QueueSpec) -> Criterion | None:
-        """What holds for tasks that are available by their status and not to be claimed yet."""
+        """Return the criterion of tasks whose status is ``available`` although they cannot be claimed yet."""
         return None
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def skip(self, fenced: Fenced, tasks: Sequence[Any]) -> set[Identity]:
-        """Put off tasks that have just been claimed and are not to be handled now; returns which."""
+        """Postpone tasks that have just been claimed but must not run now; return their primary keys."""
         return set()
 
     def claim_together(
         self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
     ) -> ClaimTogether | None:
-        """What claims tasks, by ``take``, together with the slots that they hold."""
+        """Return what claims tasks, by ``take``, together with their slots; ``None`` if they need none."""
         return None
 
     def renew(self, fenced: Fenced, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
-        """Schedule the next runs of claimed tasks, with ``kept`` written too; if ``spent``, of those without attempts.
+        """Schedule the next runs of claimed tasks, and write ``kept`` too.
 
-        Returns which claims still hold their rows, and those of them of which something else is to become.
+        If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
+        their rows, and the claims that remain to be settled.
         """
         return set(), fenced
 
     def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
-        """Called once claims are settled."""
+        """Clean up after claims have been settled."""
 
     def extend(self, fenced: Fenced, lease: timedelta) -> set[Identity]:
-        """Extend what else the claims hold by leases; returns which have lost that."""
+        """Extend the leases of other rows that the claims hold; return the primary keys of claims that lost theirs."""
         return set()
 
-    def end_running(
-        self, adapter: Adapter, session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment]
-    ) -> int:
-        """Write ``values``, which end them, to running tasks that are ``chosen``; returns how many.
-
-        Asked of kinds that hold slots.
-        """
-        return 0
-
     def announces(self, spec: QueueSpec, how: str) -> bool:
-        """Whether tasks can be claimed, once others are settled in this way, that could not be claimed before."""
+        """Whether settling tasks in this way can make other tasks claimable."""
         return False
 
+    def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
+        """Yield why tasks of this kind keep a task from being claimed that could be claimed otherwise."""
+        return ()
+
     def continues(self, spec: QueueSpec) -> bool:
-        """Whether completion of a task is more than a change of its own row to a final one."""
+        """Whether completing a task does more than change its own row to a final state."""
         return False
 
 
 @cache
 def kinds_of(spec: QueueSpec) -> tuple[Kind, ...]:
-    """The kinds of a queue, in the order in which its model lists their mixins."""
+    """Return the kinds of a queue, in the order in which its model lists their mixins."""
     return tuple(kind for kind in kinds_in(spec.entity) if spec.columns.keys() >= kind.columns.keys())
 
 
 def kinds_in(cls: type[Any]) -> tuple[Kind, ...]:
+    """Return the kinds of a class's mixins, in the order of its bases."""
     found: Iterator[Kind | None] = (base.__dict__.get("__queue_kind__") for base in cls.__mro__)
     return tuple(dict.fromkeys(kind for kind in found if kind is not None))
 
 
 def assigned(assignments: Iterable[Iterable[Assignment]]) -> list[Assignment]:
+    """Return the assignments of several kinds in one list."""
     return [assignment for some in assignments for assignment in some]
 
 
@@ -234,28 +249,30 @@ def recurs(spec: QueueSpec) -> bool:
 
 @cache
 def keeps_results(spec: QueueSpec) -> bool:
+    """Whether the queue stores the results of its tasks."""
     return any(kind.keeps_results for kind in kinds_of(spec))
 
 
 @cache
 def holding_slots(spec: QueueSpec) -> Kind | None:
-    """The kind by which a running task of the queue holds a slot, if there is one."""
+    """Return the kind whose running tasks hold slots, or ``None``."""
     return next((kind for kind in kinds_of(spec) if kind.holds_slots), None)
 
 
 def holds_tasks(spec: QueueSpec) -> bool:
+    """Whether the queue's rows are tasks, see :attr:`Kind.holds_tasks`."""
     return all(kind.holds_tasks for kind in kinds_of(spec))
 
 
 @cache
 def other_keys(spec: QueueSpec) -> tuple[UniqueBy, ...]:
-    """By what an insert may meet a row of the queue, besides the primary key."""
+    """Return the unique keys, besides the primary key, that an insert may conflict on."""
     ways = (kind.unique_by(spec) for kind in kinds_of(spec))
     return tuple(way for way in ways if way is not None)
 
 
 def renewed(fenced: Fenced, kept: Sequence[Assignment], *, spent: bool = False) -> tuple[set[Identity], Fenced]:
-    """:meth:`.Kind.renew` of all kinds."""
+    """Call :meth:`.Kind.renew` of all kinds."""
     held = set[Identity]()
     for kind in kinds_of(fenced.spec):
         still, fenced = kind.renew(fenced, kept, spent=spent)

@@ -1,6 +1,6 @@
-"""What gives an existing row a new life: an insert of the same key, and a redrive.
+"""Assignments that reactivate an existing row: for an insert of the same key, and for a retry by an operator.
 
-In the order of assignments that :mod:`.transitions` tells of.
+Their order matters, see :mod:`.transitions`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ..queue.status import Status
 from ..sql.clock import utcnow
 from ..sql.selection import Assignment, UniqueBy, is_held, is_ready, state
 from .kind import Proposed, assigned, kinds_of, other_keys
+from .transitions import clearing
 
 
 def fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
+    """Return the ``max_attempts`` that gives a task that is not running all its attempts again."""
     return spec["attempt"] + literal_column(str(spec.options.max_attempts))
 
 
@@ -30,10 +32,10 @@ def replacing(
     rerun: bool,
     version: Column[Any] | None = None,
 ) -> list[Assignment]:
-    """What an existing row is given by an insert of the same key: the columns ``names``, and a new life.
+    """Return the assignments to an existing row that an insert conflicts with: columns ``names``, and reactivation.
 
-    A row that is running keeps its run; ``rerun`` takes away its ``claimed_at``, by which completion knows.  With a
-    ``version``, all that only if the proposed one is greater.
+    A running row continues its run; ``rerun`` clears its ``claimed_at``, which tells completion to run it again.  With
+    a ``version``, the assignments change nothing unless the proposed version is greater.
     """
     assignments = _replacing(spec, set(names), proposed, rerun=rerun)
     if version is None:
@@ -48,7 +50,7 @@ def _replacing(spec: QueueSpec, names: set[str], proposed: Proposed, *, rerun: b
     own = {"status", "available_at", "max_attempts", *(kind.placed_by for kind in kinds if kind.placed_by)}
     queue = {spec[role].name for role in own}
     running, moves = is_held(spec), spec["available_at"].name in names
-    # one that is available already keeps its place, unless the place is what is being changed
+    # an available task keeps its position, unless the insert sets it
     stays = or_(running, is_ready(spec)) if rerun and not moves else running
     moment = proposed(spec["available_at"].name) if moves else utcnow()
     status = proposed(spec["status"].name) if spec["status"].name in names else state(Status.AVAILABLE)
@@ -69,7 +71,7 @@ def _replacing(spec: QueueSpec, names: set[str], proposed: Proposed, *, rerun: b
 
 
 def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assignment]:
-    """``values`` for existing rows, but for what these cannot change now."""
+    """Return assignments of ``values`` to existing rows, guarded where a row cannot take them in its current state."""
     given = dict(values)
     for kind in kinds_of(spec):
         kind.overwritten(spec, given)
@@ -77,22 +79,27 @@ def overwriting(spec: QueueSpec, values: Mapping[Column[Any], Any]) -> list[Assi
 
 
 def _from_the_start(spec: QueueSpec, names: Container[str], running: Criterion) -> list[Assignment]:
-    """What else a new life begins with, where the insert does not say it; a run that goes on keeps what it has."""
-    begin = [*revived(spec), *assigned(kind.restarted(spec, running) for kind in kinds_of(spec))]
+    """Return the kinds' assignments to a reactivated row, except to columns that the insert sets."""
+    begin = [
+        *revived(spec),
+        clearing(spec, ~running),
+        *assigned(kind.restarted(spec, running) for kind in kinds_of(spec)),
+    ]
     return [(column, value) for column, value in begin if column.name not in names]
 
 
 def revived(spec: QueueSpec) -> list[Assignment]:
-    """What gives a final task back what it has given up."""
+    """Return the assignments that restore what tasks lost when they became final."""
     return assigned(kind.revived(spec) for kind in kinds_of(spec))
 
 
 def redriving(spec: QueueSpec) -> list[Assignment]:
-    """Available now, with a full budget of attempts, and the key that it had."""
+    """Return the assignments of :func:`.retry`: available now, with all attempts, and with its former key."""
     budget = fresh_budget(spec)
     return [
         *revived(spec),
         *assigned(kind.redriven(spec) for kind in kinds_of(spec)),
+        clearing(spec),
         (spec["status"], state(Status.AVAILABLE)),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], null()),
@@ -101,7 +108,7 @@ def redriving(spec: QueueSpec) -> list[Assignment]:
 
 
 def unique_by(spec: QueueSpec, row: Mapping[str, Any]) -> tuple[UniqueBy, ...]:
-    """By what ``row`` may meet another: its primary key if it gives that, and other unique keys that it gives."""
+    """Return the keys that ``row`` may conflict on: the primary key and other unique keys, as far as it sets them."""
     by_key = [_by_primary_key(spec)] if all(column.name in row for column in spec.primary_key) else []
     given = (by for by in other_keys(spec) if all(row.get(column.name) is not None for column in by.columns))
     return (*by_key, *given)

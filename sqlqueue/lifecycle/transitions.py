@@ -1,7 +1,8 @@
-"""What becomes of a row: the assignments of claims, of settling and of enqueueing anew.
+"""State transitions: the assignments of claims and of settling.
 
-MySQL and MariaDB evaluate assignments from left to right, each seeing those before it, where the standard has them all
-see the old row.  So what others read (``max_attempts``, ``attempt``, ``status``) is assigned after them.
+MySQL and MariaDB evaluate assignments from left to right, and each sees the results of those before it; by the SQL
+standard, all see the old row.  So columns that other assignments read (``max_attempts``, ``attempt``, ``status``) are
+assigned after them.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from sqlalchemy import Column, ColumnElement, Float, bindparam, case, literal, literal_column, null, or_
+from sqlalchemy import Column, ColumnElement, Float, Integer, and_, bindparam, case, literal, literal_column, null, or_
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, state
+from ..sql.selection import Assignment, is_held_by_worker, state
 from .fenced import TOKEN
 from .held import Held, stamp
-from .kind import assigned, kinds_of
+from .kind import assigned, holds_tasks, kinds_of
+
+NONE: ColumnElement[int] = literal_column("0", Integer)
+"""The ``crashes`` of a task that is no suspect."""
 
 
 def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None = None) -> tuple[Assignment, ...]:
-    """What a claim with a lease writes.  Its token is the parameter ``TOKEN`` if it is not given here."""
+    """Return the assignments of a claim with a lease.  The token is the parameter ``TOKEN`` if not given here."""
     column = spec["claim_token"]
     return (
         *_claimed(spec),
+        *taking_over(spec),
         (spec["status"], state(Status.RUNNING)),
         (spec["available_at"], utcnow(lease)),
         (column, bindparam(TOKEN, type_=column.type) if token is None else literal(token, column.type)),
@@ -32,25 +37,51 @@ def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None
     )
 
 
+def taking_over(spec: QueueSpec) -> list[Assignment]:
+    """Return the assignments of a claim to tasks that another worker held until their lease expired.
+
+    That worker has most likely crashed.  The crash does not count as an attempt, because the task may not even have
+    been started, but it makes the task a suspect.
+    """
+    if not holds_tasks(spec):
+        return []
+    crashed, crashes, budget = is_held_by_worker(spec), spec["crashes"], spec["max_attempts"]
+    return [
+        (budget, case((crashed, budget + literal_column("1")), else_=budget)),
+        (crashes, case((and_(crashed, crashes == NONE), literal_column("1")), else_=crashes)),
+    ]
+
+
+def suspected(spec: QueueSpec) -> ColumnElement[int]:
+    """The ``crashes`` of a task whose process has crashed: counted already if it was a suspect before."""
+    crashes = spec["crashes"]
+    return case((crashes == NONE, literal_column("1", Integer)), else_=crashes)
+
+
+def clearing(spec: QueueSpec, some: Criterion | None = None) -> Assignment:
+    """Return the assignment that clears the suspicion of tasks whose attempt has ended, or of ``some`` of them."""
+    return spec["crashes"], NONE if some is None else case((some, NONE), else_=spec["crashes"])
+
+
 def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
-    """What a claim writes that is its own completion."""
+    """Return the assignments of a claim that completes the task at once."""
     return (*ending(spec, Status.COMPLETED), *stamp(spec, claimed_by))
 
 
 def tries(held: Held) -> ColumnElement[int]:
-    """How often the task has been tried in its present stage or run."""
+    """Return the number of attempts in the task's current stage or run."""
     before = earlier_attempts(held.spec)
     return held.attempt if before is None else held.attempt - before
 
 
 def earlier_attempts(spec: QueueSpec) -> Column[int] | None:
-    """How many attempts of a task were made before its present stage or run, where there may be some."""
+    """Return the column with the number of attempts before the current stage or run, if the queue has one."""
     found = (kind.earlier_attempts(spec) for kind in kinds_of(spec))
     return next((column for column in found if column is not None), None)
 
 
 def lives_on(held: Held, status: Status, stage: str | None = None) -> Criterion | None:
-    """What holds for tasks that do not end by becoming ``status``; ``None`` if all of them do."""
+    """Return the criterion of tasks that continue instead of ending as ``status``; ``None`` if none does."""
     if status is Status.CANCELLED:
         return None
     ways = [kind.goes_on(held.spec, status, stage) for kind in kinds_of(held.spec)]
@@ -65,7 +96,7 @@ def _claimed(spec: QueueSpec) -> list[Assignment]:
 
 
 def _claimed_now(held: Held) -> list[Assignment]:
-    """What a claim that only locks has not written yet of its kinds' columns."""
+    """Return the kinds' claim assignments that a claim with ``lease=None`` has not made yet."""
     return _claimed(held.spec) if held.only_locked else []
 
 
@@ -74,9 +105,13 @@ def _ended(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
 
 
 def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
-    """Final at once, whatever it was."""
+    """Return the assignments that make a task final, whatever its state.
+
+    A dead letter keeps its number of crashes.
+    """
     return [
         *_ended(spec),
+        *([] if status is Status.DISCARDED else [clearing(spec)]),
         (spec["status"], state(status)),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], utcnow()),
@@ -84,7 +119,10 @@ def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
 
 
 def finishing(held: Held, status: Status, *, stage: str | None = None, error: str | None = None) -> list[Assignment]:
-    """Final at once; or available again, with a budget of its own, if it is to run again or goes on to a stage."""
+    """Return the assignments that make a held task final, or available with all attempts if it continues.
+
+    A task continues if it was enqueued again while it ran, or moves to another stage.
+    """
     spec, lives = held.spec, lives_on(held, status, stage)
     told: list[Assignment] = [] if error is None else [(spec["error"], error)]
     if lives is None:
@@ -95,6 +133,7 @@ def finishing(held: Held, status: Status, *, stage: str | None = None, error: st
         (spec["available_at"], utcnow()),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
         (spec["max_attempts"], case((lives, held.fresh_budget), else_=spec["max_attempts"])),
+        clearing(spec) if status is not Status.DISCARDED else clearing(spec, lives),
         *told,
         *assigned(kind.moved(held, lives, stage, failed=error is not None) for kind in kinds_of(spec)),
         *held.written(),
@@ -102,7 +141,7 @@ def finishing(held: Held, status: Status, *, stage: str | None = None, error: st
 
 
 def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
-    """To be tried again after the delay of its attempt, or discarded once attempts are used up."""
+    """Return the assignments of a failure: retryable after its attempt's delay, or discarded if no attempt is left."""
     spec, again = held.spec, held.runs_again
     more = held.attempt < spec["max_attempts"]
     seconds = {attempt: _seconds(delay) for attempt, delay in delays.items()}
@@ -113,6 +152,7 @@ def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
     return [
         *_claimed_now(held),
         *_ended(spec, ~lives),
+        clearing(spec),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
@@ -122,7 +162,7 @@ def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
 
 
 def _beginning_anew(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
-    """A task that is to run again has all the attempts of a new life; others have this ``budget``."""
+    """Give tasks that were enqueued again while they ran all attempts; set ``max_attempts`` of others to ``budget``."""
     spec, again = held.spec, held.runs_again
     if again is None:
         return []
@@ -132,12 +172,16 @@ def _beginning_anew(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
     ]
 
 
-def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
-    """Available now, or scheduled after ``delay``; it does not count as an attempt."""
+def handing_back(held: Held, delay: timedelta | None, crashes: ColumnElement[int] = NONE) -> list[Assignment]:
+    """Return the assignments of a release: available now or scheduled after ``delay``; the attempt does not count."""
     spec = held.spec
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
-    now: list[Assignment] = [(spec["status"], state(status)), (spec["available_at"], utcnow(delay))]
-    back = [*_claimed_now(held), *now]
+    back: list[Assignment] = [
+        *_claimed_now(held),
+        (spec["crashes"], crashes),
+        (spec["status"], state(status)),
+        (spec["available_at"], utcnow(delay)),
+    ]
     if held.only_locked:
         return back
     return [
@@ -149,6 +193,7 @@ def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
 
 
 def extending(held: Held, lease: timedelta) -> list[Assignment]:
+    """Return the assignments that extend a lease to ``lease`` from now."""
     return [(held.spec["available_at"], utcnow(lease))]
 
 

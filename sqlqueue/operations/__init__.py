@@ -1,4 +1,4 @@
-"""The operations: functions of a session, which everything else calls."""
+"""The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
 from ..transaction.connection import default_claimer
 from .bulk import ErrorGroup, errors, rescue, retry
@@ -7,24 +7,33 @@ from .declared_schedules import DeclaredSchedules, declare_schedules
 from .enqueueing import enqueue
 from .fair import claim_in_turns
 from .finding import find
+from .history import PastAttempt, history, prune_history
 from .limits import Limit, limits, set_limit
 from .pausing import Pause, pause, paused, resume
 from .pruning import Pruned, prune
+from .registry import Command, Lane, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
 from .rescheduling import reschedule, unschedule
+from .running_now import run_now
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
 from .timeline import Bucket, Durations, timeline
+from .why import Explanation, why
 
 __all__ = [
     "Bucket",
+    "Command",
     "DeclaredSchedules",
     "Durations",
     "ErrorGroup",
+    "Explanation",
+    "Lane",
     "Limit",
+    "PastAttempt",
     "Pause",
     "Pruned",
     "QueueOverview",
     "QueueStats",
+    "WorkerInfo",
     "cancel",
     "claim",
     "claim_in_turns",
@@ -36,26 +45,35 @@ __all__ = [
     "declare_schedules",
     "default_claimer",
     "discard",
+    "drain_workers",
     "enqueue",
     "errors",
     "fail",
     "find",
     "heartbeat",
+    "history",
     "hung",
     "limits",
     "overview",
     "pause",
     "paused",
     "prune",
+    "prune_history",
     "release",
     "reschedule",
     "rescue",
     "resume",
     "retry",
+    "run_now",
+    "set_concurrency",
     "set_limit",
     "snooze",
     "stats",
     "stats_by",
+    "stop_workers",
     "timeline",
     "unschedule",
+    "unserved",
+    "why",
+    "workers",
 ]

@@ -1,4 +1,4 @@
-"""What people are told of an attempt: which it was of how many, and what comes after its failure."""
+"""Describes attempts for logs: the attempt's number out of the total, and what follows its failure."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..queue.spec import QueueSpec
 
 
 class Prospect(NamedTuple):
-    """What comes after a failure."""
+    """What follows a failure: a retry, another run, or nothing."""
 
     kind: Literal["completed", "failed", "discarded"]
-    """``"failed"`` if it is tried again, or has a next run, and ``"discarded"`` if it is a dead letter."""
+    """``"failed"`` if the task is retried or has a next run, ``"discarded"`` if it becomes a dead letter."""
     level: int
-    """Of the log line: a retry is a warning, whatever is given up is an error."""
+    """The log level: a warning for a retry, an error for a task that is given up."""
     text: str
     retry_in: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A claim as its row told it: the handler's session may expire the row, or change it."""
+    """A claim and its row's values at the time of the claim: the handler's session may expire or change the row."""
 
     claim: Claim
     spec: QueueSpec
     number: int
-    """In the present stage or run."""
+    """Counted from 1 within the current stage or run."""
     most: int
-    """How many attempts there are to be."""
+    """The number of attempts allowed."""
     recurs: bool
-    """Whether another run comes after the last attempt."""
+    """Whether another run follows the last attempt."""
 
     @classmethod
     def of(cls, spec: QueueSpec, claim: Claim, task: object) -> Attempt:
-        """Of a task that has just been claimed."""
+        """Return the attempt of a task that has just been claimed."""
         loaded, names = instance_state(task).dict, spec.attributes
 
         def value(role: str) -> Any:
@@ -55,10 +55,10 @@ class Attempt:
         return f"{task_name(self.claim)}: attempt {self.number}/{self.most}"
 
     def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Prospect:
-        """What comes after a failure that is settled with these.
+        """Predict what follows a failure with this cause and delay.
 
-        The row alone knows whether the task was meanwhile enqueued to run again.  Policies have jitter: the delay that
-        is written differs by as much.
+        A prediction: another process may have enqueued the task to run again, which only its row shows, and the delay
+        that is stored differs by the policy's jitter.
         """
         policy = policy_for(self.spec.options.retry, cause)
         if self.number >= self.most or (policy is None and retry_in is None):
@@ -68,21 +68,24 @@ class Attempt:
 
 
 def given_up(*, recurs: bool) -> Prospect:
+    """Return what follows when no attempt is left: the next run of a recurring task, otherwise a dead letter."""
     if recurs:
         return Prospect("failed", logging.ERROR, "no retry before its next run")
     return Prospect("discarded", logging.ERROR, "discarded")
 
 
 def task_name(claim: Claim) -> str:
+    """Return the name of a claimed task for logs: its model and primary key."""
     return f"{claim.entity.__name__} {key_text(claim.identity)}"
 
 
 def retry_text(delay: timedelta | None) -> str:
+    """Return the text about the next attempt for logs; ``delay`` is ``None`` if it is not known."""
     return "to be retried" if delay is None else f"retry in {spoken(delay)}"
 
 
 def spoken(time: timedelta) -> str:
-    """``0.5 s``, ``15 s``, ``4 min``, ``1.5 h``."""
+    """Format a duration for people: ``0.5 s``, ``15 s``, ``4 min``, ``1.5 h``."""
     seconds = time.total_seconds()
     size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), (1, "s"))
     number = seconds / size
@@ -91,11 +94,11 @@ def spoken(time: timedelta) -> str:
 
 _UNITS = ((3600, "h"), (60, "min"))
 _LONGEST = 300
-"""Characters of a reason within a log line."""
+"""The maximum length of a reason in a log line, in characters."""
 
 
 def brief(text: str) -> str:
-    """What a line has room for: the row's ``error`` and the traceback have it all."""
+    """Shorten an error text to one log line; the row's ``error`` and the traceback contain all of it."""
     line = text.partition("\n")[0]
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
@@ -103,5 +106,5 @@ def brief(text: str) -> str:
 def _delay(policy: RetryPolicy, attempt: int) -> timedelta | None:
     try:
         return policy(attempt)
-    except Exception:  # the settlement will meet it too, and tell
+    except Exception:  # the settlement calls the policy as well, and reports the error
         return None

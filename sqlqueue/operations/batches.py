@@ -1,4 +1,4 @@
-"""Large sets of tasks in small parts: a few at a time in one transaction, or all of them in many transactions."""
+"""Changes large sets of tasks in batches: up to a limit in one transaction, or all of them in many transactions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..sql.selection import is_due, is_final, state
 from ..transaction.connection import Access, open_
 
 BATCH = 1_000
-"""Rows that one transaction changes, where the caller does not say."""
+"""The number of rows that one transaction changes by default."""
 PAGE = 100_000
-"""Keys that are read at a time, for many batches: a criterion may take a scan of the table."""
+"""The number of keys read at a time, enough for many batches: finding them may scan the table."""
 
 
 def limited(
@@ -31,10 +31,10 @@ def limited(
     *,
     among: Collection[Status],
 ) -> int:
-    """Call ``change`` for the rows of ``criterion``, at most ``limit`` of them; returns how many it changed.
+    """Call ``change`` for at most ``limit`` of the rows that satisfy ``criterion``; return how many it changed.
 
-    Fewer than ``limit`` means that none is left.  The rows are found in the order of the queue's indexes, in the states
-    ``among`` which the criterion's rows are.
+    Fewer than ``limit`` means that no more are left.  The rows are found in the order of the queue's indexes; ``among``
+    names the states that they can be in.
     """
     if limit is None:
         return change(criterion)
@@ -43,7 +43,7 @@ def limited(
     changed, before = 0, list[Identity]()
     while changed < limit:
         keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.keys.most(spec)), among=among)
-        if not keys or keys == before:  # the same as before: these cannot be changed
+        if not keys or keys == before:  # the same rows as in the last round: they cannot be changed
             break
         changed += change(and_(criterion, adapter.keys.key_in(spec, keys)))
         before = keys
@@ -53,9 +53,9 @@ def limited(
 def _first(
     adapter: Adapter, session: Session, spec: QueueSpec, criterion: Criterion, number: int, *, among: Collection[Status]
 ) -> list[Identity]:
-    """The keys of up to ``number`` rows, found by the two indexes of claims, and final ones last.
+    """Return the keys of up to ``number`` rows: those that the two claim indexes find, then final ones.
 
-    Unless an order asks for an index, planners scan tables from the beginning, where the finished tasks are.
+    Without an ORDER BY that matches an index, planners scan the table from its beginning, where finished tasks are.
     """
     ready = spec["status"] == state(Status.AVAILABLE)
     steps: list[tuple[Collection[Status], Criterion, Sequence[ColumnElement[object]]]] = [
@@ -72,29 +72,31 @@ def _first(
 
 
 def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
-    """By the index of claims for running tasks alone, where that has them: they are few, and all that are due many."""
+    """Return the claim index's order if only running tasks are asked for and it contains them: far fewer than all due
+    tasks.
+    """
     by_claims = set(among) == {Status.RUNNING} and adapter.schema.indexes_all
     return spec.ready_order if by_claims else spec.due_order
 
 
 class Batch(NamedTuple):
-    """What became of the rows of one transaction."""
+    """The result of one transaction."""
 
     changed: int
     taken: int = 0
-    """How many stay as they are, because another task has taken their ``unique_key``."""
+    """How many rows stay unchanged because another task has taken their ``unique_key``."""
     protected: int = 0
-    """How many stay, because foreign keys refer to them, of all that were to be deleted."""
+    """How many rows, over the whole run, are not deleted because foreign keys refer to them."""
 
 
 def in_batches(
     session: Session, spec: QueueSpec, criterion: Criterion, change: Callable[[Criterion], int], *, size: int = BATCH
 ) -> Iterator[Batch]:
-    """Call ``change`` for all rows of ``criterion``, ``size`` of them at a time, and commit each time.
+    """Call ``change`` for all rows that satisfy ``criterion``, in batches of ``size``, and commit after each batch.
 
-    ``change`` is called with the criterion that a row is one of these.  It has to check again what it relies on: in the
-    meantime others may have changed them.  Each row is tried once, so that those that cannot be changed keep nothing
-    else from it, and rows that are added all the time do not make it endless.
+    ``change`` receives a criterion that selects the batch's rows by key.  It must check their state again, because
+    other transactions may have changed them in the meantime.  Each row is tried once: rows that cannot be changed do
+    not block the others, and rows that are inserted meanwhile do not make it run forever.
     """
     tried: set[Identity] = set()
     while True:
@@ -113,7 +115,7 @@ def in_batches(
 def _batch(
     session: Session, spec: QueueSpec, adapter: Adapter, keys: Sequence[Identity], change: Callable[[Criterion], int]
 ) -> Iterator[Batch]:
-    """In halves, and halves of these, if a task among them has lost its key to another."""
+    """Change one batch; if a task in it has lost its ``unique_key`` to another, change each half separately."""
     try:
         changed = change(adapter.keys.key_in(spec, keys))
         session.commit()

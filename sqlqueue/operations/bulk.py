@@ -1,8 +1,8 @@
-"""What is not bound to a claim: whole sets of tasks, and their failures."""
+"""Operations on sets of tasks, without claims: retry, cancel, discard, rescue, and the report of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -12,14 +12,15 @@ from sqlalchemy import Executable, and_, func, literal_column, or_, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
-from .._support.claim import Claim
 from ..dialects.base import Adapter
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.held import Held
-from ..lifecycle.kind import holding_slots, recurs, renewed
+from ..lifecycle.kind import holding_slots, kinds_of, recurs, renewed
 from ..lifecycle.reactivation import redriving
 from ..lifecycle.transitions import ending, finishing
+from ..model.history import history_of
 from ..model.mixins import QueueMixin
+from ..queue.history import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import FINAL, Status
 from ..sql.selection import (
@@ -37,17 +38,17 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .batches import limited
 from .duplicates import translating
+from .recording import HUNG, Told, last_claims, record
 from .session_criteria import within
 
 CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
-    """Retry tasks that are ``retryable``, ``discarded`` or hung and satisfy ``where``: they are ``available`` now.
-    Returns how many.
+    """Make tasks ``available`` that are ``retryable``, ``discarded`` or hung and satisfy ``where``.  Return how many.
 
-    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer,
-    should it come back, has lost it.  Raises :class:`.DuplicateTaskError` if another task has taken the ``unique_key``
+    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer has
+    lost the claim even if it resumes.  Raises :class:`.DuplicateTaskError` if another task has taken the ``unique_key``
     of a discarded one.  For the transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)
@@ -58,7 +59,7 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
         spec,
         only(spec, failed, *within(session, spec, where)),
         limit,
-        lambda chosen: change(session, spec, chosen, redriving(spec)),
+        partial(_end, session, spec, values=redriving(spec), told=Told(AttemptOutcome.CRASHED, HUNG)),
         among=(Status.RETRYABLE, Status.RUNNING, Status.DISCARDED),
     )
     if redriven:
@@ -67,43 +68,67 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
 
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
-    """Make tasks that satisfy ``where`` and are not final ``cancelled``; returns how many."""
-    return _end_limited(session, spec, where, ending(spec, Status.CANCELLED), limit)
+    """Make tasks ``cancelled`` that satisfy ``where`` and are not final; return how many."""
+    told = Told(AttemptOutcome.CANCELLED)
+    return _end_limited(session, spec, where, partial(_end, values=ending(spec, Status.CANCELLED), told=told), limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
-    """Make tasks that satisfy ``where`` and are not final ``discarded``; returns how many."""
-    return _end_limited(session, spec, where, [*ending(spec, Status.DISCARDED), (spec["error"], text)], limit)
+    """Make tasks ``discarded`` that satisfy ``where`` and are not final; return how many."""
+    values, told = [*ending(spec, Status.DISCARDED), (spec["error"], text)], Told(AttemptOutcome.DISCARDED, text)
+    return _end_limited(session, spec, where, partial(_end, values=values, told=told), limit)
 
 
 def _end_limited(
-    session: Session, spec: QueueSpec, where: Sequence[Where], values: Sequence[Assignment], limit: int | None
+    session: Session, spec: QueueSpec, where: Sequence[Where], end: Callable[..., int], limit: int | None
 ) -> int:
     unfinished = only(spec, ~is_final(spec), *within(session, spec, where))
     among = [status for status in Status if status not in FINAL]
-    return limited(session, spec, unfinished, limit, lambda some: _end(session, spec, some, values), among=among)
+    return limited(session, spec, unfinished, limit, partial(end, session, spec), among=among)
 
 
-def _end(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment]) -> int:
-    """Those that hold slots give them up with that."""
-    holding = holding_slots(spec)
-    if holding is None:
+def _end(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
+    """End the chosen tasks, free the slots that they hold, and record the attempts that this ends."""
+    if holding_slots(spec) is None and history_of(spec.table.metadata) is None:
         return change(session, spec, chosen, values)
     waiting = change(session, spec, and_(chosen, ~is_held(spec)), values)
-    # or waiting again, in the meantime
-    running = holding.end_running(open_(session, spec), session, spec, chosen, values)
-    if running:
+    # some of these may have returned to waiting since
+    return waiting + _end_running(session, spec, chosen, values, told)
+
+
+def _end_running(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
+    """Write ``values`` to the chosen tasks, free the slots that they hold, and record the attempts that this ends.
+
+    The attempts, which identify the holder of a slot, are read after the rows are locked: until then, a task may be
+    released and claimed again.
+    """
+    adapter, ended = open_(session, spec, Access.CHANGE), 0
+
+    def end(some: Sequence[Identity], criterion: Criterion) -> list[Identity]:
+        writing = write(spec, and_(adapter.keys.key_in(spec, some), criterion), values)
+        return list(adapter.rows.change(session, spec, writing, some))
+
+    for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen))):
+        changed = end(some, and_(chosen, is_held(spec)))
+        if changed:
+            claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, changed))
+            for kind in kinds_of(spec):
+                kind.settled(adapter, session, spec, claims)
+            record(adapter, session, claims, told)
+        rest = set(some).difference(changed)  # these may have returned to waiting
+        ended += len(changed) + (len(end(list(rest), chosen)) if rest else 0)
+    if ended:
         announce(session, spec)
         _expire(session, spec)
-    return waiting + running
+    return ended
 
 
 def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None = None) -> int:
     """Discard tasks whose claimers crashed in every attempt, with an error that says so.  Returns how many.
 
-    Recurring tasks are not discarded: their next run is scheduled, with that error; those that others have locked are
-    left to the next call.  A crashed task with attempts left needs no rescue: it can be claimed as soon as its lease
-    expires.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    Recurring tasks are not discarded: their next run is scheduled, with that error; locked ones are left to the next
+    call.  A crashed task with attempts left needs no rescue: it can be claimed as soon as its lease expires.  For the
+    transaction, its locks and ``limit`` see :func:`cancel`.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -111,12 +136,12 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     if recurs(spec):
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
-    discard = partial(change, session, spec, assignments=values)
+    discard = partial(_end, session, spec, values=values, told=Told(AttemptOutcome.CRASHED, CRASHED))
     return limited(session, spec, crashed, limit, discard, among=(Status.RUNNING,))
 
 
 def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assignment], limit: int | None) -> int:
-    """A statement's worth at a time, each of which locks what it renews."""
+    """Rescue recurring tasks in batches of one statement, each of which locks the rows that it reschedules."""
     if limit is not None:
         checks.count("limit", limit)
     adapter = open_(session, spec, Access.CLAIM)
@@ -137,16 +162,15 @@ def _renew_crashed(
     keys = adapter.claims.lock(session, crashed(number))
     if not keys:
         return 0
-    read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(adapter.keys.key_in(spec, keys))
-    rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
-    claims = [Claim(spec.entity, tuple(identity), attempt, token) for *identity, attempt, token in rows]
+    claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
     mine, ending = renewed(Fenced(adapter, session, Held(spec=spec), claims), [(spec["error"], CRASHED)])
     ending.write(values)
+    record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)
 
 
 LAST = 20_000
-"""Failures that are looked at to group them."""
+"""The number of failures that :func:`errors` reads by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +215,8 @@ def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executab
     if cap is not None:
         found = found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
     last = found.cte("last_failures")
-    # the example is the whole key of a row, however many columns that has; the moments are none of a window, to which
-    # MariaDB gives a time that grows with the square of the rows
+    # the example is a row's whole key, of any number of columns; min() and max() are not window functions here, because
+    # MariaDB evaluates those in time quadratic in the number of rows
     newest = [last.c[column.name].desc() for column in key]
     position = func.row_number().over(partition_by=last.c.message, order_by=newest).label("position")
     examples = select(last, position).subquery("examples")
@@ -211,8 +235,8 @@ def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executab
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
-    """Update all rows that satisfy ``criterion``, and expire their instances in this session.  Returns how many."""
-    adapter = open_(session, spec, Access.CHANGE)  # of an older snapshot, MariaDB and PostgreSQL would change no row
+    """Update all rows that satisfy ``criterion``, and expire their instances in this session.  Return how many."""
+    adapter = open_(session, spec, Access.CHANGE)  # with an old snapshot, MariaDB and PostgreSQL change no row
     with translating(adapter, spec):
         changed = adapter.rows.sweep(session, spec, write(spec, criterion, assignments))
     _expire(session, spec)

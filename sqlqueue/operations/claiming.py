@@ -1,15 +1,16 @@
-"""Claims."""
+"""Claims tasks for processing, and consumes them at once."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, and_
 from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
@@ -27,14 +28,18 @@ from ..dialects.parts.rows import Parameters
 from ..lifecycle.fenced import TOKEN, Fenced
 from ..lifecycle.held import Held
 from ..lifecycle.kind import holding_slots, kinds_of, recurs
-from ..lifecycle.transitions import consuming, taking
+from ..lifecycle.transitions import consuming, taking, taking_over
 from ..model.columns import LONGEST_NAME
+from ..model.history import history_of
 from ..model.mixins import T
+from ..queue.history import AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.selection import Assignment, Pick, named_picks, picks
+from ..queue.status import Status
+from ..sql.selection import Assignment, Pick, is_held, named_picks, picks, write
 from ..transaction.claims import Hold, claim_of, guard, is_unsettled, ledger_of, settle
 from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
 from .attempts import Attempt, brief
+from .recording import HUNG, Told, last_claims, record
 from .session_criteria import scope_of
 from .settling import complete, fail
 
@@ -42,6 +47,7 @@ Lease: TypeAlias = timedelta | Literal["default"] | None
 OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
 OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
 logger = logger_of("sqlqueue")
+ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
 _taking, _consuming = lru_cache(MOST)(taking), lru_cache(MOST)(consuming)
 
 
@@ -93,14 +99,14 @@ def claim_many(
 
     Raises, before anything is sent, :class:`.ArgumentError` for invalid arguments and for a session that reads from
     another engine than it writes to, and :class:`.UnsupportedIsolationError` or :class:`.UnsupportedDialectError` where
-    a claim could be wrong.
+    a claim could be wrong: ``lease=None`` is refused on clusters of several primaries, which ignore each other's locks.
     """
     wanted = Wanted(spec_of(entity), where, order_by, options)
     return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)
 
 
 class Wanted:
-    """The parameters of claims.  Reused for repeated claims, it caches their statements."""
+    """Reusable claim parameters; caches the statements of repeated claims."""
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class Wanted:
         order_by: OrderBy = (),
         options: Sequence[ExecutableOption] = (),
     ) -> None:
-        """:class:`.ArgumentError` for what makes no sense."""
+        """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``."""
         if not isinstance(options, Sequence):
             raise ArgumentError(f"options={options!r}: give a sequence of loader options")
         self.spec = spec
@@ -119,50 +125,70 @@ class Wanted:
         self.steps = picks(spec, where, self.order)
 
     def narrowed(self, where: Sequence[Where], *, named: bool = False) -> Wanted:
-        """The same of rows that satisfy ``where``; ``named``: which are those that it names by primary key."""
+        """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
         narrowed = Wanted(self.spec, where, self.order, self.options)
         narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
         return narrowed
 
     @cached_property
     def ready(self) -> Wanted:
-        """The same without rows that have come due: for who has just seen that there are none."""
+        """A copy that claims available rows only, for a caller that has just found no due rows."""
         ready = copy(self)
         ready.steps = self.steps[:1]
         return ready
 
 
 def claim_wanted(
-    session: AnySession, wanted: Wanted, limit: int, *, lease: Lease = "default", claimed_by: str | None = None
+    session: AnySession,
+    wanted: Wanted,
+    limit: int,
+    *,
+    lease: Lease = "default",
+    claimed_by: str | None = None,
+    tokens: Callable[[], int] = new_token,
+    holds: bool = False,
 ) -> Sequence[Any]:
-    """Claim as :func:`claim_many` does."""
+    """Claim as :func:`claim_many` does, with a token of ``tokens`` for each statement that claims.
+
+    ``holds``: limits are kept by the locks of the open transaction alone.
+    """
     _check(limit, lease)
     session = session_of(session)
     wanted = _scoped(session, wanted)
-    claim_now = _claim_due if holding_slots(wanted.spec) is None else _claim_together
     until = wanted.spec.options.lease if lease == "default" else lease
-    return claim_now(session, wanted, limit, _claimer(claimed_by), until)
+    claimer = Claimer(_claimer(claimed_by), until, tokens)
+    if holding_slots(wanted.spec) is None:
+        return _claim_due(session, wanted, limit, claimer)
+    return _claim_together(session, wanted, limit, claimer, holds=holds or until is None)
+
+
+class Claimer(NamedTuple):
+    """What claims write: who claims, until when, and by which token."""
+
+    name: str
+    lease: timedelta | None
+    tokens: Callable[[], int] = new_token
 
 
 def _scoped(session: Session, wanted: Wanted) -> Wanted:
-    """What is ``wanted``, of the rows that the session may see."""
+    """Restrict ``wanted`` to the rows that the session's loader criteria allow."""
     scope = scope_of(session, wanted.spec, wanted.options)
     return wanted.narrowed([*wanted.where, *scope]) if scope else wanted
 
 
-def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
+def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
     if recurs(wanted.spec):
-        return _claim_runs(session, wanted, limit, claimer, lease)
-    return _hold(session, wanted, limit, claimer, lease)
+        return _claim_runs(session, wanted, limit, claimer)
+    return _hold(session, wanted, limit, claimer)
 
 
-def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    """Those that are not to be run now are scheduled for when they are, and others take their place."""
+def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
+    """Claim recurring tasks.  Schedule those that must not run now for a later time, and claim others instead."""
     spec = wanted.spec
     kept: list[Any] = []
     while True:
-        tasks = _hold(session, wanted, limit - len(kept), claimer, lease)
-        held = Held(spec=spec, claimed_by=claimer if lease is None else None)
+        tasks = _hold(session, wanted, limit - len(kept), claimer)
+        held = Held(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
         fenced = Fenced(open_(session, spec), session, held, [claim_of(task) for task in tasks])
         skipped = set().union(*(kind.skip(fenced, tasks) for kind in kinds_of(spec)))
         kept += [task for task in tasks if spec.identity_of(task) not in skipped]
@@ -173,33 +199,71 @@ def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: str, leas
             return kept
 
 
-def _hold(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    spec = wanted.spec
-    token = new_token()
+def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
+    spec, (name, lease, tokens) = wanted.spec, claimer
+    token = tokens()
     if lease is None:
-        tasks = _take(session, wanted, limit)
+        tasks = _lock(session, wanted, limit)
     else:
-        tasks = _take(session, wanted, limit, _taking(spec, claimer, lease), {TOKEN: token})
-    if lease is None and tasks:
-        guard(session, session.connection(spec.bind_arguments))
-    attempt, more, locked_by = spec.attributes["attempt"], lease is None, claimer if lease is None else None
+        tasks = _take(session, wanted, limit, _taking(spec, name, lease), {TOKEN: token})
+    attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
+    more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        held = Claim(type(task), spec.identity_of(task), getattr(task, attempt) + more, token)
+        number, since = getattr(task, attempt) + more, None if more else instance_state(task).dict.get(claimed_at)
+        held = Claim(type(task), spec.identity_of(task), number, token, name, since)
         holds.append((instance_state(task), Hold(held, locked_by)))
     ledger_of(session).remember(session, holds)
     return tasks
 
 
-def _claim_together(session: Session, wanted: Wanted, limit: int, claimer: str, lease: timedelta | None) -> list[Any]:
-    """Each with the slot that it needs."""
+def _lock(session: Session, wanted: Wanted, limit: int) -> list[Any]:
+    """Take tasks by their locks alone.  Only where a worker that held one has crashed is something written."""
+    spec = wanted.spec
+    tasks = _take(session, wanted, limit)
+    if tasks:
+        guard(session, session.connection(spec.bind_arguments))
+    _record_abandoned(session, spec, tasks)
+    crashed = [task for task in tasks if _is_held_by_worker(spec, task)]
+    if crashed:
+        _take_over(session, spec, crashed)
+    return tasks
+
+
+def _record_abandoned(session: Session, spec: QueueSpec, locked: Sequence[Any]) -> None:
+    """Record the attempts of claimers that have crashed, which the rows still show."""
+    names = [spec.attributes[role] for role in ("attempt", "claim_token", "claimed_by", "claimed_at")]
+    if history_of(spec.table.metadata) is not None:
+        left = [task for task in locked if getattr(task, spec.attributes["status"]) == Status.RUNNING]
+        claims = [Claim(type(task), spec.identity_of(task), *(getattr(task, name) for name in names)) for task in left]
+        record(open_(session, spec), session, claims, ABANDONED)
+
+
+def _take_over(session: Session, spec: QueueSpec, crashed: Sequence[Any]) -> None:
+    adapter = open_(session, spec)
+    for some in adapter.keys.batches(spec, [spec.identity_of(task) for task in crashed]):
+        taken_over = write(spec, adapter.keys.key_in(spec, some), taking_over(spec))
+        adapter.rows.execute(session, spec, adapter.keys.by_key(spec, taken_over))
+    for task in crashed:
+        session.refresh(task, [spec.attributes["max_attempts"], spec.attributes["crashes"]])
+
+
+def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
+    status, token = (getattr(task, spec.attributes[role]) for role in ("status", "claim_token"))
+    return bool(status == Status.RUNNING and token < 0)
+
+
+def _claim_together(session: Session, wanted: Wanted, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
+    """Claim tasks together with the slots that they need."""
 
     def take(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer, lease)
+        tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer)
         return [(task, claim_of(task)) for task in tasks]
 
-    adapter, spec = open_to_claim(session, wanted.spec), wanted.spec
-    (together,) = filter(None, (kind.claim_together(adapter, session, spec, take, lease) for kind in kinds_of(spec)))
+    adapter, spec = open_to_claim(session, wanted.spec, holds=holds), wanted.spec
+    (together,) = filter(
+        None, (kind.claim_together(adapter, session, spec, take, claimer.lease) for kind in kinds_of(spec))
+    )
     return together.claim(wanted.where, wanted.order, limit)
 
 
@@ -238,26 +302,42 @@ def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_b
     """Claim and complete as :func:`consume_many` does."""
     spec, session = wanted.spec, session_of(session)
     if any(kind.continues(spec) for kind in kinds_of(spec)):
-        return _complete_at_once(session, spec, claim_wanted(session, wanted, limit, claimed_by=claimed_by))
+        tasks = claim_wanted(session, wanted, limit, claimed_by=claimed_by, holds=True)
+        return _complete_at_once(session, spec, tasks)
     _check(limit, "default")
     deletes = spec.options.on_complete == "delete"
     assignments = () if deletes else _consuming(spec, _claimer(claimed_by))
     tasks = _take(session, _scoped(session, wanted), limit, assignments, delete=deletes)
+    _record_consumed(session, spec, tasks, None if not deletes else _claimer(claimed_by))
     ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():
         session.expunge(task)
     return tasks
 
 
+def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], claimer: str | None) -> None:
+    """Record that tasks are completed; ``claimer``: who has deleted them, so that their rows do not show the claim."""
+    if history_of(spec.table.metadata) is None:
+        return
+    attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
+    claims = [
+        Claim(type(task), spec.identity_of(task), getattr(task, attempt) + 1, 0, claimer)
+        if claimer is not None
+        else Claim(type(task), spec.identity_of(task), getattr(task, attempt), 0, getattr(task, by), getattr(task, at))
+        for task in tasks
+    ]
+    record(open_(session, spec), session, claims, Told(AttemptOutcome.COMPLETED))
+
+
 def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> Sequence[T]:
-    """In the same transaction, where completion is more than a state."""
+    """Complete claimed tasks in the same transaction, for queues where completion does more than set a status."""
     claims = [claim_of(task) for task in tasks]
     if spec.options.on_complete == "delete":
         for task in tasks:
             session.expunge(task)
     complete(session, claims)
     for task in tasks:
-        if task in session:  # asyncio must not have to load anything later
+        if task in session:  # so that no attribute is loaded lazily later, which asyncio does not allow
             session.refresh(task)
     return tasks
 
@@ -291,7 +371,7 @@ def claiming(
         savepoint.commit()
     except BaseException as error:
         if session.get_nested_transaction() is savepoint:
-            savepoint.rollback()  # where the engine has ended the whole transaction, as for a deadlock, this raises
+            savepoint.rollback()  # raises if the engine has ended the whole transaction, as after a deadlock
         if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
             raise
         prospect, reason = attempt.failing(type(error), None), brief(error_text(error))
@@ -311,8 +391,8 @@ def _take(
     *,
     delete: bool = False,
 ) -> list[Any]:
-    """Ready rows, and due ones if those run short."""
-    adapter = open_to_claim(session, wanted.spec)
+    """Take available rows first, then due rows if there are fewer than ``limit``."""
+    adapter = open_to_claim(session, wanted.spec, holds=not assignments and not delete)
     held = ledger_of(session).locked(wanted.spec.table)
     tasks: list[Any] = []
     for step in wanted.steps:
@@ -324,7 +404,26 @@ def _take(
             taking = Taking(
                 pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=wanted.options
             )
-            tasks += adapter.claims.take(session, taking)
+            records = pick.takes_over and (assignments or delete) and history_of(wanted.spec.table.metadata)
+            tasks += _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+    return tasks
+
+
+def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
+    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
+
+    The rows are locked first: afterwards they show only the new claim.
+    """
+    pick, tasks = taking.pick, list[Any]()
+    spec = pick.spec
+    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
+        named = adapter.keys.key_in(spec, some)
+        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
+        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
+        taken = adapter.claims.take(session, replace(taking, pick=chosen))
+        found = {spec.identity_of(task) for task in taken}
+        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
+        tasks += taken
     return tasks
 
 
@@ -341,8 +440,8 @@ def _check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
     if order and pick.index is not None and not adapter.locking.orders_freely:
         name = adapter.product.name
         raise ArgumentError(
-            f"{name} locks what it sorts, so it claims in the order of an index alone: declare the order in"
-            f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which makes that index"
+            f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
+            f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which creates that index"
         )
 
 

@@ -1,4 +1,4 @@
-"""Inserts that may meet a row with the same key."""
+"""Inserts rows that may conflict with an existing row."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..transaction.claims import ledger_of
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
-"""By what it is unique, then the values."""
+"""The unique constraint, then the values of its columns."""
 
 
 class Conflicts:
-    """What becomes of a row that is there already."""
+    """Inserts rows, and handles existing rows with the same key as ``on_conflict`` says."""
 
     def __init__(self, adapter: Adapter, spec: QueueSpec, on_conflict: str, version: Column[Any] | None) -> None:
         self.adapter = adapter
@@ -33,7 +33,7 @@ class Conflicts:
         self.version = version
 
     def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
-        """Insert ``rows``, by names of attributes, each with the expressions of ``fixed``."""
+        """Insert ``rows``, keyed by attribute name, each with the expressions of ``fixed``."""
         common = column_values(self.spec, fixed) | discriminator(self.spec)
         values = [column_values(self.spec, row) for row in rows]
         if self.on_conflict == "rerun":
@@ -42,25 +42,28 @@ class Conflicts:
             self._group(session, list(group), [*given, *common], ways, common)
 
     def _refuse_own(self, session: Session, rows: Sequence[Row]) -> None:
-        """A claim that only locks has no mark in its row by which its completion would know of another run."""
+        """Reject rows that this transaction has claimed by a lock only.
+
+        Such a claim leaves no mark in its row, so its completion could not tell that another run was requested.
+        """
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []
         for some in adapter.keys.batches(spec, meets):
             if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), or_(*some))):
                 raise ArgumentError(
                     f"this transaction holds one of these tasks of {spec.entity.__name__} by lease=None: complete it"
-                    " first, and it is enqueued anew; or claim it with a lease"
+                    " before enqueueing it again, or claim it with a lease"
                 )
 
     def _group(
         self, session: Session, rows: list[Row], names: list[str], ways: Sequence[UniqueBy], common: Row
     ) -> None:
         spec, adapter = self.spec, self.adapter
-        if not ways:  # a key of NULL meets nobody
+        if not ways:  # a NULL key conflicts with no row
             adapter.rows.execute(session, spec, insert(spec.table).values(common), rows)
             return
         replacements = [self._replacement(names, by) for by in ways]
-        # of two with both keys that are inserted at once, an upsert by the one could fail for the other
+        # with two keys, an upsert on one can fail on the other if both are inserted concurrently
         statement = adapter.inserts.upsert(spec, ways[0], replacements[0]) if len(ways) == 1 else None
         if statement is not None:
             if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
@@ -72,9 +75,9 @@ class Conflicts:
             self._update_or_insert(session, {**row, **common}, list(zip(ways, replacements, strict=True)))
 
     def _insert_new(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy], common: Row) -> list[Row]:
-        """Insert in bulk those of ``rows`` that meet nobody, as far as can be seen; the others are left to do.
+        """Insert in bulk the ``rows`` without a visible conflict; return the others, which remain to be handled.
 
-        All are left if one does meet another: whichever have been inserted, they are found then.
+        If the insert fails because of a conflict that was not visible, return all rows.
         """
         adapter, spec, seen = self.adapter, self.spec, self._there(session, rows, ways)
         new, rest = list[Row](), list[Row]()
@@ -93,7 +96,7 @@ class Conflicts:
         return rest
 
     def _there(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[Key]:
-        """The keys of ``rows`` that some have."""
+        """Return the keys of ``rows`` that exist in the table."""
         adapter, spec, found = self.adapter, self.spec, set[Key]()
         for by in ways:
             for some in adapter.keys.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
@@ -118,10 +121,10 @@ class Conflicts:
     def _update_or_insert(
         self, session: Session, row: Row, ways: Sequence[tuple[UniqueBy, Replacement | None]]
     ) -> None:
-        """Where there is no upsert that would do.  Whoever loses the race to insert finds the row at the next try.
+        """Update or insert without an upsert statement.  A process that loses the race to insert retries, and updates.
 
-        A row is found without a lock, and locked by its primary key as by all others: who completes it has locked it
-        by that, and takes away its unique key then.
+        The row is found without a lock and then locked by its primary key, the order that all operations use:
+        completion locks the row by its primary key first, and then removes its unique key.
         """
         adapter, spec = self.adapter, self.spec
         lost: IntegrityError | None = None
@@ -133,7 +136,7 @@ class Conflicts:
                     return
                 found = found or bool(keys)
             if lost is not None and not found:
-                raise lost  # another unique key stands in the way
+                raise lost  # the conflict is with another unique key
             try:
                 with adapter.transactions.tentative(session):
                     adapter.rows.execute(session, spec, insert(spec.table).values(row))
@@ -147,7 +150,7 @@ class Conflicts:
     def _not_there(
         self, session: Session, rows: Sequence[Row], by: UniqueBy, replace: Replacement | None, common: Row
     ) -> list[Row]:
-        """Those of ``rows`` that meet nobody, as far as can be seen; the others are dealt with by primary key."""
+        """Return the ``rows`` without a visible conflict; update the existing rows of the others by primary key."""
         (column,) = by.columns
         there: dict[Any, list[Identity]] = {}
         for some in self.adapter.keys.batches(self.spec, [row[column.name] for row in rows]):
@@ -162,7 +165,10 @@ class Conflicts:
         return rest
 
     def _find(self, session: Session, by: UniqueBy, row: Row, *, latest: bool = False) -> list[Identity]:
-        """The key of the row that has that of ``row``; ``latest``: as it is now, whatever this transaction may see."""
+        """Return the primary key of the existing row that ``row`` conflicts with.
+
+        ``latest``: read the latest committed version instead of the transaction's snapshot.
+        """
         spec, adapter = self.spec, self.adapter
         found = select(*spec.primary_key).where(by.is_row(row))
         if latest:
@@ -185,9 +191,9 @@ def _key_of(row: Row, by: UniqueBy) -> Key:
 
 
 def _next_version(spec: QueueSpec) -> dict[str, ColumnElement[Any]]:
-    """The column that counts the versions of a row for the ORM, and the next number.
+    """Return the ORM's integer version column with the expression for its next value; empty if there is none.
 
-    A version of another type is generated without regard to the one before, and the proposed one serves.
+    A version of another type does not depend on its predecessor, so the proposed value is used.
     """
     column = spec.mapper.version_id_col
     if column is None or not callable(spec.mapper.version_id_generator) or not isinstance(column.type, Integer):
@@ -206,12 +212,12 @@ def _literals(spec: QueueSpec, row: Row) -> Callable[[str], ColumnElement[Any]]:
 
 
 def column_values(spec: QueueSpec, row: Row) -> Row:
-    """The values of ``row`` by the names of columns instead of attributes."""
+    """Return the values of ``row`` keyed by column name instead of attribute name."""
     return {spec.column_names[key]: value for key, value in row.items()}
 
 
 def discriminator(spec: QueueSpec) -> Row:
-    """What tells the class of a row, where several share a table."""
+    """Return the discriminator's value, for classes that share a table; otherwise empty."""
     if spec.mapper.polymorphic_on is None:
         return {}
     return {spec.mapper.polymorphic_on.name: literal(spec.mapper.polymorphic_identity)}

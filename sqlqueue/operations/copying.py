@@ -1,4 +1,4 @@
-"""Enqueueing by PostgreSQL's COPY."""
+"""Enqueues rows with PostgreSQL's COPY."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
         raise ArgumentError("copy=True loads one table: not for an inheriting class")
     names = list(rows[0])
     for number, row in enumerate(rows):
-        if list(row) != names:  # in another order, perhaps
+        if list(row) != names:  # the order may differ
             if row.keys() != rows[0].keys():
                 raise ArgumentError("copy=True needs the same keys in every row")
             rows[number] = {name: row[name] for name in names}
@@ -46,11 +46,11 @@ def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[di
 
 
 def _processor(column: Column[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
-    """What the column's type makes of a value on its way to the driver, if it makes anything of it."""
+    """Return the column type's bind processor, or ``None`` if values are sent unchanged."""
     kind: TypeEngine[Any] = column.type.dialect_impl(dialect)
     return kind.bind_processor(dialect)
 
 
 def _default(column: Any) -> Any:
-    """What the column's own default gives; only SQL expressions are left to the server."""
+    """Return the value of the column's Python default; the server evaluates only SQL expressions."""
     return column.default.arg(None) if column.default.is_callable else column.default.arg

@@ -1,4 +1,4 @@
-"""Counts that end at a cap, so that to ask for them costs no more however many tasks there are."""
+"""Counts tasks up to a cap, so that the cost of counting is bounded however many tasks there are."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from ..sql.clock import utcnow
 from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, only
 
 CAP = 50_000
-"""So many tasks that are available, so many others that are unfinished, and so many final ones are counted."""
+"""Up to this many available tasks, this many other unfinished tasks and this many final tasks are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Tasks that one index serves, or none, and what is asked of them."""
+    """A set of tasks that is read by one index, if any, and what is counted in it."""
 
     rows: Criterion
     states: Sequence[Status] = ()
-    """Counted by these; if none, they are only measured."""
+    """Rows are counted for each of these; if there are none, only the flags and moments are evaluated."""
     flags: Mapping[str, Criterion] = field(default_factory=dict)
-    """How many rows satisfy each."""
+    """Criteria by name: the number of rows that satisfy each is counted."""
     moments: Mapping[str, ColumnElement[Any]] = field(default_factory=dict)
-    """The first of each; ``None`` does not count."""
+    """Times by name: the earliest of each is returned, ignoring NULL."""
     order: Sequence[ColumnElement[Any]] = ()
-    """Which rows are looked at if there are more than the cap."""
+    """The order that decides which rows are read if there are more than the cap."""
 
 
 def waits(spec: QueueSpec) -> Criterion:
-    """Available by its status, which another program left to its default, and not to be claimed yet."""
+    """Return the criterion of rows whose status is ``available`` by default, as other programs insert them, but that
+    cannot be claimed yet.
+    """
     others = (kind.unplanned(spec) for kind in kinds_of(spec))
     return or_(is_early(spec), *(criterion for criterion in others if criterion is not None))
 
 
 def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
-    """All tasks: those that come due, the available ones, the final ones.
+    """Return the portions that make up all tasks: due tasks, available tasks, final tasks.
 
-    In this order: the columns of a union have the types of its first part.
+    The order matters: the columns of a union take their types from its first part.
     """
     return (
         Portion(rows=is_due(spec), states=DUE, flags={"hung": is_hung(spec)}),
@@ -52,21 +54,23 @@ def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
 
 
 def counted(spec: QueueSpec, where: Iterable[Where], asked: Sequence[Portion], cap: int | None) -> Select[Any]:
-    """One statement: a row for each state, or for a portion without states; its flags, its moments, and the present."""
+    """Return one statement with a row per state, or per portion without states: counts, flags, moments and the current
+    time.
+    """
     criteria = tuple(where)
     flags = list(dict.fromkeys(name for portion in asked for name in portion.flags))
     moments = list(dict.fromkeys(name for portion in asked for name in portion.moments))
     found = union_all(
         *(_measured(portion, _looked_at(spec, portion, criteria, cap), flags, moments) for portion in asked)
     ).subquery("found")
-    # the clock is read once, and not for each row: SQLite would
+    # read the clock once: within the subquery, SQLite would read it for each row
     return select(*found.c, utcnow().label("moment"))
 
 
 def _looked_at(spec: QueueSpec, portion: Portion, where: Sequence[Where], cap: int | None) -> Subquery:
     flags = (case((criterion, literal_column("1"))).label(name) for name, criterion in portion.flags.items())
     moments = (moment.label(name) for name, moment in portion.moments.items())
-    # a status that nobody asks for would have an engine read the row beside its index
+    # leave out a status that is not needed: an engine would read the row in addition to its index
     status = [spec["status"].label("status")] if portion.states else []
     rows = select(*status, *flags, *moments).where(only(spec, portion.rows, *where))
     return (rows if cap is None else rows.order_by(*portion.order).limit(cap)).subquery("each_task")
@@ -85,7 +89,7 @@ def _measured(portion: Portion, each: Subquery, flags: Iterable[str], moments: I
 
 
 def capped(rows: Iterable[Any], asked: Iterable[Portion], cap: int | None) -> set[str]:
-    """The states whose figures are lower bounds: counting their portion has ended at the cap."""
+    """Return the states whose counts are lower bounds because counting their portion stopped at the cap."""
     counts = {row.status: row.tasks for row in rows if row.status is not None}
     full = (p.states for p in asked if cap is not None and sum(counts.get(each, 0) for each in p.states) >= cap)
     return {status for states in full for status in states}

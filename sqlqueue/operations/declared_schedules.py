@@ -1,4 +1,4 @@
-"""Recurring tasks that an application declares when it starts."""
+"""Creates and updates the recurring tasks that an application declares when it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .session_criteria import within
 logger = logging.getLogger("sqlqueue")
 
 NOT_DECLARED = "no longer declared"
-"""The ``error`` of a task that a declaration has ended, by which another knows that no operator did."""
+"""The ``error`` of a task that a declaration has ended.  It distinguishes such a task from one ended by an operator."""
 _FINAL = frozenset(status.value for status in FINAL)
 Outcome: TypeAlias = Literal["created", "updated", "unchanged", "removed", "stopped"]
 
@@ -40,15 +40,15 @@ class DeclaredSchedules:
     """What :func:`declare_schedules` did, by the keys of the tasks: each a ``unique_key`` or a primary key."""
 
     created: tuple[object, ...] = ()
-    """Inserted; or started again, after an earlier declaration had removed them."""
+    """Inserted, or restarted after an earlier declaration had removed them."""
     updated: tuple[object, ...] = ()
-    """Given another schedule or other values, here or by another process at the same time."""
+    """Given another schedule or other values, by this call or a concurrent one."""
     unchanged: tuple[object, ...] = ()
-    """Not written to: the next run is due when it was."""
+    """Not written to: their next run stays as it is."""
     removed: tuple[object, ...] = ()
-    """No longer declared: cancelled; one that is running has no further run."""
+    """No longer declared, therefore cancelled; running ones have no further run."""
     stopped: tuple[object, ...] = ()
-    """Declared, but cancelled, discarded or unscheduled: left as they are."""
+    """Declared, but cancelled, discarded or unscheduled, and left so."""
 
 
 def declare_schedules(
@@ -95,7 +95,7 @@ def declare_schedules(
 
 
 class _Declaring:
-    """Goes task by task in the order of their keys: processes that declare the same wait for one another in turn."""
+    """Applies a declaration task by task in key order, so that processes that declare the same tasks wait in turn."""
 
     def __init__(self, session: Session, adapter: Adapter, declaration: Declaration) -> None:
         self._session = session
@@ -104,6 +104,7 @@ class _Declaring:
         self._spec = declaration.spec
 
     def apply(self, removable: Criterion | None) -> Mapping[Outcome, list[object]]:
+        """Create, update and (among ``removable``) remove tasks; return their keys by outcome."""
         outcomes: defaultdict[Outcome, list[object]] = defaultdict(list)
         present = self._present(list(self._declaration.tasks))
         missing = set() if removable is None else self._missing(removable)
@@ -117,11 +118,11 @@ class _Declaring:
         if present is None and self._insert(identity):
             return "created"
         outcome = self._adapt(identity, present or self._read(identity))
-        # if others were faster, it may be as declared by now
+        # a concurrent process may have changed it, possibly to what is declared
         return outcome or self._adapt(identity, self._read(identity)) or "updated"
 
     def _adapt(self, identity: Identity, present: Row[Any]) -> Outcome | None:
-        """Bring a row that exists to what is declared; returns None if it changed in the meantime."""
+        """Update an existing row to match the declaration; return None if it changed in the meantime."""
         spec, row = self._spec, present._mapping
         schedule, error = spec["schedule"], spec["error"]
         changes = self._declaration.changes(identity, row)
@@ -144,7 +145,7 @@ class _Declaring:
         return plan(self._session, self._spec, chosen, text, overwriting(self._spec, changes))
 
     def _insert(self, identity: Identity) -> bool:
-        """Returns False if another process was faster."""
+        """Insert a declared task; return False if another process was faster."""
         spec, row = self._spec, dict(self._declaration.tasks[identity])
         self._adapter.inserts.check_keys(spec, [{key: row.get(name) for key, name in spec.column_names.items()}])
         moment = spec["available_at"].name
@@ -166,24 +167,24 @@ class _Declaring:
         return "removed" if stop(self._session, spec, mine, [(spec["error"], NOT_DECLARED)]) else None
 
     def _missing(self, removable: Criterion) -> set[Identity]:
-        """The keys of tasks that recur and are not declared."""
+        """Return the keys of recurring tasks that are not declared."""
         spec, key = self._spec, self._declaration.key
         recur = (~is_final(spec), spec["schedule"].is_not(None), *(column.is_not(None) for column in key))
         return self._select(key, and_(removable, *recur)).keys() - self._declaration.tasks.keys()
 
     def _read(self, identity: Identity) -> Row[Any]:
-        """The row that stood in the way, whatever this transaction could see when it began."""
+        """Return the row that an insert conflicted with, even if this transaction's snapshot does not contain it."""
         found = self._present([identity]) or self._present([identity], latest=True)
         if identity not in found:
             name = self._spec.entity.__name__
             raise DuplicateTaskError(
-                f"{name} {shown(identity)!r} cannot be inserted: another row has a unique key that it gives",
+                f"{name} {shown(identity)!r} cannot be inserted: another row has one of its unique keys",
                 model=self._spec.entity,
             )
         return found[identity]
 
     def _present(self, identities: Sequence[Identity], *, latest: bool = False) -> dict[Identity, Row[Any]]:
-        """The rows with these keys; for a ``unique_key`` that none has, the last one that had it."""
+        """Return the rows with these keys; for a ``unique_key`` that no row has, the last row that had it."""
         declaration, found = self._declaration, dict[Identity, Row[Any]]()
         for some in self._adapter.keys.batches(self._spec, identities):
             found |= self._select(declaration.key, or_(*map(declaration.is_row, some)), latest=latest)
@@ -211,7 +212,7 @@ def _log(spec: QueueSpec, outcomes: Mapping[Outcome, Sequence[object]]) -> None:
     for outcome, keys in outcomes.items():
         if outcome == "stopped":
             logger.warning(
-                "%s %s: declared, but cancelled, discarded or unscheduled, and left so; reschedule() starts them again",
+                "%s %s: declared, but cancelled, discarded or unscheduled, and left so; reschedule() restarts them",
                 spec.entity.__name__,
                 list(keys),
             )

@@ -1,4 +1,4 @@
-"""A violated unique key becomes an error of ours, which says the key."""
+"""Translates unique key violations into :class:`.DuplicateTaskError`, which names the key."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..queue.spec import QueueSpec
 
 Row: TypeAlias = Mapping[str, Any]
 Key: TypeAlias = tuple[tuple[str, Any], ...]
-"""Names of attributes and their values."""
+"""Attribute names and their values."""
 _SHOWN = 3
-_ADVICE = "roll back, or say what to do by on_conflict='ignore', 'replace' or 'rerun'"
+_ADVICE = "roll back, or choose on_conflict='ignore', 'replace' or 'rerun'"
 
 
 class translating:
-    """A violated unique key becomes :class:`.DuplicateTaskError`.
+    """Context manager that translates a unique key violation into :class:`.DuplicateTaskError`.
 
-    ``rows`` are those being inserted, by names of attributes.  No code of any engine says which key it was, so these
-    tell which it can have been.  Without them, a task that is there was to live again, and another one has its
-    ``unique_key``.
+    ``rows`` are the rows being inserted, keyed by attribute name.  No engine's error code says which key is violated,
+    so the error lists the keys of these rows.  Without ``rows``, an existing task was to be reactivated, and another
+    task has its ``unique_key``.
     """
 
     def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Row] | None = None) -> None:
@@ -51,7 +51,7 @@ def _duplicate(spec: QueueSpec, rows: Sequence[Row] | None) -> DuplicateTaskErro
 
 
 def _keys(spec: QueueSpec, row: Row) -> Iterable[Key]:
-    """Those by which ``row`` may meet another."""
+    """Yield the keys by which ``row`` may conflict with another."""
     primary = [spec.mapper.get_property_by_column(column).key for column in spec.primary_key]
     if all(row.get(name) is not None for name in primary):
         yield tuple((name, row[name]) for name in primary)

@@ -1,4 +1,4 @@
-"""Enqueueing."""
+"""Enqueues tasks: instances or rows, with or without handling of conflicts."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def enqueue(
     ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back.
     ``"ignore"``: the existing row stays as it is.
     ``"replace"``: the row gets the new values, and is reactivated if it waits or is final; if it is running, the run
-    goes on and is not repeated.  With ``delay`` this debounces: the last of many calls wins, and waits from then on.
+    continues and is not repeated.  With ``delay`` this debounces: the last of many calls wins, and its delay counts.
     ``"rerun"``: as ``"replace"``, and a running task runs again afterwards: completion makes it ``available``, and
     notifies workers if the model is a :class:`.UniqueMixin`; otherwise they find it at their next poll.  A task of a
-    :class:`.StageMixin` begins at its first stage.  Rejected for a task that this transaction holds with
+    :class:`.StageMixin` starts at its first stage.  Rejected for a task that this transaction holds with
     ``lease=None``.
 
-    With ``version``, an attribute that every row gives (a number, a time), only newer values change the row: a late
+    With ``version``, an attribute that every row sets (a number, a time), only newer values change the row: a late
     update changes nothing and causes no run.
 
     Except with ``"raise"``, the values of instances are written, with the foreign keys that their many-to-one
@@ -93,9 +93,9 @@ def enqueue(
     parents' collections. Raises :class:`.ArgumentError` for children, and for a parent that is detached or belongs to
     another session.
 
-    It waits for a row that is being claimed or settled in an open transaction; a plain insert does not wait.
+    Handling a conflict waits for a row that an open transaction is claiming or settling; a plain insert does not wait.
     Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can
-    conflict by more than the key that identifies it, also in the same order.
+    conflict on other unique keys as well, even in the same order.
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):
@@ -103,7 +103,7 @@ def enqueue(
     if rows is None and isinstance(tasks, type):
         raise ArgumentError(f"enqueue({tasks.__name__}, rows): the rows are missing")
     if version is not None and on_conflict not in ("replace", "rerun"):
-        raise ArgumentError("version= goes with on_conflict='replace' or 'rerun': nothing else changes a row")
+        raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
     if delay is not None:
         duration("delay", delay, zero=True)
     how = _How(on_conflict, version, delay, copy)
@@ -123,7 +123,7 @@ def enqueue(
     for _, instances in batches:
         instances.withdraw()
     for spec, instances in batches:
-        open_(session, spec, Access.CHANGE)  # which flushes their parents
+        open_(session, spec, Access.CHANGE)  # flushes their parents
         _enqueue_rows(session, spec, instances.flushed_rows(), how)
 
 
@@ -134,7 +134,7 @@ class _How(NamedTuple):
     copy: bool
 
     def version_in(self, spec: QueueSpec) -> Column[Any] | None:
-        """The column of the version; :class:`.ArgumentError` if it is none of the queue's table."""
+        """Return the version column; raise :class:`.ArgumentError` if it is not in the queue's table."""
         if self.version is None:
             return None
         of_queue = issubclass(spec.entity, getattr(self.version, "class_", type(None)))
@@ -147,7 +147,7 @@ class _How(NamedTuple):
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
-    """The instances, those of one class that stand together as a group."""
+    """Return the instances, with consecutive instances of one class grouped."""
     if not isinstance(tasks, (QueueMixin, Iterable)):
         raise ArgumentError(f"{type(tasks).__name__} is not a queue model: give a task, or an iterable of tasks")
     instances = [tasks] if isinstance(tasks, QueueMixin) else list(tasks)
@@ -162,7 +162,7 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta |
     for task in tasks:
         for name, value in fixed.items():
             setattr(task, name, value)
-    given = [values_of(spec, task) for task in tasks]  # before the server makes keys
+    given = [values_of(spec, task) for task in tasks]  # before the server generates keys
     with translating(adapter, spec, given):
         session.add_all(tasks)
         session.flush()
@@ -179,10 +179,12 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         return
     adapter = open_(session, spec, Access.READ if how.on_conflict == "raise" else Access.CHANGE)
     adapter.inserts.check_keys(spec, rows)
+    if how.on_conflict != "raise":
+        adapter.inserts.check_blanks(spec, rows)
     fixed = _delayed(spec, how.delay)
     if kinds_of(spec) and not fixed:
         _plan(session, adapter, spec, rows)
-    if how.copy or how.on_conflict != "raise":  # elsewhere the ORM does so
+    if how.copy or how.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
     with translating(adapter, spec, rows if how.on_conflict == "raise" else None):
         if how.copy:
@@ -197,8 +199,8 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
 
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:
-    """In bulk.  What the ORM would only hand through goes to the table at once, which is a third faster."""
-    seen = session.dispatch.do_orm_execute  # by the application, which may be about to change it
+    """Insert in bulk.  Rows that the ORM would not change are inserted through Core, which is a third faster."""
+    seen = session.dispatch.do_orm_execute  # the application's listeners may change the statement
     if not (fixed or seen) and spec.takes_rows and _are_alike(rows):
         names = {key: spec.mapper.columns[key].key for key in rows[0]}
         if any(key != name for key, name in names.items()):
@@ -211,18 +213,18 @@ def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> N
 
 
 def _are_alike(rows: list[Row]) -> bool:
-    """Whether all rows give the same attributes, and none gives None, which asks for a default."""
+    """Whether all rows have the same attributes and none is None, which stands for a default."""
     keys, kinds = rows[0].keys(), set[type[Any]]()
     for row in rows:
         if row.keys() != keys:
             return False
-        kinds.update(map(type, row.values()))  # a value may have an idea of its own of what it equals
+        kinds.update(map(type, row.values()))  # compare types, since values can define __eq__ themselves
     return NoneType not in kinds
 
 
 def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
-    """What the database's clock would fill in, asked for once."""
-    # what is computed is no column, and has none
+    """Read the database's clock once, and set the columns that default to it."""
+    # a computed property (column_property) has no default
     defaults = ((prop.key, getattr(prop.columns[0], "default", None)) for prop in spec.mapper.column_attrs)
     timed = [key for key, default in defaults if isinstance(getattr(default, "arg", None), utcnow)]
     now = adapter.rows.execute(session, spec, select(utcnow())).scalar_one()
@@ -232,7 +234,7 @@ def _give_the_time(session: Session, adapter: Adapter, spec: QueueSpec, rows: li
 
 
 def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
-    """What the mapper's ``version_id_col`` begins with."""
+    """Set the initial value of the mapper's ``version_id_col``."""
     generate, column = spec.mapper.version_id_generator, spec.mapper.version_id_col
     if column is not None and callable(generate):
         key = spec.mapper.get_property_by_column(column).key
@@ -242,7 +244,7 @@ def _give_versions(spec: QueueSpec, rows: list[Row]) -> None:
 
 
 def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) -> None:
-    """Rows that say when they are first due by other means than a moment are scheduled for then."""
+    """Schedule rows without ``available_at`` whose kind computes a first run, such as from a ``schedule``."""
     now = cache(lambda: adapter.rows.execute(session, spec, select(utcnow())).scalar_one())
     moment, status = spec.attributes["available_at"], spec.attributes["status"]
     for row in rows:
@@ -257,19 +259,19 @@ def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         raise ArgumentError(f"rows={rows!r}: give an iterable of dictionaries")
     found: list[Row] = []
     for number, row in enumerate(rows):
-        if type(row) is not dict and not isinstance(row, Mapping):  # the former is told at once
+        if type(row) is not dict and not isinstance(row, Mapping):  # the first check is faster
             raise ArgumentError(f"row {number}: {row!r} is not a dictionary")
         found.append(dict(row))
     return found
 
 
 def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
-    """Refuse what cannot be stored, and say what each row is."""
+    """Reject values that cannot be stored, and set the status of rows that have a time."""
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
     version = how.version.key if how.version_in(spec) is not None and how.version is not None else None
     if how.on_conflict != "raise" and len(spec.mapper.tables) > 1:
         name = spec.entity.__name__
-        raise ArgumentError(f"on_conflict={how.on_conflict!r} goes with one table; the rows of {name} are in several")
+        raise ArgumentError(f"on_conflict={how.on_conflict!r} needs one table; the rows of {name} are in several")
     if how.copy and (how.on_conflict != "raise" or how.delay is not None):
         raise ArgumentError(f"copy=True cannot be combined with on_conflict={how.on_conflict!r} or a delay")
     for number, row in enumerate(rows):
@@ -277,7 +279,7 @@ def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
         if how.on_conflict != "raise":
             _check_key(spec, number, row, how.on_conflict)
         if version is not None and row.get(version) is None:
-            raise ArgumentError(f"row {number}: there is no {version}, by which it would be known to be newer")
+            raise ArgumentError(f"row {number}: {version} is missing: it decides whether the row is newer")
         if how.delay is not None:
             _check_delay(spec, number, row)
         when = row.get(moment)
@@ -300,7 +302,7 @@ def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
 def _check_delay(spec: QueueSpec, number: int, row: Row) -> None:
     status, moment = spec.attributes["status"], spec.attributes["available_at"]
     if row.keys() & {status, moment}:
-        raise ArgumentError(f"row {number}: delay= says when; leave {moment} and {status} out")
+        raise ArgumentError(f"row {number}: delay= sets the time: leave out {moment} and {status}")
 
 
 def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
@@ -308,4 +310,4 @@ def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None
     if key.issubset(row) or other_keys(spec):
         return
     needed = ", ".join(sorted(key))
-    raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} goes by the primary key: give {needed}")
+    raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} needs the primary key: give {needed}")

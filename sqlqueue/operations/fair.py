@@ -1,4 +1,4 @@
-"""Claims from several parts of a queue, in fair turns."""
+"""Claims from several parts of a queue in fair shares."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def claim_in_turns(
     options: Sequence[ExecutableOption] = (),
     claimed_by: str | None = None,
 ) -> Sequence[T]:
-    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, the same number from each value as far as
-    possible.
+    """Claim up to ``limit`` tasks whose ``by`` is one of ``values``, as evenly among the values as possible.
 
     A message type with a million tasks does not delay one with ten: each value has an equal share, and what it cannot
-    use goes to the others.  The order of the values is random.  Returns the tasks of one value after the other, each in
-    claim order.  Each value takes one claim, by the index that ``QueueOptions(partitions=...)`` or a mixin gives to
+    use goes to the others.  The order of the values is random.  Returns the tasks grouped by value, each group in claim
+    order.  Each value takes one claim, by the index that ``QueueOptions(partitions=...)`` or a mixin creates for
     ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
     """
     count("limit", limit)
@@ -61,6 +60,6 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _shares(limit: int, among: int) -> list[int]:
-    """Of equal size, but for what is left over; those that would be empty are left out."""
+    """Divide ``limit`` as evenly as possible; omit empty shares."""
     size, more = divmod(limit, among)
     return [share for share in (size + (number < more) for number in range(among)) if share]

@@ -1,4 +1,4 @@
-"""Tasks to look at: nothing is claimed, nothing is locked."""
+"""Reads tasks without claiming or locking them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def find(
 ) -> Sequence[T]:
     """Return tasks that satisfy ``where``, in any state, as they are in the database now, without claiming them.
 
-    ``order_by``: any columns, the primary key by default, which is the one order that never needs a sort; ``limit``:
-    the most to return, all by default; ``options``: any loader options.  Tasks older than an hour, by the database's
-    clock, are ``Task.created_at <= utcnow(-timedelta(hours=1))``.
+    ``order_by``: any columns; by default the primary key, the one order that never needs a sort.  ``limit``: the
+    maximum number to return; all by default.  ``options``: any loader options.  To find tasks older than an hour by the
+    database's clock, give ``Task.created_at <= utcnow(-timedelta(hours=1))``.
     """
     spec = spec_of(entity)
     session = session_of(session)

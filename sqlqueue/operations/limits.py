@@ -1,18 +1,18 @@
-"""How many tasks with the same key may run at once."""
+"""Sets and reads limits: how many tasks with the same ``limit_key`` may run at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, case, func, literal_column, select
+from sqlalchemy import and_, case, literal_column, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..kinds.new_slots import ENDLESS, introduce, make, slots_of
-from ..kinds.slots import FOREVER, is_busy, is_usable
+from ..kinds.slots import FOREVER, is_busy, usage
 from ..model.columns import LONGEST_KEY
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
@@ -37,8 +37,8 @@ class Limit:
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
     """Limit the tasks of ``entity`` with this ``limit_key`` to ``limit`` at once, from the commit on; 0 stops the key.
 
-    Running tasks go on.  If more than ``limit`` are running, no task of the key is claimed until enough of them have
-    ended, those claimed first.  Runs in the session's transaction, and waits for claims of this key in open
+    Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
+    those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in open
     transactions.
     """
     spec = spec_of(entity)
@@ -69,7 +69,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
 def _lock_all(
     session: Session, adapter: Adapter, slots: QueueSpec, of_key: Criterion, *, closed: bool
 ) -> tuple[list[int], list[int]]:
-    """The numbers of a key's slots that tasks hold, the last claimed first, and of the others."""
+    """Lock a key's slots.  Return the numbers of those that tasks hold, last claimed first, and of the others."""
     unchanged: list[Assignment] = [(slots["claimed_by"], slots["claimed_by"])]
     adapter.rows.sweep(session, slots, write(slots, of_key, unchanged))
     first = and_(of_key, slots["slot_number"] == literal_column("0"))
@@ -78,7 +78,7 @@ def _lock_all(
     adapter.rows.sweep(session, slots, write(slots, first, told))
     number, busy = slots["slot_number"], case((is_busy(slots, slots.table), literal_column("1")))
     asked = select(number, busy).where(of_key, number > literal_column("0")).order_by(slots["claimed_at"].desc())
-    latest = asked.with_for_update(key_share=True)  # whatever a transaction saw before that reads repeatably
+    latest = asked.with_for_update(key_share=True)  # reads the latest rows even at REPEATABLE READ
     rows: list[tuple[int, int | None]] = [tuple(row) for row in adapter.rows.execute(session, slots, latest)]
     return [number for number, held in rows if held], [number for number, held in rows if not held]
 
@@ -88,9 +88,5 @@ def limits(session: AnySession, entity: type[QueueMixin]) -> list[Limit]:
     slots = slots_of(spec_of(entity))
     session = session_of(session)
     adapter = open_(session, slots)
-    one: Any = literal_column("1")
-    usable = case((is_usable(slots, slots.table), one))
-    busy = case((and_(is_busy(slots, slots.table), slots["slot_number"] > literal_column("0")), one))
-    counted = select(slots["slot_key"], func.count(usable), func.count(busy))
-    rows: Any = adapter.rows.execute(session, slots, counted.group_by(slots["slot_key"]).order_by(slots["slot_key"]))
+    rows: Any = adapter.rows.execute(session, slots, usage(slots).order_by(slots["slot_key"]))
     return [Limit(*row) for row in rows]

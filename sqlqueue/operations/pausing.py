@@ -1,4 +1,4 @@
-"""Queues that are paused: for all workers at once, so it stands in the database."""
+"""Pauses queues and topics for all workers at once: pauses are rows in the database."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Pause:
 
     topic: str | None
     paused_at: datetime
-    """Since when, by the database's clock."""
+    """When it was paused, by the database's clock."""
     paused_by: str
-    """The name that was given, or that of the host and the process."""
+    """The name given to :func:`pause`; ``host:pid`` by default."""
     reason: str | None
-    """The reason that was given."""
+    """The reason given to :func:`pause`."""
 
 
 def pause(
@@ -48,9 +48,9 @@ def pause(
 ) -> bool:
     """Stop all workers from claiming tasks of this queue, or of one ``topic``, until :func:`resume`.
 
-    Runs in the session's transaction, best as its first statement, as a claim.  Workers notice within their ``poll``,
-    or at once where they are notified; running tasks go on.  Classes that share a table are paused together.  Claims
-    outside of workers are not affected: see :func:`paused`.
+    Runs in the session's transaction, best as its first statement, like a claim.  Workers notice within their ``poll``
+    interval, or at once where they are notified; running tasks continue.  Classes that share a table are paused
+    together.  Claims outside of workers are not affected: see :func:`paused`.
 
     Returns false, and changes nothing, if it is paused already; of several concurrent calls, one returns true.  Raises
     :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`.
@@ -61,7 +61,7 @@ def pause(
     checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
     adapter = open_(session, spec, Access.CLAIM)
-    # an UPDATE and not a SELECT: it waits for a resume() that is not committed yet
+    # UPDATE instead of SELECT, to wait for an uncommitted resume()
     unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
     if adapter.rows.execute(session, spec, unchanged).rowcount:
         return False
@@ -72,7 +72,7 @@ def pause(
             adapter.rows.execute(session, spec, insert(table).values(values))
     except IntegrityError as error:
         if adapter.errors.is_duplicate(error):
-            return False  # somebody else was faster
+            return False  # a concurrent call was faster
         raise
     announce(session, spec, table.fullname)
     return True
@@ -94,9 +94,10 @@ def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = No
 
 
 def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
-    """Return the pauses of this queue: of the whole, whose ``topic`` is ``None``, and of topics, sorted by name.
+    """Return the pauses of this queue: that of the whole queue, whose ``topic`` is ``None``, then those of topics,
+    sorted by name.
 
-    Empty if nothing is paused, and if the application has no model for pauses.
+    Empty if nothing is paused or the application has no model for pauses.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -139,7 +140,7 @@ def _place_of(spec: QueueSpec) -> Table:
     table = pause_table(spec.table.metadata)
     if table is None:
         raise ConfigurationError(
-            f"{spec.entity.__name__} cannot be paused: there is no model to write it to. Add one, and migrate:\n\n"
+            f"{spec.entity.__name__} cannot be paused: there is no model for pauses. Add one, and migrate:\n\n"
             "    from sqlqueue import PauseMixin\n\n"
             "    class QueuePause(PauseMixin, Base):\n"
             '        __tablename__ = "queue_pause"\n',

@@ -1,4 +1,4 @@
-"""Deletes what a queue finished long ago, and nothing that it did not finish."""
+"""Deletes tasks that the queue finished long ago, and no others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .session_criteria import within
 logger = logger_of("sqlqueue")
 
 _LETS_GO = ("CASCADE", "SET NULL", "SET DEFAULT")
-"""What a foreign key may do ON DELETE so that the row it refers to can go."""
+"""The ON DELETE actions of a foreign key that allow the row it refers to to be deleted."""
 
 
 class Pruned(int):
     """The result of :func:`prune`: the number of deleted rows."""
 
     protected: int
-    """How many rows are old enough and stay, because a foreign key refers to them; 0 if ``limit`` came first."""
+    """How many rows are old enough but stay because a foreign key refers to them; 0 if ``limit`` was reached first."""
 
     def __new__(cls, deleted: int, protected: int = 0) -> Self:
         pruned = super().__new__(cls, deleted)
@@ -56,7 +56,7 @@ def prune(
 
     Rows that were in the table before it became a queue are never deleted this way: they are final, but the queue did
     not finish them, and their ``finished_at`` is NULL.  ``adopted=True`` deletes these rows and no others, by their
-    ``created_at``, which is when the table became a queue; ``older_than`` is required then.
+    ``created_at``, which is when the table became a queue, and requires ``older_than``.
 
     A row that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) stays; the result's
     ``protected`` says how many there are.
@@ -68,7 +68,7 @@ def prune(
     if limit is not None:
         count("limit", limit)
     old = only(spec, is_prunable(spec, older_than, adopted=adopted), *within(session, spec))
-    # rows that are spread over several tables need a savepoint, before which SQLite has to have begun
+    # rows spread over several tables need a savepoint, and SQLite must begin the transaction before it
     adapter = open_(session, spec, Access.CLAIM if _is_spread(spec) else Access.READ)
     pruned = _Pruning(session, adapter, spec, old).delete(limit)
     _report(spec, pruned, older_than, adopted=adopted)
@@ -76,13 +76,16 @@ def prune(
 
 
 def is_prunable(spec: QueueSpec, older_than: timedelta | None, *, adopted: bool = False) -> Criterion:
-    """Return the criterion of what :func:`prune` deletes unless it is protected; :class:`.ArgumentError` without an
-    age.
+    """Return the criterion of the rows that :func:`prune` deletes unless they are protected.
+
+    Raises :class:`.ArgumentError` if neither the call nor the model gives an age.
     """
     name = spec.entity.__name__
     if adopted:
         if older_than is None:
-            raise ArgumentError(f"retention is not about rows that {name} had before: give older_than=timedelta(...)")
+            raise ArgumentError(
+                f"retention does not apply to rows from before {name} became a queue: give older_than=timedelta(...)"
+            )
         return and_(is_adopted(spec), spec["created_at"] <= utcnow(-older_than))
     age = spec.options.retention if older_than is None else older_than
     dead_age = spec.options.discarded_retention if older_than is None else None
@@ -112,10 +115,10 @@ def _report(spec: QueueSpec, pruned: Pruned, older_than: timedelta | None, *, ad
 
 
 class _Pruning:
-    """Deletes the rows that satisfy ``old``, in batches, and passes over those that foreign keys refer to.
+    """Deletes the rows that satisfy ``old``, in batches, and skips those that foreign keys refer to.
 
-    The foreign keys in the metadata are part of the query, so that rows which they protect cost next to nothing.
-    Others are found by trial: a batch that fails is halved until the protected rows are alone.
+    The query excludes rows that foreign keys in the metadata protect, at almost no cost.  Rows that other foreign keys
+    protect are found by trial: a batch that fails is halved until the protected rows are isolated.
     """
 
     def __init__(self, session: Session, adapter: Adapter, spec: QueueSpec, old: Criterion) -> None:
@@ -125,7 +128,7 @@ class _Pruning:
         self._old = old
         self._references = list(_references(spec))
         self._protected: list[Identity] = []
-        """Those found by trial."""
+        """The keys of protected rows found by trial."""
 
     def delete(self, limit: int | None) -> Pruned:
         deleted = 0
@@ -133,7 +136,7 @@ class _Pruning:
             room = None if limit is None else limit - deleted
             keys, before = self._candidates(room), (deleted, len(self._protected))
             deleted += sum(self._delete(some) for some in self._adapter.keys.batches(self._spec, keys))
-            # without progress, an old snapshot shows rows that others have deleted
+            # without progress, the snapshot is old and shows rows that others have deleted
             if room is None or len(keys) < room or before == (deleted, len(self._protected)):
                 return Pruned(deleted, self._count_protected())
         return Pruned(deleted)
@@ -148,7 +151,7 @@ class _Pruning:
         return self._adapter.rows.keys(self._session, self._spec, matching)
 
     def _delete(self, keys: Sequence[Identity]) -> int:
-        """Delete those rows of ``keys`` that can go; how many."""
+        """Delete the rows of ``keys`` that are not protected; return how many."""
         try:
             with self._undone_if_it_fails():
                 return self._remove(and_(self._adapter.keys.key_in(self._spec, keys), self._old))
@@ -170,7 +173,7 @@ class _Pruning:
         spec, session = self._spec, self._session
         if not _is_spread(spec):
             return self._adapter.rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
-        # the mapper knows in which order the rows of one instance go
+        # the mapper knows in which order to delete the rows of one instance
         loading = self._adapter.keys.by_key(spec, select(spec.entity).where(criterion))
         tasks: Sequence[Any] = session.scalars(loading, bind_arguments=spec.bind_arguments).all()
         for task in tasks:
@@ -187,19 +190,19 @@ class _Pruning:
 
 
 def _is_spread(spec: QueueSpec) -> bool:
-    """Whether a row may have parts in other tables, as those of inheriting classes have."""
+    """Whether a task may have rows in several tables, as with joined-table inheritance."""
     return any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants)
 
 
 def _references(spec: QueueSpec) -> Iterator[Criterion]:
-    """That a row of another table keeps this one from being deleted: one criterion for each foreign key.
+    """Yield a criterion for each foreign key of another table that can protect a row from deletion.
 
-    Those from within the queue's own tables are left out: what they refer to may go along.
+    Foreign keys within the queue's own tables are left out: those rows can be deleted together.
     """
     own = {table for mapper in spec.mapper.base_mapper.self_and_descendants for table in mapper.tables}
     for other in spec.table.metadata.tables.values():
         for constraint in () if other in own else other.foreign_key_constraints:
-            with suppress(NoReferenceError):  # of a table that is not in the metadata
+            with suppress(NoReferenceError):  # the referred table is not in the metadata
                 if constraint.referred_table in own and (constraint.ondelete or "").upper() not in _LETS_GO:
                     yield _is_referred_to(spec, constraint)
 

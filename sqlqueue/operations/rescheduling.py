@@ -1,4 +1,4 @@
-"""Changes to the schedules of recurring tasks."""
+"""Changes the schedules of recurring tasks, and ends their recurrence."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def reschedule(
     schedule: Schedule | str | None = None,
     drift: bool | None = None,
 ) -> int:
-    """Give tasks that satisfy ``where`` a ``schedule``, or restart them by their own.  Returns how many.
+    """Give tasks that satisfy ``where`` a ``schedule``, or restart them on their own.  Return how many.
 
-    Tasks that wait or have ended run next at the schedule's first time from now on.  A running task goes on, and runs
-    next by the new schedule.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have none
-    are left alone. Runs in the session's transaction.  Raises :class:`.ArgumentError` for an invalid schedule.
+    Waiting and ended tasks run next at the schedule's first time from now on.  A running task continues, and its next
+    run follows the new schedule.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have
+    none are not changed.  Runs in the session's transaction.  Raises :class:`.ArgumentError` for an invalid schedule.
     """
     spec = recurring_spec(entity)
     session = session_of(session)
@@ -54,11 +54,10 @@ def reschedule(
 
 
 def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> int:
-    """End the recurrence of tasks that satisfy ``where``.  Returns how many.
+    """End the recurrence of tasks that satisfy ``where``.  Return how many.
 
-    Waiting tasks become ``cancelled`` and keep their ``schedule``, by which :func:`reschedule` restarts them.  A
-    running task loses its schedule, and ends with its completion as an ordinary task.  Runs in the session's
-    transaction.
+    Waiting tasks become ``cancelled`` and keep their ``schedule``, on which :func:`reschedule` restarts them.  A
+    running task loses its schedule and ends like an ordinary task.  Runs in the session's transaction.
     """
     spec = recurring_spec(entity)
     session = session_of(session)
@@ -67,7 +66,7 @@ def unschedule(session: AnySession, entity: type[QueueMixin], *where: Where) -> 
 
 
 def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment] = ()) -> int:
-    """End the recurrence of tasks that recur, with what is ``given``; returns how many."""
+    """End the recurrence of the chosen tasks and apply the assignments in ``given``; return how many."""
     running, mine = is_held(spec), ledger_of(session).locked(spec.table)
     if mine:
         running = or_(running, open_(session, spec).keys.key_in(spec, mine))
@@ -75,19 +74,19 @@ def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[A
 
 
 def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
-    """Let tasks run next at the first time of a schedule from now on, with what is ``given``; returns how many."""
+    """Schedule the next run for a schedule's first time from now on, and apply ``given``; return how many changed."""
     return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
 
 
 def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:
-    """The first time of a schedule from now on, by the database's clock."""
+    """Return a schedule's first time from now on, by the database's clock."""
     schedule = parse(text)
     now: datetime = open_(session, spec).rows.execute(session, spec, select(utcnow())).scalar_one()
     return schedule.after(now)
 
 
 def recurring_spec(entity: type[QueueMixin]) -> QueueSpec:
-    """The queue of a model; raises :class:`.ArgumentError` if its tasks cannot recur."""
+    """Return a model's queue; raise :class:`.ArgumentError` if its tasks cannot recur."""
     spec = spec_of(entity)
     if not recurs(spec):
         raise ArgumentError(f"{entity.__name__} has no schedules: derive it from RecurringMixin")

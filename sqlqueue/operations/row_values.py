@@ -1,4 +1,6 @@
-"""The row of an instance that is written without the ORM's unit of work: its columns, and what relationships say."""
+"""Reads the row to insert from an instance, without the ORM's unit of work: its columns, and foreign keys from
+relationships.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ MANY_TO_ONE, ONE_TO_MANY = RelationshipDirection.MANYTOONE, RelationshipDirectio
 
 
 class Borrowed(NamedTuple):
-    """A value that a row takes from its parent, which may have it only once it is flushed."""
+    """A foreign key value to be read from a parent, which may have it only after a flush."""
 
     parent: Any
     attribute: str
 
     @property
     def value(self) -> Any:
+        """The parent's current value."""
         return getattr(self.parent, self.attribute)
 
 
@@ -36,7 +39,7 @@ class _Link(NamedTuple):
 
 
 def values_of(spec: QueueSpec, task: Any) -> Row:
-    """The columns that an instance would insert; None stands for what was not given."""
+    """Return the column values that an instance would insert; ``None`` values count as not given."""
     given = instance_state(task).dict
     keys = (prop.key for prop in spec.mapper.column_attrs)
     return {key: given[key] for key in keys if given.get(key) is not None}
@@ -46,15 +49,15 @@ class Instances:
     """Tasks of one class and their rows, whose foreign keys are :class:`Borrowed` where a relationship gives them."""
 
     def __init__(self, session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> None:
-        """:class:`.ArgumentError` for what one row cannot hold.  Nothing is changed."""
+        """Raise :class:`.ArgumentError` for related objects that the task's own row cannot store.  Changes nothing."""
         self.session, self.tasks = session, tasks
         self.linked = [list(_links(session, spec, task, tasks)) for task in tasks]
         self.rows = [_row(spec, task, links) for task, links in zip(tasks, self.linked, strict=True)]
 
     def withdraw(self) -> None:
-        """Take the instances out of the session and of their parents' collections, with which they would be inserted.
+        """Remove the instances from the session and from their parents' collections, so that no flush inserts them.
 
-        What they show stays as it is.  Parents that are new become part of the session.
+        Their attributes stay as they are.  New parents are added to the session.
         """
         for task, links in zip(self.tasks, self.linked, strict=True):
             if task in self.session.new:
@@ -65,7 +68,7 @@ class Instances:
         self.session.add_all(parent for parent in parents if parent is not None)
 
     def flushed_rows(self) -> list[Row]:
-        """The rows with the keys that parents have once they are flushed."""
+        """Return the rows with their parents' keys; call it after the parents have been flushed."""
         return [
             {key: value.value if isinstance(value, Borrowed) else value for key, value in row.items()}
             for row in self.rows
@@ -92,7 +95,7 @@ def _links(session: Session, spec: QueueSpec, task: Any, together: Collection[An
             continue
         if relationship.direction is not MANY_TO_ONE:
             raise ArgumentError(
-                f"{name}.{relationship.key} is not empty: on_conflict= writes the task's own row, which may be there"
+                f"{name}.{relationship.key} is not empty: on_conflict= writes the task's own row only, which may exist"
                 " already. Leave it empty, or enqueue with on_conflict='raise'"
             )
         (parent,) = related
@@ -101,8 +104,8 @@ def _links(session: Session, spec: QueueSpec, task: Any, together: Collection[An
     for owner, key in _one_sided(spec):
         if owner.class_manager.has_parent(state, key):
             raise ArgumentError(
-                f"{owner.class_.__name__}.{key} contains this {name}, which does not know of it: give {name} a"
-                f" relationship with back_populates={key!r}, or give its foreign key"
+                f"{owner.class_.__name__}.{key} contains this {name}, which has no relationship back: give {name} a"
+                f" relationship with back_populates={key!r}, or set its foreign key"
             )
 
 
@@ -113,7 +116,7 @@ def _check_parent(
         return
     state = inspect(parent)
     if any(parent is each for each in together):
-        raise ArgumentError(f"{name} is enqueued by the same call, and has no key before: enqueue it first")
+        raise ArgumentError(f"{name} is enqueued by the same call, and has no key yet: enqueue it first")
     if state.session not in (None, session):
         raise ArgumentError(f"{name} belongs to another session: give session.merge(...) of it")
     if state.detached:
@@ -121,11 +124,11 @@ def _check_parent(
     if state.deleted or parent in session.deleted:
         raise ArgumentError(f"{name} is being deleted: nothing can refer to it")
     if state.transient and not relationship.cascade.save_update:
-        raise ArgumentError(f"{name} is not in the session, and does not cascade to it: session.add() it first")
+        raise ArgumentError(f"{name} is not in the session, and the relationship does not cascade: session.add() it")
 
 
 def _one_sided(spec: QueueSpec) -> list[tuple[Any, str]]:
-    """Collections of other classes that hold tasks of this queue, and of which no relationship of a task tells."""
+    """Return collections of other classes that contain tasks of this queue and have no relationship back."""
     return [
         (owner, relationship.key)
         for owner in spec.mapper.registry.mappers
@@ -136,7 +139,7 @@ def _one_sided(spec: QueueSpec) -> list[tuple[Any, str]]:
 
 
 def _take_from_parents(task: Any, links: Sequence[_Link]) -> None:
-    """Whatever a parent's collection holds is inserted with the parent; what the instance shows stays."""
+    """Remove a task from its parents' collections, which a flush would insert it with; its attributes stay."""
     for relationship, parent in links:
         if parent is not None and get_history(task, relationship.key, PASSIVE_NO_INITIALIZE).added:
             setattr(task, relationship.key, None)

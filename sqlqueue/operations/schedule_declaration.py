@@ -1,4 +1,4 @@
-"""A declaration of recurring tasks, checked: what its tasks are known by, and the values that it gives."""
+"""A validated declaration of recurring tasks: the key that identifies them, and their values."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .enqueueing import check_attributes
 from .row_values import values_of
 
 _WRITTEN_BY_THE_QUEUE = (
-    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "finished_at", "error", "created_at"),
+    *("status", "attempt", "max_attempts", "claimed_by", "claimed_at", "crashes", "finished_at", "error", "created_at"),
 )
 Values = dict[str, Any]
-"""By names of columns."""
+"""Values by column name."""
 
 
 class Declaration(NamedTuple):
-    """The tasks that are declared, by key and in the order of their keys."""
+    """The declared tasks by key."""
 
     spec: QueueSpec
     key: tuple[Column[Any], ...]
-    """The columns by which the tasks are known: those of the primary key, or ``unique_key``."""
+    """The columns that identify the tasks: the primary key's, or ``unique_key``."""
     tasks: dict[Identity, Values]
 
     @classmethod
     def of(cls, spec: QueueSpec, tasks: Iterable[Mapping[str, Any] | RecurringMixin]) -> Declaration:
-        """Raises :class:`.ArgumentError` for what cannot be declared."""
+        """Validate ``tasks``; raise :class:`.ArgumentError` for invalid ones."""
         if len(spec.mapper.tables) > 1:
             raise ArgumentError(f"the columns of {spec.entity.__name__} are in several tables: it cannot be declared")
         if isinstance(tasks, (Mapping, QueueMixin)) or not isinstance(tasks, Iterable):
@@ -52,16 +52,17 @@ class Declaration(NamedTuple):
 
     @property
     def by_unique_key(self) -> bool:
+        """Whether ``unique_key`` identifies the tasks, instead of the primary key."""
         return self.key != self.spec.primary_key
 
     def is_row(self, identity: Identity) -> Criterion:
-        """Holds for the row with this key."""
+        """Return the criterion of the row with this key."""
         return and_(*(column == value for column, value in zip(self.key, identity, strict=True)))
 
     def changes(self, identity: Identity, row: Mapping[Any, Any]) -> dict[Column[Any], Any]:
-        """What is declared otherwise than ``row``, which exists, has it.
+        """Return the declared values that differ from those of the existing ``row``.
 
-        ``available_at`` is that of the first run alone.
+        ``available_at`` is left out: it is declared for the first run only.
         """
         fixed = {*self.spec.primary_key, *self.key, self.spec["available_at"]}
         declared = {self.spec.table.c[name]: value for name, value in self.tasks[identity].items()}
@@ -73,12 +74,12 @@ class Declaration(NamedTuple):
 
 
 def shown(identity: Identity) -> object:
-    """A key as callers know it: the value of a single column, the tuple of several."""
+    """Return a key as callers give it: the value of a single column, or a tuple for several."""
     return identity[0] if len(identity) == 1 else identity
 
 
 def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMixin) -> Values:
-    """What one task gives.  None stands for what is not given, in an instance as in a dictionary."""
+    """Return the values that one task gives, in an instance or a dictionary; ``None`` counts as not given."""
     if isinstance(task, spec.entity):
         row = values_of(spec, task)
     elif isinstance(task, Mapping):
@@ -89,7 +90,7 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
     untold = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.untold))
     refused = sorted({spec.attributes[role] for role in untold} & row.keys())
     if refused:
-        raise ArgumentError(f"row {number}: leave {', '.join(refused)} out: the queue itself writes that")
+        raise ArgumentError(f"row {number}: leave out {', '.join(refused)}: the queue itself writes that")
     if spec.attributes["schedule"] not in row:
         raise ArgumentError(
             f"row {number}: {spec.attributes['schedule']} is missing: give an Every(...) or a Cron(...)"
@@ -100,7 +101,7 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
 
 
 def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
-    """What all rows give by which they can be known."""
+    """Return the columns of the first key that all rows give."""
     others = [way.columns for way in other_keys(spec)]
     ways = [spec.primary_key, *others]
     if not rows:
@@ -111,7 +112,7 @@ def _key_of(spec: QueueSpec, rows: Sequence[Values]) -> tuple[Column[Any], ...]:
     needed = " or ".join(", ".join(column.name for column in way) for way in ways)
     advice = "" if others else ", or derive the model from UniqueMixin and give unique_key"
     raise ArgumentError(
-        f"declared tasks are known by their keys: give {needed} for each {spec.entity.__name__}{advice}"
+        f"declared tasks are identified by their keys: give {needed} for each {spec.entity.__name__}{advice}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which rows a session may see at all: the criteria that it adds to each SELECT of a model."""
+"""The criteria that a session adds to each SELECT of a model (``with_loader_criteria``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..queue.spec import Criterion, QueueSpec, Where
 
 
 def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOption] = ()) -> tuple[Criterion, ...]:
-    """What ``with_loader_criteria`` demands of the rows of this queue: in ``options``, or added by ``do_orm_execute``.
+    """Return the criteria of ``with_loader_criteria`` for this queue, in ``options`` or added by ``do_orm_execute``.
 
-    The ORM adds such criteria to its own SELECT of an entity alone, while the statements of this library are about the
-    table.  So the session's listeners are shown such a SELECT, which is not executed.
+    The ORM adds such criteria only to its own SELECT of an entity, but the statements of this library use the table.
+    So the session's listeners receive such a SELECT, which is not executed.
     """
     if session.dispatch.do_orm_execute:
         options = _options_shown(session, spec, options)
@@ -25,26 +25,26 @@ def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOpti
 
 
 def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tuple[Where, ...]:
-    """``where``, and :func:`scope_of` the session."""
+    """Return ``where`` together with the session's own criteria, see :func:`scope_of`."""
     return (*where, *scope_of(session, spec))
 
 
 def _options_shown(
     session: Session, spec: QueueSpec, options: Sequence[ExecutableOption]
 ) -> Sequence[ExecutableOption]:
-    """``options``, and what the session's listeners add to them."""
+    """Return ``options`` together with those that the session's listeners add."""
     seen: list[ExecutableOption] = []
 
     def end(state: ORMExecuteState) -> IteratorResult[Any]:
         seen.extend(state.statement._with_options)
         return IteratorResult(SimpleResultMetaData([]), iter(()))
 
-    event.listen(session, "do_orm_execute", end)  # the last: what a session itself has comes after what its class has
+    event.listen(session, "do_orm_execute", end)  # runs last: a session's listeners run after those of its class
     try:
-        # a listener that executes it by itself, as those of shards and caches do, finds nothing
+        # a listener that executes the statement itself, for sharding or caching, gets no rows
         session.execute(
             select(spec.entity).where(false()).options(*options),
-            execution_options={"autoflush": False},  # that comes with the transaction, whose isolation level is chosen
+            execution_options={"autoflush": False},  # the flush follows when the transaction's isolation level is set
             bind_arguments=spec.bind_arguments,
         )
     finally:

@@ -1,4 +1,4 @@
-"""What becomes of claimed tasks, as values that settling applies."""
+"""Settlements as values: what to write to the rows of claimed tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from sqlalchemy import null
+from sqlalchemy import literal_column, null
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 
@@ -18,36 +18,54 @@ from .._support.jsontext import check_json
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.held import Held
 from ..lifecycle.kind import keeps_results, kinds_of, renewed
-from ..lifecycle.transitions import earlier_attempts, extending, failing, finishing, handing_back, lives_on
+from ..lifecycle.transitions import (
+    earlier_attempts,
+    extending,
+    failing,
+    finishing,
+    handing_back,
+    lives_on,
+    suspected,
+)
+from ..queue.history import AttemptOutcome, HistoryOptions
 from ..queue.retries import policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.selection import Assignment
+from .recording import Told, Traced, shown
 
 
 class Settlement:
-    """What is to become of claimed tasks."""
+    """What a settling operation does to claimed tasks."""
 
     how: ClassVar[str | None]
-    """In a word, that refuses a second one; ``None`` if the claims go on."""
+    """The name of the outcome, which a second settlement is rejected with; ``None`` if the claims continue."""
+
+    outcome: ClassVar[AttemptOutcome]
+    """What the history says of the attempts; only of settlements with a name."""
 
     like: ClassVar[Hashable | None] = None
-    """Names the assignments, if they go by nothing but how the rows are held, so that their statement is kept."""
+    """The statement cache key, if the assignments depend on nothing but how the rows are held."""
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        """What is written to the rows of ``claims``."""
+        """Return the assignments to the rows of ``claims``."""
         raise NotImplementedError
 
     def apply(self, fenced: Fenced) -> set[Identity]:
-        """Write to the rows of claims that are still theirs; returns which those are."""
+        """Write to the rows that the claims still hold; return their primary keys."""
         return fenced.update(self.assignments, like=self.like)
+
+    def told(self, options: HistoryOptions) -> Told:
+        """Return what the history says of the attempts."""
+        return Told(self.outcome)
 
 
 @dataclass(frozen=True)
 class Completing(Settlement):
-    """Making it raises :class:`.ArgumentError` for a result that is not JSON."""
+    """Complete tasks.  Construction raises :class:`.ArgumentError` if ``result`` cannot be stored as JSON."""
 
     how = "completed"
+    outcome = AttemptOutcome.COMPLETED
     result: object = None
     stage: str | None = None
 
@@ -58,7 +76,7 @@ class Completing(Settlement):
         return [*self._kept(held.spec), *finishing(held, Status.COMPLETED, stage=self.stage)]
 
     def apply(self, fenced: Fenced) -> set[Identity]:
-        """Those that have a next run go on to it; of the others, those that end are deleted if the model says so."""
+        """Schedule the next run of recurring tasks; complete the others, or delete them if the model says so."""
         spec = fenced.spec
         self._check(spec)
         like = (self.how, self.stage) if self.result is None else None
@@ -68,7 +86,7 @@ class Completing(Settlement):
         lives = lives_on(fenced.held, Status.COMPLETED, self.stage)
         gone = fenced.delete(like=("deleted", self.stage), spared=lives)
         _expunge(fenced.session, spec, gone)
-        if lives is None:  # what was passed over may be free by now, and is not to be kept for that
+        if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
             return going_on | gone
         return going_on | gone | fenced.without(gone).update(self.assignments, like=like, only=lives)
 
@@ -92,11 +110,15 @@ def _expunge(session: Session, spec: QueueSpec, identities: Iterable[Identity]) 
 
 @dataclass(frozen=True)
 class Failing(Settlement):
+    """Record a failure: retry the tasks, or discard them."""
+
     how = "failed"
+    outcome = AttemptOutcome.FAILED
     text: str
     cause: type[BaseException] | None
-    """The class of the exception, by which a retry policy may go."""
+    """The exception's class, which a retry policy may depend on."""
     retry_in: timedelta | None
+    traceback: Traced = None
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
         spec, policy = held.spec, policy_for(held.spec.options.retry, self.cause)
@@ -111,15 +133,18 @@ class Failing(Settlement):
         return [*failing(held, delays), (spec["error"], self.text)]
 
     def apply(self, fenced: Fenced) -> set[Identity]:
-        """Those that have used up their attempts, and have a next run, go on to it."""
+        """Schedule the next run of recurring tasks without attempts left; retry or discard the others."""
         spec = fenced.spec
         given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
         going_on, fenced = renewed(fenced, [(spec["error"], self.text)], spent=not given_up)
         return going_on | super().apply(fenced)
 
+    def told(self, options: HistoryOptions) -> Told:
+        return Told(self.outcome, self.text, shown(self.traceback, options))
+
 
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
-    """The numbers of attempts for which a delay is needed.  Those beyond the last have its."""
+    """Return the attempt numbers that need a delay.  Numbers beyond the last use the last one's delay."""
     attempts = sorted({claim.attempt for claim in claims})
     if earlier_attempts(spec) is None:
         return attempts
@@ -128,30 +153,101 @@ def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
 
 @dataclass(frozen=True)
 class Discarding(Settlement):
+    """Discard tasks with an error."""
+
     how = "discarded"
+    outcome = AttemptOutcome.DISCARDED
     text: str
+    traceback: Traced = None
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return finishing(held, Status.DISCARDED, error=self.text)
 
+    def told(self, options: HistoryOptions) -> Told:
+        return Told(self.outcome, self.text, shown(self.traceback, options))
+
 
 class Cancelling(Settlement):
+    """Cancel tasks."""
+
     how = like = "cancelled"
+    outcome = AttemptOutcome.CANCELLED
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return finishing(held, Status.CANCELLED)
 
 
 class Releasing(Settlement):
+    """Return tasks unfinished, without counting the attempt."""
+
     how = like = "released"
+    outcome = AttemptOutcome.RELEASED
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return handing_back(held, None)
 
 
+class Returning(Settlement):
+    """Release tasks that were not started, which says nothing of whether they crash a process."""
+
+    how, like = "released", "returned"
+    outcome = AttemptOutcome.RELEASED
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(held, None, held.spec["crashes"])
+
+
+class Charging(Settlement):
+    """Count the crash of suspects in advance: should they crash another process, that needs no writing."""
+
+    how, like = None, "charged"
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [(held.spec["crashes"], held.spec["crashes"] + literal_column("1"))]
+
+
+class Uncharging(Settlement):
+    """Release suspects whose process did not crash, or not because of them."""
+
+    how, like = "released", "uncharged"
+    outcome = AttemptOutcome.RELEASED
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(held, None, held.spec["crashes"] - literal_column("1"))
+
+
+@dataclass(frozen=True)
+class Suspecting(Settlement):
+    """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
+
+    how = "released"
+    outcome = AttemptOutcome.CRASHED
+    text: str
+
+    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [*handing_back(held, None, suspected(held.spec)), (held.spec["error"], self.text)]
+
+    def told(self, options: HistoryOptions) -> Told:
+        return Told(self.outcome, self.text)
+
+
+@dataclass(frozen=True)
+class Convicting(Discarding):
+    """Give tasks up that have crashed too many processes; a recurring one goes on to its next run."""
+
+    outcome = AttemptOutcome.CRASHED
+
+    def apply(self, fenced: Fenced) -> set[Identity]:
+        going_on, fenced = renewed(fenced, [(fenced.spec["error"], self.text)])
+        return going_on | super().apply(fenced)
+
+
 @dataclass(frozen=True)
 class Snoozing(Settlement):
+    """Postpone tasks, without counting the attempt."""
+
     how = "snoozed"
+    outcome = AttemptOutcome.SNOOZED
     delay: timedelta
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
@@ -160,9 +256,11 @@ class Snoozing(Settlement):
 
 @dataclass(frozen=True)
 class Extending(Settlement):
+    """Extend leases; the claims continue."""
+
     how = None
     lease: timedelta | None
-    """The model's if not given."""
+    """The new lease; the model's if ``None``."""
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return extending(held, self.lease or held.spec.options.lease)

@@ -1,4 +1,4 @@
-"""Settling claims.  Each call takes what a claim returned, a :class:`.Claim`, or an iterable of them."""
+"""Settles claims.  Each operation takes a claimed task, a :class:`.Claim`, or an iterable of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..dialects.base import Adapter
 from ..lifecycle.fenced import Fenced
 from ..lifecycle.held import Held
 from ..lifecycle.kind import holding_slots, kinds_of, other_keys
+from ..model.history import history_of
 from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..sql.selection import is_available
@@ -27,6 +28,7 @@ from ..transaction.claims import Hold, holds_of, ledger_of
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
+from .recording import record
 from .settlements import (
     Cancelling,
     Completing,
@@ -51,8 +53,8 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     ``result`` is stored as JSON by models that derive from :class:`.ResultMixin`.
 
     Runs in the session's transaction, in one statement for up to a few thousand tasks.  Raises :class:`.ClaimLostError`
-    if a row no longer belongs to the claim: let the error end the transaction, so that nothing done for a lost claim is
-    committed. Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not claimed or are
+    if a row no longer belongs to the claim: roll the transaction back then, so that nothing done for a lost claim is
+    committed.  Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not claimed or are
     settled already.
     """
     _settle(session, tasks, Completing(result, stage))
@@ -64,13 +66,12 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
 
     A task is discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded:
     its next run is scheduled instead, and the error stays until a run succeeds.  ``error`` is stored as text, an
-    exception as
-    ``"TypeName: message"``.  For the transaction and errors see :func:`complete`.
+    exception as ``"TypeName: message"``.  For the transaction and errors see :func:`complete`.
     """
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)
     cause = type(error) if isinstance(error, BaseException) else None
-    _settle(session, tasks, Failing(error_text(error), cause, retry_in))
+    _settle(session, tasks, Failing(error_text(error), cause, retry_in, _raised(error)))
 
 
 @overload
@@ -92,19 +93,27 @@ def discard(
     error: BaseException | str | None = None,
     limit: int | None = None,
 ) -> int | None:
-    """Give tasks up: they become ``discarded``, dead letters, with the text of ``error``.
+    """Give up tasks: they become ``discarded`` (dead letters) with the text of ``error``.
 
     With claims, it settles them; see :func:`complete`.  With a model, it discards all tasks that satisfy ``where`` and
     are not final, including running ones, whose claims are lost, and returns how many; see :func:`cancel`.
     """
     if isinstance(tasks, type):
         if error is None:
-            raise ArgumentError("a dead letter says why it is one: discard(session, Task, Task.id == 7, error='...')")
+            raise ArgumentError("discard() requires error=: discard(session, Task, Task.id == 7, error='...')")
         return discard_where(session_of(session), spec_of(tasks), where, error_text(error), limit)
     if len(where) + (error is not None) != 1 or limit is not None:
-        raise ArgumentError("claims are discarded by discard(session, tasks, error); criteria go with a model")
-    _settle(session, tasks, Discarding(error_text(where[0] if error is None else error)))
+        raise ArgumentError(
+            "discard claims with discard(session, tasks, error), and by criteria with"
+            " discard(session, Task, Task.id == 7, error='...')"
+        )
+    reason: BaseException | str = where[0] if error is None else error
+    _settle(session, tasks, Discarding(error_text(reason), _raised(reason)))
     return None
+
+
+def _raised(error: BaseException | str) -> BaseException | None:
+    return error if isinstance(error, BaseException) else None
 
 
 @overload
@@ -118,8 +127,8 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
     are not final, including running ones, whose claims are lost, and returns how many.
 
     Runs in the session's transaction, in one statement as far as the engine allows.  It waits for rows that others have
-    locked, and all rows stay locked until the transaction ends.  Of a large set, change at most ``limit`` rows per
-    transaction; fewer are changed only when none is left::
+    locked, and all rows stay locked until the transaction ends.  For a large set, change at most ``limit`` rows per
+    transaction; fewer are changed only when no more are left::
 
         while session.cancel(Email, Email.campaign_id == 12, limit=1_000):
             session.commit()
@@ -127,7 +136,7 @@ def cancel(session: AnySession, tasks: Any, /, *where: Where, limit: int | None 
     if isinstance(tasks, type):
         return cancel_where(session_of(session), spec_of(tasks), where, limit)
     if where or limit is not None:
-        raise ArgumentError("criteria go with a model: cancel(session, Task, Task.id == 7)")
+        raise ArgumentError("criteria and limit= need a model: cancel(session, Task, Task.id == 7)")
     _settle(session, tasks, Cancelling())
     return None
 
@@ -160,11 +169,11 @@ def heartbeat(session: AnySession, tasks: Tasks, lease: timedelta | None = None)
 
 
 _UNTOUCHED = ("priority", "created_at")
-"""Roles of columns that settling never writes, besides those of the queue's kinds."""
+"""Column roles that settling never writes, besides those that the kinds declare."""
 
 
 def _settle(session: AnySession, tasks: Tasks, settlement: Settlement) -> None:
-    """All of them, or :class:`.ClaimLostError`."""
+    """Settle all tasks, or raise :class:`.ClaimLostError`."""
     lost = settle_some(session, tasks, settlement)
     if lost:
         raise ClaimLostError(lost)
@@ -182,7 +191,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if settlement.how is None and any(hold.locked_by for hold, _ in holds):
         raise IllegalTransitionError("a claim made with lease=None has no lease: its row is locked until the commit")
     spec = spec_of(holds[0][0].claim.entity)
-    # what waits for nobody can do so in an isolation level that knows of such reads alone; and slots have to be seen
+    # skipping locked rows needs the isolation level of claims; freeing slots needs the latest rows
     meets = Access.READ if holding_slots(spec) is None else Access.CHANGE
     adapter = open_(session, spec, meets if waits else Access.CLAIM)
     lost: list[Claim] = []
@@ -202,22 +211,30 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
 
 
 def _apply(fenced: Fenced, settlement: Settlement) -> list[Claim]:
-    """Returns the claims that are lost."""
+    """Apply the settlement in batches; return the lost claims."""
     spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
     lost: list[Claim] = []
     for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(fenced.of(some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
+        if settlement.how is not None:
+            _record(fenced.of([claim for claim in some if claim.identity in kept]), settlement)
     for kind in kinds_of(spec) if settlement.how is not None else ():
-        # what is lost has no use for its slot either; what is only locked has
+        # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
         done = claims if fenced.held.waits else [claim for claim in claims if claim not in lost]
         kind.settled(adapter, fenced.session, spec, done)
     return lost
 
 
+def _record(settled: Fenced, settlement: Settlement) -> None:
+    history = history_of(settled.spec.table.metadata)
+    if history is not None:
+        record(settled.adapter, settled.session, settled.claims, settlement.told(history.options))
+
+
 def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
-    """In parts of which none has two claims of one row: which of them holds it must be seen."""
+    """Split claims so that no part contains two claims of one row: the database decides which of them holds it."""
     while claims:
         part = {claim.identity: claim for claim in claims}
         yield list(part.values())
@@ -225,12 +242,12 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
 
 
 def _is_news(spec: QueueSpec, how: str | None) -> bool:
-    """Whether something may be claimed now that could not be claimed before."""
+    """Whether a task may be claimable now that was not before."""
     return how == "released" or (how is not None and any(kind.announces(spec, how) for kind in kinds_of(spec)))
 
 
 def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
-    """Whether one of them was enqueued anew while it ran.  Where keys tell tasks apart that is worth a look."""
+    """Whether one of the tasks was enqueued again while it ran.  Only queues with ``unique_key`` are checked."""
     if how not in ("completed", "failed", "discarded") or not other_keys(spec):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
@@ -239,7 +256,7 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:
-    """Instances forget what they knew of what was written, and that they hold the row."""
+    """Record the settlement in the ledger, and expire the attributes of instances that it has written."""
     present = [(hold, state) for hold, state in holds if state is not None]
     if how is not None:
         settled = [(state, hold._replace(settled=how)) for hold, state in present]
@@ -254,11 +271,11 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
 
 @lru_cache
 def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]:
-    """What an instance may no longer show; what cannot have changed stays at hand, for asyncio's sake too."""
+    """Return the attributes to expire.  Others stay loaded, since asyncio cannot load them lazily."""
     untouched = {*_UNTOUCHED, *(role for kind in kinds_of(spec) for role in kind.untouched)}
     roles = ["available_at"] if how is None else [role for role in spec.columns if role not in untouched]
     written = [spec.attributes[role] for role in roles if role != "attempt" or locked]
     mapper = spec.mapper
-    if mapper.version_id_col is not None and not mapper.version_id_generator:  # the server makes a new one each time
+    if mapper.version_id_col is not None and not mapper.version_id_generator:  # the server generates each version
         written.append(mapper.get_property_by_column(mapper.version_id_col).key)
     return written

@@ -1,9 +1,9 @@
-"""The figures of a queue: how many tasks, since when, and how fast.  Each is one query, which locks nothing."""
+"""Statistics of a queue: task counts, ages and throughput.  The functions lock nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from ..sql.selection import is_held, is_hung, only, picks
 from ..transaction.connection import AnySession, open_, session_of
 from .counting import CAP, Portion, capped, counted, portions, waits
 from .session_criteria import within
+from .unserved_functions import unserved_functions
 
 V = TypeVar("V")
 _ONE: ColumnElement[int] = literal_column("1")
@@ -36,9 +37,9 @@ class QueueStats:
     counts: Mapping[Status, int]
     """The number of tasks in each state, zeros included."""
     hung: int = 0
-    """How many of those that are running have been so for longer than their lease."""
+    """The number of running tasks whose lease has expired."""
     capped: frozenset[str] = frozenset()
-    """The figures that are lower bounds, because counting ended at the cap: states, and names of attributes."""
+    """The states and attribute names whose figures are lower bounds because counting stopped at the cap."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -56,29 +57,33 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview(QueueStats):
-    """The figures that matter first on call.  All ages are by the database's clock."""
+    """The first figures to look at on call.  All ages are by the database's clock."""
 
     claimable: int = 0
-    """How many a claim may take now: available, due, or left by a worker whose lease has ended."""
+    """The number of tasks that can be claimed now: available, due, or abandoned with an expired lease."""
     overdue: int = 0
-    """How many of these were scheduled, or to be tried again, for a moment that has passed."""
+    """The number of these that were scheduled, or to be retried, at a time that has passed."""
     oldest_claimable: timedelta | None = None
-    """For how long the first of them could have been claimed: how far behind the workers are.  ``None``: none waits."""
+    """How long the oldest of them has been claimable: how far the workers are behind.  ``None`` if none is waiting."""
     oldest_running: timedelta | None = None
-    """How long ago the first of those that are running was claimed."""
+    """How long ago the running task with the earliest claim was claimed."""
     finished_last_minute: int = 0
-    """How many have become final within the last minute."""
+    """The number of tasks that became final within the last minute."""
     finished_last_hour: int = 0
-    """The same for the last hour.  Rows deleted by ``on_complete="delete"`` or ``prune`` count in neither."""
+    """The same for the last hour.  Neither counts rows deleted by ``on_complete="delete"`` or ``prune``."""
+    unserved_functions: Mapping[str, timedelta] = field(default_factory=dict)
+    """How long calls have waited of functions that no worker seems to know, by function: the oldest call has been
+    claimable for more than five minutes, and none is running under a lease.  Empty for models that are not of
+    ``JobMixin``."""
 
 
 def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
     """Return the number of tasks in each state, zeros included.
 
     Exact while fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or running, and
-    fewer than ``cap`` are final.  In a larger group, counting ends at ``cap``, and :attr:`QueueStats.capped` names the
-    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  With a criterion
-    that no index serves, all rows are read in any case.
+    fewer than ``cap`` are final.  In a larger group, counting stops at ``cap``, and :attr:`QueueStats.capped` names the
+    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  A criterion that
+    no index covers reads all rows in any case.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -94,15 +99,15 @@ def stats_by(
 ) -> dict[V, QueueStats]:
     """Return the number of tasks in each state for each value of ``by``: ``stats_by(session, Email, Email.topic)``.
 
-    ``by`` is a column of the model, or an expression of its columns.  The result is sorted by its values; only values
-    that occur are in it, ``None`` included.  Reads all rows.  Raises :class:`.ArgumentError` if ``by`` is of another
+    ``by`` is a column of the model, or an expression of its columns.  The result is sorted by value and contains only
+    values that occur, ``None`` included.  Reads all rows.  Raises :class:`.ArgumentError` if ``by`` belongs to another
     table.
     """
     spec = spec_of(entity)
     value = _own_column(spec, by).label("divided_by")
     session = session_of(session)
     adapter = open_(session, spec)
-    # grouped from without: an engine may take an expression with parameters for another one each time it comes
+    # grouped outside of the subquery: an engine may consider repeated expressions with parameters to be different
     each = (
         select(
             value,
@@ -124,10 +129,11 @@ def stats_by(
 
 
 def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
-    """Return the number of tasks in each state, how long tasks wait, what hangs, and how many finished recently.
+    """Return the number of tasks in each state, how long tasks wait, how many hang, and how many finished recently.
 
     For ``cap`` see :func:`stats`.  Recently finished tasks are counted by an index that begins with ``finished_at``
     (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by primary key.
+    One statement, and for function jobs a few more for each function.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -148,13 +154,14 @@ def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: 
         oldest_running=_age(rows, "running_since"),
         finished_last_minute=sum(row.finished_last_minute for row in rows),
         finished_last_hour=sum(row.finished_last_hour for row in rows),
+        unserved_functions=MappingProxyType(unserved_functions(session, entity, *where)),
     )
 
 
 def hung(entity: type[QueueMixin]) -> Criterion:
-    """Return the criterion that a task runs for longer than its lease: ``find(session, Email, hung(Email))``.
+    """Return the criterion of running tasks whose lease has expired: ``find(session, Email, hung(Email))``.
 
-    Its worker has crashed or stalls; the next claim takes the task over.
+    The worker has crashed or stalled; the next claim takes the task over.
     """
     return is_hung(spec_of(entity))
 
@@ -182,14 +189,14 @@ def _looking_over(adapter: Adapter, spec: QueueSpec) -> list[Portion]:
             moments={"claimable_since": case((~waits(spec), spec["available_at"]))},
         ),
     ]
-    if _finds_finished(adapter, spec):
+    if finds_finished(adapter, spec):
         in_hour = Portion(rows=lately["finished_last_hour"], flags=lately, order=[spec["finished_at"].desc()])
         return [*found, final, in_hour]
     return [*found, replace(final, flags=lately, order=[key.desc() for key in spec.primary_key])]
 
 
-def _finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
-    """Whether an index begins with ``finished_at``; that of due tasks holds no others where it is partial."""
+def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
+    """Whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
     partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
@@ -199,7 +206,7 @@ def _finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
 
 
 def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int | None) -> bool:
-    """By itself, or with the final tasks among which it was counted."""
+    """Whether this count reached the cap, or was taken among final tasks whose count did."""
     lately = next((row for row in rows if row.status is None), None)
     if lately is None:
         return Status.COMPLETED in limits
@@ -211,7 +218,7 @@ def _by_state(rows: Iterable[Any]) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> QueueStats:
-    """From rows of a status, how many have it, and how many of these hang, or wait as available."""
+    """Build statistics from rows of status, number of tasks, number of hung ones, number of waiting available ones."""
     counts, all_hung = dict.fromkeys(Status, 0), 0
     for status, tasks, hung, waiting in rows:
         counts[Status(status)] += tasks - waiting
@@ -221,11 +228,11 @@ def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> Queue
 
 
 def _follow(limits: Collection[str]) -> set[str]:
-    """The figures that are made of states which are capped."""
+    """Return the figures that are derived from capped states."""
     unfinished = (Status.AVAILABLE, *DUE)
     made = {
         **dict.fromkeys(("hung", "overdue", "oldest_running"), DUE),
-        # some that are available by their status may wait as if they were scheduled
+        # some tasks with the status available may wait as if they were scheduled
         **dict.fromkeys((Status.SCHEDULED, "claimable", "oldest_claimable", "unfinished"), unfinished),
         "total": tuple(Status),
     }
@@ -238,7 +245,7 @@ def _check(cap: int | None) -> None:
 
 
 def _age(rows: Iterable[Any], name: str) -> timedelta | None:
-    """How long ago the earliest of these moments was."""
+    """Return the time since the earliest of the moments called ``name``."""
     ages = [row.moment - moment for row in rows if (moment := getattr(row, name)) is not None]
     return max(timedelta(0), *ages) if ages else None
 

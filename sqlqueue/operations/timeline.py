@@ -1,15 +1,15 @@
-"""What became of tasks, and how fast, over time."""
+"""Finished tasks and their durations over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Executable, Subquery, case, func, literal, literal_column, select
 
-from .._support.checks import duration
+from .._support.checks import count, duration
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..model.mixins import QueueMixin
@@ -21,27 +21,27 @@ from ..transaction.connection import AnySession, open_, session_of
 from .session_criteria import within
 
 MOST = 10_000
-"""Buckets, and days that they go back."""
+"""The maximum number of buckets, and of days that they reach back."""
 
 _DAY = timedelta(days=1)
 _MICROSECOND = timedelta(microseconds=1)
 _ORIGIN = datetime(1900, 1, 1, tzinfo=UTC)
-"""Where the first bucket of all begins: a Monday, so that weeks begin on one."""
+"""The origin of all buckets: a Monday, so that weeks begin on Monday."""
 _ENDS = (Status.COMPLETED, Status.DISCARDED, Status.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long tasks took.  The percentiles are durations that occurred."""
+    """How long tasks took.  The percentiles are durations that occurred, without interpolation."""
 
     count: int = 0
-    """How many they are; if none, the rest is ``None``."""
+    """The number of tasks; if it is 0, the other attributes are ``None``."""
     mean: timedelta | None = None
     """The arithmetic mean."""
     p50: timedelta | None = None
     """The median."""
     p95: timedelta | None = None
-    """What 95 of 100 did not exceed."""
+    """The 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,17 @@ class Bucket:
 
     start: datetime
     completed: int = 0
-    """Tasks that were completed."""
+    """The number of completed tasks."""
     failed: int = 0
-    """Discarded: given up after the last attempt, or at once."""
+    """The number of discarded tasks: given up after the last attempt, or at once."""
     cancelled: int = 0
-    """Tasks that were cancelled."""
+    """The number of cancelled tasks."""
     run_time: Durations = Durations()
-    """Of those that were completed, from their last claim on."""
+    """How long completed tasks ran, from their last claim to the end."""
     waiting_time: Durations = Durations()
-    """Of those that were completed, from their creation to their last claim."""
+    """How long completed tasks waited, from their creation to their last claim."""
+    capped: bool = False
+    """Whether tasks that finished in it may have been left out, see the ``cap`` of :func:`timeline`."""
 
 
 def timeline(
@@ -67,6 +69,7 @@ def timeline(
     *where: Where,
     bucket: timedelta = timedelta(hours=1),
     since: timedelta = _DAY,
+    cap: int | None = None,
 ) -> list[Bucket]:
     """Return the tasks that finished in each ``bucket`` of time, oldest first, and how long they ran and had waited.
 
@@ -74,10 +77,13 @@ def timeline(
     which is not over yet; empty buckets are included.  A bucket divides a day, or is whole days (weeks begin on
     Monday), in UTC.  Times are ``finished_at`` by the database's clock.
 
-    Both durations are those of the last attempt of completed tasks.  The waiting time of a task that was retried, or
-    went through stages, includes its earlier attempts and the time between them; that of a scheduled task the time
-    until it was due.  Tasks that were deleted, pruned or reactivated since are not counted, and so runs of recurring
-    tasks are not: their row is scheduled again.
+    Both durations refer to the last attempt of completed tasks.  The waiting time of a task that was retried, or went
+    through stages, includes its earlier attempts and the time between them; that of a scheduled task includes the time
+    until it was due.  Tasks that were deleted, pruned or reactivated since are not counted, nor are runs of recurring
+    tasks, whose row is scheduled again.
+
+    ``cap``: read at most so many tasks, the last that finished; :attr:`Bucket.capped` names the buckets that may be
+    incomplete.
 
     One query, which locks nothing.  It reads the rows that finished within ``since`` by an index that begins with
     ``finished_at``, if there is one, else the table.  Raises :class:`.ArgumentError` for other buckets, or more than
@@ -85,25 +91,32 @@ def timeline(
     """
     spec = spec_of(entity)
     _check(bucket, since)
+    if cap is not None:
+        count("cap", cap)
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    rows = adapter.rows.execute(session, spec, _asked(adapter, spec, scoped, bucket, since)).all()
+    rows = adapter.rows.execute(session, spec, _asked(adapter, spec, scoped, bucket=bucket, since=since, cap=cap)).all()
     now: datetime = rows[0].moment
     found = {each.start: each for each in _read(rows)}
     first, last = _start(now - since, bucket), _start(now, bucket)
     starts = (first + number * bucket for number in range((last - first) // bucket + 1))
-    return [found.get(start, Bucket(start)) for start in starts]
+    buckets = [found.get(start, Bucket(start)) for start in starts]
+    if cap is None or sum(each.completed + each.failed + each.cancelled for each in found.values()) < cap:
+        return buckets
+    return [replace(each, capped=True) if each.start <= min(found) else each for each in buckets]
 
 
 def _check(bucket: timedelta, since: timedelta) -> None:
     duration("since", since)
     duration("bucket", bucket)
     if _DAY % bucket and bucket % _DAY:
-        raise ArgumentError(f"bucket={bucket!r}: give what divides a day, such as timedelta(minutes=15), or whole days")
+        raise ArgumentError(
+            f"bucket={bucket!r}: give a duration that divides a day, such as timedelta(minutes=15), or whole days"
+        )
     if since // bucket > MOST or max(since, bucket) > MOST * _DAY:
         raise ArgumentError(
-            f"since={since!r} in buckets of {bucket!r}: at most {MOST:,} buckets, and as many days; give a shorter"
-            " since, or larger buckets"
+            f"since={since!r} in buckets of {bucket!r}: the maximum is {MOST:,} buckets, and as many days; give a"
+            " shorter since, or larger buckets"
         )
 
 
@@ -112,23 +125,23 @@ def _start(moment: datetime, bucket: timedelta) -> datetime:
 
 
 def _asked(
-    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], bucket: timedelta, since: timedelta
+    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], *, bucket: timedelta, since: timedelta, cap: int | None
 ) -> Executable:
-    ranked = _ranked(_finished(adapter, spec, where, bucket, since))
+    ranked = _ranked(_finished(adapter, spec, where, bucket=bucket, since=since, cap=cap))
     ends = (func.count(case((ranked.c.status == state(end), literal_column("1")))).label(end.value) for end in _ENDS)
     measures = (measure for name in ("ran", "waited") for measure in _measures(ranked, name))
     grouped = select(ranked.c.starts_at, *ends, *measures).group_by(ranked.c.starts_at).subquery("grouped")
-    # the moment is told even if nothing was finished; all of grouped is joined, but not every engine takes a bare true
+    # return the time even if nothing has finished; the condition is always true, as not every engine has a bare TRUE
     clock = select(utcnow().label("moment")).subquery("clock")
     return select(clock.c.moment, *grouped.c).select_from(clock.outerjoin(grouped, grouped.c.starts_at.is_not(None)))
 
 
 def _finished(
-    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], bucket: timedelta, since: timedelta
+    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], *, bucket: timedelta, since: timedelta, cap: int | None
 ) -> Subquery:
-    """Each row with the start of its bucket and its durations, in microseconds.
+    """Return each finished row with the start of its bucket and its durations, in microseconds.
 
-    A bucket more than is asked for: where the first one begins depends on the clock.
+    Reads one bucket more than asked for, because the start of the first one depends on the clock.
     """
     finished, claimed, created = (spec[role] for role in ("finished_at", "claimed_at", "created_at"))
     completed = spec["status"] == state(Status.COMPLETED)
@@ -139,15 +152,16 @@ def _finished(
         case((completed, adapter.types.microseconds(claimed, finished))).label("ran"),
         case((completed, adapter.types.microseconds(created, claimed))).label("waited"),
     )
-    return rows.where(only(spec, finished >= utcnow(-since - bucket), *where)).subquery("finished")
+    rows = rows.where(only(spec, finished >= utcnow(-since - bucket), *where))
+    return (rows if cap is None else rows.order_by(finished.desc()).limit(cap)).subquery("finished")
 
 
 def _ranked(finished: Subquery) -> Subquery:
-    """Beside each duration its position among those of its bucket, and how many these are."""
+    """Add to each duration its position within its bucket, and the number of durations there."""
     positions: list[ColumnElement[Any]] = []
     for name in ("ran", "waited"):
         took, starts_at = finished.c[name], finished.c.starts_at
-        last = case((took.is_(None), literal_column("1")), else_=literal_column("0"))  # wherever the engine has NULL
+        last = case((took.is_(None), literal_column("1")), else_=literal_column("0"))  # engines sort NULL first or last
         positions.append(
             func.row_number().over(partition_by=starts_at, order_by=[last, took]).label(f"{name}_position")
         )

@@ -1,13 +1,13 @@
-"""What a worker asks and does between claims and settlements."""
+"""What a worker does between claims and settlements: look for due tasks, promote, postpone, and extend leases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, literal_column, null, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, null, select, union_all
 from sqlalchemy.orm import Session
 
 from .._support.checks import count
@@ -24,6 +24,7 @@ from ..sql.clock import utcnow
 from ..sql.selection import (
     Pick,
     exhausted_picks,
+    has_attempts,
     has_come,
     is_available,
     is_due,
@@ -53,39 +54,64 @@ class Look(NamedTuple):
     due: timedelta | None
     """See :func:`next_due`."""
     early: bool
-    """Whether tasks are available for a later moment: :func:`postpone` is for them.  Unknown if a task is ready."""
+    """Whether tasks are ``available`` with a later time, see :func:`postpone`.  Unknown if a task can be claimed."""
 
 
 def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
-    """Return what :func:`next_due` returns, and whether there is something to postpone, in one statement."""
+    """Return the result of :func:`next_due`, and whether there are tasks to postpone, in one statement."""
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
     ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
-    waiting = replace(due, state=(*_waits(spec), spec["attempt"] < spec["max_attempts"]))
-    first = ready.select(spec["available_at"]).limit(1).scalar_subquery()
-    # looked for only if none is ready: there may be very many of those, and then few others
-    early = select(func.min(spec["available_at"])).where(is_early(spec), *ready.where).scalar_subquery()
-    moment = waiting.select(spec["available_at"]).limit(1).scalar_subquery()
-    asked = select(func.coalesce(first, early, type_=spec["available_at"].type), moment, utcnow())
-    row: Any = adapter.rows.execute(session, spec, asked).one()
-    available, scheduled, now = row
+    waiting = replace(due, state=(*_waits(spec), has_attempts(spec)))
+    if ready.divided is not None and (seen := _look_at_all(session, adapter, ready, waiting)) is not None:
+        return seen
+    row: Any = adapter.rows.execute(session, spec, select(*_moments(ready, waiting), utcnow())).one()
+    return _look(*row)
+
+
+def _look_at_all(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Look | None:
+    """Look at the whole queue; return ``None`` if what comes first in it is not among the parts that are asked for.
+
+    To look at part after part takes much longer.
+    """
+    (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
+    parts = (each.first(column).scalar_subquery() for each in (every_ready, every_waiting))
+    asked = select(*_moments(every_ready, every_waiting), utcnow(), *parts)
+    row: Any = adapter.rows.execute(session, ready.spec, asked).one()
+    *moments, first, next_ = row
+    seen = _look(*moments)
+    if first is not None:
+        return seen if first in values else None
+    return seen if not seen.early and (seen.due is None or next_ in values) else None
+
+
+def _moments(ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    moment = ready.spec["available_at"]
+    first, waits = (each.first(moment).scalar_subquery() for each in (ready, waiting))
+    # evaluated only if no task is ready: ready tasks can be very many, and early ones hidden among them
+    each = [select(func.min(moment)).where(is_early(ready.spec), *part.where) for part in ready.parts]
+    early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("early").c[0]))
+    return func.coalesce(first, early.scalar_subquery(), type_=moment.type), waits
+
+
+def _look(available: datetime | None, scheduled: datetime | None, now: datetime) -> Look:
     waits = [max(each - now, timedelta(0)) for each in (available, scheduled) if each is not None]
     return Look(min(waits, default=None), early=available is not None and available > now)
 
 
-def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000) -> int:
-    """Make up to ``limit`` scheduled or retryable tasks that have come due ``available``.  Returns how many.
+def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
+    """Make up to ``limit`` scheduled or retryable tasks of ``where`` that have come due ``available``.
 
-    They keep the time at which they came due, which orders them.  Claims take due tasks too, but only when available
-    ones run short; under load, promoting them gives them the place that their priority asks for.  Locked rows are
-    skipped.
+    Return how many.  They keep the time at which they came due, which orders them.  Claims take due tasks too, but only
+    if there are not enough available ones; under load, promotion puts them in the position that their priority gives
+    them.  Skips locked rows.
     """
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
     adapter = open_(session, spec, Access.CLAIM)
-    _, due = picks(spec, within(session, spec), ())
+    _, due = picks(spec, within(session, spec, where), ())
     waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
     pick = replace(due(limit), state=waits)
     keys = adapter.claims.lock(session, pick)
@@ -93,12 +119,12 @@ def promote(session: AnySession, entity: type[QueueMixin], *, limit: int = 1_000
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
-    """Make tasks ``scheduled`` that are ``available`` for a later time, as other programs insert them.  Returns how
+    """Make tasks ``scheduled`` that are ``available`` for a later time, as other programs insert them.  Return how
     many.
 
-    A claim skips such a task, but reads it each time until it is scheduled.  Only the first ``limit`` available tasks
-    in claim order by ``where`` are read, without a lock: rows behind claimable tasks delay no claim.  Locked rows are
-    skipped.
+    Every claim reads and skips such a task until it is scheduled.  Only the first ``limit`` available tasks that
+    satisfy ``where``, in claim order, are read, without a lock: rows behind claimable tasks delay no claim.  Skips
+    locked rows.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -119,8 +145,8 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
 
 
 def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
-    """Give the rows of ``keys``, which ``pick`` has locked, another status; how many."""
-    # by more than the key: MySQL would read, and wait for, all rows of a small table whose key alone is asked for
+    """Give the rows of ``keys``, which ``pick`` has locked, another status; return how many."""
+    # not by key alone: on a small table, MySQL would scan, and wait for, all rows
     named = and_(adapter.keys.key_in(pick.spec, keys), *pick.state)
     statement = write(pick.spec, named, [(pick.spec["status"], state(status))])
     return len(adapter.rows.change(session, pick.spec, statement, keys))
@@ -137,7 +163,7 @@ class Crashed(NamedTuple):
 
 
 def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list[Crashed]:
-    """Return up to ``limit`` tasks that :func:`.rescue` would give up.  Locks nothing."""
+    """Return up to ``limit`` tasks that :func:`.rescue` would discard or reschedule.  Locks nothing."""
     spec = spec_of(entity)
     adapter = open_(session, spec)
     pick = exhausted_picks(spec, within(session, spec), by_claims=adapter.schema.indexes_all)(limit)
@@ -153,7 +179,7 @@ def exhausted(session: Session, entity: type[QueueMixin], *, limit: int) -> list
 
 
 def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
-    """Return those of the claims of one model that hold their rows, as far as can be seen without locks."""
+    """Return the claims, all of one model, that still hold their rows according to a read without locks."""
     if not claims:
         return set()
     spec = spec_of(claims[0].entity)
@@ -169,8 +195,8 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
 def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[Claim]:
     """Extend the leases of claims of one model to ``lease`` from now.  Returns the lost claims.
 
-    Locked rows are skipped: only their own handler can have locked them, and its transaction cannot be taken over.
-    Waiting for them would let the other leases expire.
+    Skips locked rows: only their own handler can have locked them, and no other claim can take them meanwhile.  Waiting
+    for them would let the other leases expire.
     """
     rest = settle_some(session, claims, Extending(lease), waits=False)
     still = still_held(session, rest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +11,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from tests.support.engines import EngineCase
-from tests.support.servers import Unavailable, answering, contained, missing_driver
+from tests.support.servers import Unavailable, answering, contained, free_port, missing_driver
 
 
 class FrailServer:
@@ -23,7 +22,7 @@ class FrailServer:
             raise reason
         if case.container is None:
             raise Unavailable(f"{case.name} has no server")
-        container = replace(case.container.durable, host_port=_free_port())
+        container = replace(case.container.durable, host_port=free_port())
         self.case = case
         self.server, self._container = contained(case, container, stack)
         self._engine = create_engine(self.server.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
@@ -87,10 +86,3 @@ class FrailServer:
             for victim in connection.exec_driver_sql(self.case.connections_sql).scalars().all():
                 with suppress(DBAPIError):  # it has ended by itself
                     connection.exec_driver_sql(self.case.kill_sql.format(connection=victim))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -101,7 +101,7 @@ def test_a_victim_is_called_again(db: Database, first: Part, second: Part, optio
 
 @pytest.mark.requires("conflict_sql")
 @pytest.mark.parametrize("mode", ["lease", "lock"])
-def test_a_claim_that_is_a_victim_pauses_briefly_and_is_no_outage(
+def test_a_claim_chosen_as_a_victim_pauses_briefly_and_is_not_an_outage(
     db: Database, caplog: pytest.LogCaptureFixture, mode: Any
 ) -> None:
     engine, left = db.variant(pool_size=20), [12]  # with pauses that double up to 10 s, these would take a minute

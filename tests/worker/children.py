@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 from sqlalchemy import URL, create_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker
+from sqlqueue import QueueSession, Worker, current_job
 from sqlqueue._support import processes
 from sqlqueue.worker.process.supervisor import run_to_end
-from tests.support.models import Ledger, Task
+from tests.support.models import Job, Ledger, Task
 from tests.support.processes import Gate
 from tests.worker.crew import LEASE
 
@@ -33,6 +34,22 @@ def work(gate: Gate, url: URL) -> str:
         gate.wait()
         session.add(Ledger(task_id=task.id, worker="child"))
 
+    worker.run()
+    engine.dispose()
+    return "ended"
+
+
+def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
+    """Calls of these functions, each written down once."""
+    engine = create_engine(url)
+    worker = Worker(sessionmaker(engine, class_=QueueSession), name=functions[-1], poll=timedelta(seconds=0.3))
+
+    def write_down(session: QueueSession) -> None:
+        key = current_job().claim.identity[0]
+        session.add(Ledger(task_id=key, worker=functions[-1]))
+
+    for name in functions:
+        worker.task(Job, name=name, concurrency=2)(write_down)
     worker.run()
     engine.dispose()
     return "ended"

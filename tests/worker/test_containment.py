@@ -30,7 +30,7 @@ from tests.worker.crew import (
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_row_that_others_have_locked_keeps_no_other_from_being_settled(db: Database, workers: Workers) -> None:
+def test_a_locked_row_does_not_keep_others_from_being_settled(db: Database, workers: Workers) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 31)])
     meeting = Meeting()
     worker = workers.make()

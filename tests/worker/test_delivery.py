@@ -43,7 +43,7 @@ def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Wor
     assert worker.reports.counts["claimed"] == 20
 
 
-def test_what_fails_has_written_nothing(db: Database, workers: Workers) -> None:
+def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(2))
     worker = workers.make()
     worker.handler(Task)(raising(db, ValueError("no luck")))
@@ -85,7 +85,9 @@ def test_without_a_session_those_that_end_in_short_order_are_completed_together(
         assert connection.scalar(select(func.count(Task.finished_at.distinct()))) == 1
 
 
-def test_one_that_is_lost_keeps_no_other_from_being_completed(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_lost_claim_does_not_keep_others_from_being_completed(
+    db: Database, workers: Workers, meeting: Meeting
+) -> None:
     db.insert(Task, rows(3))
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db, meeting))
@@ -99,7 +101,7 @@ def test_one_that_is_lost_keeps_no_other_from_being_completed(db: Database, work
     assert statuses(db)[lost] == "cancelled"
 
 
-def test_a_victim_of_others_is_run_again_from_what_the_row_says(db: Database, workers: Workers) -> None:
+def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: Workers) -> None:
     """The second try must not see what the first one made of the instance."""
     db.insert(Task, rows(1, number=1))
     tries: list[int] = []

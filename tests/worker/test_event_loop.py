@@ -27,7 +27,7 @@ def test_who_is_cancelled_leaves_it_to_go_on() -> None:
     assert asyncio.run(main()) == "done"
 
 
-def test_an_error_that_nobody_waits_for_any_more_makes_no_noise() -> None:
+def test_errors_without_a_waiter_are_silent() -> None:
     noise: list[dict[str, Any]] = []
 
     async def main() -> None:

@@ -127,7 +127,7 @@ def test_the_root_logger_is_left_alone(sync_db: Database, workers: Workers, log:
 
 
 @pytest.mark.parametrize("error", [Snooze(MINUTE), Cancel()])
-def test_other_signals_are_told_at_debug_alone(
+def test_other_signals_are_logged_at_debug_level(
     sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     sync_db.insert(Task, [{}])
@@ -265,9 +265,7 @@ def test_nothing_from_elsewhere_reaches_the_log_as_it_is(
     assert "\\x1b[2J\\x07\\r\\x9b31m\\u202e" in log.text
 
 
-def test_a_worker_says_when_it_starts_and_stops(
-    sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_logs_its_start_and_stop(sync_db: Database, workers: Workers, log: pytest.LogCaptureFixture) -> None:
     worker = workers.make(name="mailer")
     worker.handler(Task)(without_session(sync_db))
     running = workers.start(worker)

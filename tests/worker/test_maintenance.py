@@ -54,7 +54,7 @@ def test_promote(db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_promote_passes_over_what_is_locked(db: Database) -> None:
+def test_promote_skips_locked_rows(db: Database) -> None:
     db.insert(Task, rows(3, "scheduled"))
     holder = db.session()
     assert holder.claim(Task, lease=None) is not None

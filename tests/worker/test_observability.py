@@ -196,7 +196,7 @@ def _has_ipv6() -> bool:
     return True
 
 
-def test_a_worker_says_how_it_is(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_worker_reports_its_health(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
     worker = workers.make()
     worker.handler(Task)(with_session(sync_db, during=meeting))
     with page(worker) as url:

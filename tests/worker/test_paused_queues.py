@@ -64,7 +64,7 @@ def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, 
     running.stop()  # in peace: no thread of it is to be left to the next test
 
 
-def test_what_runs_goes_on_and_nothing_more_is_begun(
+def test_running_tasks_go_on_and_no_others_are_started(
     db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")

@@ -58,7 +58,7 @@ def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, worker
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "lock"}], ids=["lease", "lock"])
-def test_what_comes_next_is_enqueued_in_the_commit_of_the_completion(
+def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
     db: Database, workers: Workers, options: dict[str, Any]
 ) -> None:
     """Or not at all: each fails once after it has said so."""
@@ -83,7 +83,7 @@ def test_what_comes_next_is_enqueued_in_the_commit_of_the_completion(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_result_that_is_no_json_is_a_failure(db: Database, workers: Workers, kind: str) -> None:
+def test_a_result_that_is_not_json_is_a_failure(db: Database, workers: Workers, kind: str) -> None:
     """Of this task, and of no other."""
     db.insert(Film, rows(3, stage="print"))
     worker = workers.make(poll=LONG)

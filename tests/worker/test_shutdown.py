@@ -34,7 +34,7 @@ from tests.worker.crew import (
 )
 
 
-def test_what_runs_is_finished_and_nothing_more_is_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_running_tasks_finish_and_no_others_are_started(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(6))
     worker = workers.make()
     worker.handler(Task, concurrency=2)(with_session(db, during=meeting))
@@ -49,7 +49,7 @@ def test_what_runs_is_finished_and_nothing_more_is_begun(db: Database, workers: 
     assert count(db, Ledger) == 2
 
 
-def test_what_was_claimed_ahead_is_handed_back(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_prefetched_tasks_are_released(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
     worker = workers.make()
@@ -68,7 +68,7 @@ def test_what_was_claimed_ahead_is_handed_back(db: Database, workers: Workers, m
     assert sorted(set(statuses(db).values())) == ["available", "completed"]
 
 
-def test_after_the_grace_period_what_runs_is_handed_back(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_after_the_grace_period_running_tasks_are_released(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(2))
     worker = workers.make(grace=timedelta(seconds=0.2))
     worker.handler(Task)(with_session(db, during=meeting))
@@ -97,7 +97,7 @@ def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers,
     assert worker.reports.counts["claimed"] == 1
 
 
-def test_others_hear_of_what_is_handed_back(
+def test_others_are_notified_of_released_tasks(
     sync_db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
@@ -171,7 +171,7 @@ def signal_twice(child: Child) -> None:
     child.signal(signal.SIGTERM)
 
 
-def test_sigterm_lets_a_process_finish_what_it_has_begun(sync_db: Database, processes: Processes) -> None:
+def test_after_sigterm_a_process_finishes_its_tasks(sync_db: Database, processes: Processes) -> None:
     sync_db.insert(Task, rows(4))
     child = processes.spawn(children.work, sync_db.url)
     child.wait_until_arrived()
@@ -207,7 +207,7 @@ def test_a_thread_of_a_coroutine_keeps_no_process(sync_db: Database, processes: 
     assert all_are(sync_db, "available")()
 
 
-def test_what_a_killed_process_held_is_taken_over_once_its_lease_ends(
+def test_tasks_of_a_killed_process_are_taken_over_once_their_lease_ends(
     sync_db: Database, workers: Workers, processes: Processes
 ) -> None:
     sync_db.insert(Task, rows(3))

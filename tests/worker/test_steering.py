@@ -159,7 +159,7 @@ def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
     eventually(lambda: "it was cancelled" in caplog.text)
 
 
-def test_what_is_cancelled_before_its_turn_is_not_begun(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_task_cancelled_before_it_starts_is_not_run(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(200))
     worker = workers.make(poll=LONG)
     held: Any = ()
@@ -221,7 +221,7 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
     assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
 
 
-def test_what_was_claimed_ahead_waits_for_its_turn(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_prefetched_tasks_wait_for_their_turn(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
     worker = workers.make()
@@ -233,7 +233,7 @@ def test_what_was_claimed_ahead_waits_for_its_turn(db: Database, workers: Worker
     assert meeting.most == 2
 
 
-def test_a_batch_is_no_larger_than_was_said(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
     sync_db.insert(Task, rows(8))
     engine = sync_db.variant(pool_size=20)
     worker = workers.make(engine=engine)

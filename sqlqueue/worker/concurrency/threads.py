@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ class DaemonThreads(ThreadPoolExecutor):
         self._begun = 0
         self._busy = 0
         self._lock = threading.Lock()
+        self.stuck = 0
+        """Threads whose calls were abandoned and have not returned."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         future: Future[R] = Future()
@@ -33,18 +36,33 @@ class DaemonThreads(ThreadPoolExecutor):
         def call() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(fn(*args, **kwargs))
+                    result = fn(*args, **kwargs)
                 except BaseException as error:
                     future.set_exception(error)
+                else:
+                    future.set_result(result)
 
         with self._lock:
             self._busy += 1
-            if self._busy > self._begun and self._begun < self._count:
-                self._begun += 1
-                name = f"sqlqueue-{self._name}-{self._begun}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._start()
         self._calls.put(call)
         return future
+
+    def grow(self, count: int) -> None:
+        """Allow at least ``count`` threads."""
+        with self._lock:
+            self._count = max(self._count, count)
+            self._start()
+
+    def abandon(self, future: Future[Any], error: Exception) -> None:
+        """Let ``future`` raise ``error``, and another thread take the place of the one that may never return."""
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+            with self._lock:
+                self.stuck += 1
+                self._begun -= 1
+                self._busy -= 1
+                self._start()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Let idle threads end; running calls are not waited for.  A later ``submit`` starts new threads."""
@@ -53,8 +71,20 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._calls.put(None)
             self._begun = 0
 
+    def _start(self) -> None:
+        """Start a thread if all are busy, up to the number of threads."""
+        if self._busy > self._begun and self._begun < self._count:
+            self._begun += 1
+            name = f"sqlqueue-{self._name}-{self._begun}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            try:
+                call()
+            except InvalidStateError:  # the call was abandoned, and this thread has been replaced
+                with self._lock:
+                    self.stuck -= 1
+                return
             with self._lock:
                 self._busy -= 1

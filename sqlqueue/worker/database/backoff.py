@@ -37,39 +37,18 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
     return isinstance(error, (PoolTimeoutError, OSError))
 
 
-async def insist(
-    attempt: Callable[[], Awaitable[R]],
-    what: str,
-    reports: Reports,
-    passes: Callable[[BaseException], bool],
-) -> R:
-    """Call ``attempt`` until it succeeds, and return its result.  Raises errors that do not pass by themselves."""
-    for pause in pauses():
-        try:
-            result = await attempt()
-        except Exception as error:
-            if not passes(error):
-                raise
-            reports.database_error(what, error, pause)
-            await asyncio.sleep(pause.total_seconds())
-        else:
-            reports.reached()
-            return result
-    raise AssertionError
-
-
 def is_conflict(error: BaseException, adapter: Adapter) -> bool:
     """Return whether a transaction failed because of another one, on a server that answers."""
     return isinstance(error, DBAPIError) and not adapter.errors.is_outage(error) and adapter.errors.is_transient(error)
 
 
 class Patience:
-    """The pauses of a claiming loop, which survives every error of its database."""
+    """The pauses of what is tried until it succeeds."""
 
-    def __init__(self, what: str, reports: Reports, adapter: Adapter) -> None:
+    def __init__(self, what: str, reports: Reports, *adapters: Adapter) -> None:
         self._what = what
         self._reports = reports
-        self._adapter = adapter
+        self._adapters = adapters
         self.reset()
 
     def reset(self) -> None:
@@ -84,10 +63,10 @@ class Patience:
 
     async def bear(self, error: Exception) -> None:
         """Report ``error`` and pause: briefly after a conflict, and longer each time while the server is away."""
-        if is_conflict(error, self._adapter):
+        if any(is_conflict(error, adapter) for adapter in self._adapters):
             pause = next(self._after_conflicts)
             self._reports.conflict(self._what, error, pause)
-        elif passes(error, self._adapter):
+        elif any(passes(error, adapter) for adapter in self._adapters):
             pause = next(self._pauses)
             self._reports.database_error(self._what, error, pause)
         else:
@@ -97,8 +76,22 @@ class Patience:
         await asyncio.sleep(pause.total_seconds())
 
 
+async def insist(attempt: Callable[[], Awaitable[R]], patience: Patience, passes: Callable[[BaseException], bool]) -> R:
+    """Call ``attempt`` until it succeeds, and return its result.  Raises errors that do not pass by themselves."""
+    while True:
+        try:
+            result = await attempt()
+        except Exception as error:
+            if not passes(error):
+                raise
+            await patience.bear(error)
+        else:
+            patience.reached()
+            return result
+
+
 async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], patience: Patience) -> None:
-    """Call ``turn`` until ``is_over``, pausing after each error."""
+    """Call ``turn`` until ``is_over``, pausing after each error, whatever it is."""
     while not is_over():
         try:
             await turn()

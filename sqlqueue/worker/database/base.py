@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
-THREADS = 8
-"""Threads for the worker's own transactions; handlers have their own threads."""
+AT_ONCE = 8
+"""The transactions of a worker's own that run at a time, however many queues it serves."""
 Begun: TypeAlias = Callable[[], None]
 Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
@@ -32,11 +33,23 @@ class Database(Protocol):
     @property
     def is_async(self) -> bool: ...
 
-    async def run(self, work: Work[R]) -> R:
+    @property
+    def engines(self) -> Collection[Engine]:
+        """The engines that :meth:`engine` has returned."""
+        ...
+
+    @property
+    def stuck(self) -> int:
+        """The number of threads that wait for the database and cannot be woken."""
+        ...
+
+    async def run(self, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a session and transaction of its own, commit, and return its result, detached.
 
-        Cancelling the caller does not interrupt it: an interrupted driver would leave work behind on an event loop that
-        is about to be closed.
+        Raises :class:`.NoAnswer` if that takes longer than ``within``.
+
+        At most :data:`AT_ONCE` run at a time.  Cancelling the caller does not interrupt it: an interrupted driver would
+        leave work behind on an event loop that is about to be closed.
         """
         ...
 
@@ -67,12 +80,15 @@ class OwnConnections(Protocol):
     Their pools are copies of the application's, so its connection events and settings apply.
     """
 
-    def run(self, engine: Engine, work: Work[R]) -> R:
-        """Run ``work`` in a transaction of its own, and commit it."""
+    def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
+        """Run ``work`` in a transaction of its own, and commit it.  Deadline as for :meth:`.Database.run`."""
         ...
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
-        """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false."""
+        """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false.
+
+        Raises :class:`.NoAnswer` if the connection has become silent.
+        """
         ...
 
     def close(self) -> None: ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
@@ -13,7 +15,9 @@ from sqlalchemy.orm import Session
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
-from .base import Begun, Heard, Work, engine_of, own_engine
+from ..reporting.health import Pulse
+from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
+from .silence import LISTENS, SILENCE, Call, OwnCall
 
 R = TypeVar("R")
 
@@ -23,30 +27,39 @@ class AsyncDatabase:
 
     is_async = True
 
-    def __init__(self, sessions: async_sessionmaker[Any]) -> None:
+    stuck = 0
+    """Coroutines can always be woken."""
+
+    def __init__(self, sessions: async_sessionmaker[Any], pulse: Pulse) -> None:
         self._sessions = sessions
+        self._pulse = pulse
+        self.engines: set[Engine] = set()
         self._underway = Underway()
+        self._places = asyncio.Semaphore(AT_ONCE)
 
-    async def run(self, work: Work[R]) -> R:
-        return await self._underway.until(asyncio.create_task(self._transact(work)))
+    async def run(self, work: Work[R], within: timedelta) -> R:
+        return await self._underway.until(asyncio.create_task(self._run(work, within)))
 
-    async def _transact(self, work: Work[R]) -> R:
-        async with self._sessions(expire_on_commit=False) as session, session.begin():
-            result: R = await session.run_sync(work)
-            return result
+    async def _run(self, work: Work[R], within: timedelta) -> R:
+        async with self._places:
+            make = partial(self._sessions, expire_on_commit=False)
+            return await _transact(make, work, within, self._pulse, self.engines)
 
     def open(self) -> tuple[Any, Session]:
         session: AsyncSession = self._sessions()
         return session, session.sync_session
 
     def engine(self, spec: QueueSpec) -> Engine:
-        return engine_of(self._sessions().sync_session, spec)
+        engine = engine_of(self._sessions().sync_session, spec)
+        self.engines.add(engine)
+        return engine
 
     def own(self) -> AsyncConnections:
-        return AsyncConnections()
+        return AsyncConnections(self._pulse)
 
     async def end(self, patience: float) -> None:
         await self._underway.end(patience)
+        self._places = asyncio.Semaphore(AT_ONCE)  # the next run may be on another event loop
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         for engine in engines:
@@ -56,32 +69,34 @@ class AsyncDatabase:
 class AsyncConnections:
     """Run on an event loop of the thread's own, since connections belong to the loop that opened them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._runner = asyncio.Runner()
         self._engines: dict[Engine, Engine] = {}
 
-    def run(self, engine: Engine, work: Work[R]) -> R:
-        return self._runner.run(self._transact(self._own(engine), work))
-
-    async def _transact(self, engine: AsyncEngine, work: Work[R]) -> R:
-        async with AsyncSession(engine) as session, session.begin():
-            result: R = await session.run_sync(work)
-            return result
+    def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
+        make = partial(AsyncSession, self._own(engine))
+        return self._runner.run(_transact(make, work, within, self._pulse, (engine,)))
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
-        self._runner.run(self._listen(self._own(engine), listener, begun, heard))
+        self._runner.run(self._listen(engine, listener, begun, heard))
 
-    async def _listen(self, engine: AsyncEngine, listener: Listener, begun: Begun, heard: Heard) -> None:
+    async def _listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         connection: AsyncConnection
-        async with engine.connect() as connection:
-            pooled = await connection.get_raw_connection()
-            try:
-                await listener.listen_async(pooled.driver_connection)
-                begun()
-                while heard(set(await listener.news_async(pooled.driver_connection, 1))):
-                    pass
-            finally:
-                await connection.invalidate()  # it is still listening
+        with Call(SILENCE, (engine,), is_async=True) as call:
+            async with self._own(engine).connect() as connection:
+                driver = (await connection.get_raw_connection()).driver_connection
+                try:
+                    await listener.listen_async(driver)
+                    begun()
+                    while True:
+                        with call.at_leisure(None):
+                            for _ in range(LISTENS):
+                                if not heard(set(await listener.news_async(driver, 1))):
+                                    return
+                        await listener.listen_async(driver)  # which the server answers, unless the connection is dead
+                finally:
+                    await connection.invalidate()  # it is still listening
 
     def _own(self, engine: Engine) -> AsyncEngine:
         return AsyncEngine(own_engine(self._engines, engine))
@@ -90,3 +105,13 @@ class AsyncConnections:
         for engine in self._engines.values():
             self._runner.run(AsyncEngine(engine).dispose())
         self._runner.close()
+
+
+async def _transact(
+    make: Callable[[], AsyncSession], work: Work[R], within: timedelta, pulse: Pulse, engines: Collection[Engine]
+) -> R:
+    with OwnCall(within, pulse, engines, is_async=True) as call:
+        async with make() as session, session.begin():
+            result: R = await session.run_sync(work)
+            call.check()
+            return result

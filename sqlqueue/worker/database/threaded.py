@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
@@ -13,7 +17,9 @@ from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..concurrency.threads import DaemonThreads
-from .base import THREADS, Begun, Heard, Work, engine_of, own_engine
+from ..reporting.health import Pulse
+from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
+from .silence import LISTENS, SILENCE, Call, NoAnswer, OwnCall
 
 R = TypeVar("R")
 
@@ -23,18 +29,22 @@ class SyncDatabase:
 
     is_async = False
 
-    def __init__(self, sessions: sessionmaker[Any]) -> None:
+    def __init__(self, sessions: sessionmaker[Any], pulse: Pulse) -> None:
         self._sessions = sessions
-        self._threads = DaemonThreads(THREADS, "database")
+        self._pulse = pulse
+        self.engines: set[Engine] = set()
+        self._threads = _Callers(AT_ONCE, "database", pulse)
+        self._all_threads = weakref.WeakSet([self._threads])
         self._underway = Underway()
 
-    async def run(self, work: Work[R]) -> R:
-        loop = asyncio.get_running_loop()
-        return await self._underway.until(loop.run_in_executor(self._threads, self._transact, work))
+    @property
+    def stuck(self) -> int:
+        return sum(threads.stuck for threads in tuple(self._all_threads))
 
-    def _transact(self, work: Work[R]) -> R:
-        with self._sessions(expire_on_commit=False) as session, session.begin():
-            return work(session)
+    async def run(self, work: Work[R], within: timedelta) -> R:
+        make = partial(self._sessions, expire_on_commit=False)
+        future = self._threads.transact(make, work, within, self.engines)
+        return await self._underway.until(asyncio.wrap_future(future))
 
     def open(self) -> tuple[Any, Session]:
         session = self._sessions()
@@ -42,10 +52,14 @@ class SyncDatabase:
 
     def engine(self, spec: QueueSpec) -> Engine:
         with self._sessions() as session:
-            return engine_of(session, spec)
+            engine = engine_of(session, spec)
+        self.engines.add(engine)
+        return engine
 
     def own(self) -> SyncConnections:
-        return SyncConnections()
+        own = SyncConnections(self._pulse)
+        self._all_threads.add(own.threads)
+        return own
 
     async def end(self, patience: float) -> None:
         await self._underway.end(patience)
@@ -58,24 +72,63 @@ class SyncDatabase:
 class SyncConnections:
     """:class:`.OwnConnections` of plain sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._engines: dict[Engine, Engine] = {}
+        self.threads = _Callers(1, "own", pulse)
+        """Another thread than the caller's, which goes on if this one is stuck."""
 
-    def run(self, engine: Engine, work: Work[R]) -> R:
-        with Session(own_engine(self._engines, engine)) as session, session.begin():
-            return work(session)
+    def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
+        own = own_engine(self._engines, engine)
+        try:
+            return self.threads.transact(partial(Session, own), work, within, (engine,)).result()
+        except NoAnswer:
+            self._engines.clear()  # a thread that is stuck keeps its place in the pool
+            raise
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
-        pooled = own_engine(self._engines, engine).raw_connection()
-        connection = pooled.driver_connection
-        try:
-            listener.listen(connection)
-            begun()
-            while heard(set(listener.news(connection, 1))):
-                pass
-        finally:
-            pooled.invalidate()  # it is still listening
+        with Call(SILENCE, (engine,), is_async=False) as call:
+            pooled = own_engine(self._engines, engine).raw_connection()
+            connection = pooled.driver_connection
+            try:
+                listener.listen(connection)
+                begun()
+                while True:
+                    with call.at_leisure(None):
+                        for _ in range(LISTENS):
+                            if not heard(set(listener.news(connection, 1))):
+                                return
+                    listener.listen(connection)  # which the server answers, unless the connection is dead
+            finally:
+                pooled.invalidate()  # it is still listening
 
     def close(self) -> None:
         for engine in self._engines.values():
             engine.dispose()
+        self.threads.shutdown()
+
+
+class _Callers(DaemonThreads):
+    """Threads for transactions with a deadline."""
+
+    def __init__(self, count: int, name: str, pulse: Pulse) -> None:
+        super().__init__(count, name)
+        self._pulse = pulse
+
+    def transact(
+        self, begin: Callable[[], Session], work: Work[R], within: timedelta, engines: Collection[Engine]
+    ) -> Future[R]:
+        """Run a transaction in a thread.  Its future raises :class:`.NoAnswer` even if the thread cannot be woken."""
+
+        def run() -> R:
+            with call, begin() as session, session.begin():
+                result = work(session)
+                call.check()
+                return result
+
+        def leave() -> None:
+            self.abandon(future, NoAnswer(within))
+
+        call = OwnCall(within, self._pulse, engines, is_async=False, leave=leave)
+        future = self.submit(run)
+        return future

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from ..._support.claim import WorkerTokens
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
 from ...operations.claiming import Wanted
@@ -15,8 +17,11 @@ from ..handling.handlers import Handler
 from ..handling.jobs import InFlight, Job
 from ..handling.outcomes import Outcome
 from ..reporting.reports import Reports
+from ..running.children import Children
 from ..running.completer import Completer
+from ..running.started import StartedTasks
 from .paused import PausedQueues
+from .suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +30,23 @@ class WorkerContext:
 
     name: str
     """Stored in ``claimed_by``."""
+    process: int = field(default_factory=os.getpid)
+    """The number of this process."""
     poll: timedelta
     """The longest time between two queries for work."""
     database: Database
     paused: PausedQueues
     in_flight: InFlight
     completers: Mapping[QueueSpec, Completer]
+    children: Mapping[Handler, Children]
+    """The child processes of handlers that have some."""
+    apart: Mapping[Handler, Children]
+    """The child processes for suspects."""
     reports: Reports
+    tokens: WorkerTokens = field(default_factory=WorkerTokens)
+    """Makes the tokens of all claims."""
+    started: StartedTasks = field(default_factory=StartedTasks)
+    suspects: Suspects = field(default_factory=Suspects)
     _wanted: dict[Handler, tuple[tuple[Where, ...], Wanted]] = field(default_factory=dict, init=False)
 
     def adapter(self, spec: QueueSpec) -> Adapter:

@@ -10,16 +10,21 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ...operations.claiming import Wanted, claim_wanted, consume_wanted
+from ...operations.settlements import Charging
+from ...operations.settling import settle_some
 from ..concurrency.event_loop import soon
-from ..database.backoff import Patience, keep_on
+from ..database.backoff import Patience, insist, keep_on, passes
+from ..database.silence import answer_within
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import RELEASED, Outcome
+from ..handling.outcomes import RELEASED, UNCHARGED, Outcome, convicted
 from ..running.executor import Executor
+from ..running.isolated import IsolatedExecutor
 from ..running.pool import CoroutinePool, Pool, ThreadPool
 from .context import WorkerContext
 from .poller import Poller
 from .readiness import Readiness
+from .suspects import Apart, until
 
 AHEAD = 0.1
 """Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
@@ -36,6 +41,8 @@ class Fetcher:
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self.handler = handler
+        self.slots = handler.concurrency
+        """How many calls run at a time."""
         self._context = context
         self._poller = Poller(handler, context)
         self._adapter = context.adapter(handler.spec)
@@ -44,24 +51,52 @@ class Fetcher:
         self._draining = self._claiming = False
         self._holds = handler.mode == "lease"
         self._jobs: set[Job] = set()
+        self._held: list[Job] | None = None
+        """The jobs that wait until suspects have run; ``None`` if none need to."""
+        self._suspects: set[Job] = set()
+        """Those of the jobs that wait to be run alone."""
         self._mean: float | None = None
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._readiness = Readiness(handler.entity, context)
-        executor = Executor(handler, context.database, self._adapter, context.reports)
+        parts = handler, context.database, self._adapter, context.reports
+        children = context.children.get(handler)
+        executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
         self._pool: Pool
-        if handler.is_coroutine:
+        if handler.is_coroutine and children is None:
             self._pool = CoroutinePool(executor, handler.concurrency, self._done)
         else:
             self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
+        apart = context.apart.get(handler)
+        self._apart = None if apart is None else Apart(apart, IsolatedExecutor(*parts, apart), self._done)
+        self._running: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
         """Claim nothing more and release the jobs that have not started; jobs without a lease are still run."""
         self._draining = True
         self._poller.close()
         self._room.set()
-        for job in self._pool.withdraw() if self._holds else ():
+        for job in (*self._pool.withdraw(), *(self._held or ()), *self._suspects) if self._holds else ():
             self._release(job)
+
+    @property
+    def is_still(self) -> bool:
+        return self._jobs <= {*(self._held or ()), *self._suspects}
+
+    def hold(self) -> None:
+        self._held = self._pool.withdraw()
+
+    def resume(self) -> None:
+        held, self._held = self._held or (), None
+        for job in held:
+            if job in self._jobs:  # not released meanwhile
+                self._pool.put(job)
+
+    def resize(self, slots: int) -> None:
+        """Run so many calls at a time.  Tasks that are claimed already are run, or released by :meth:`drain`."""
+        self.slots = slots
+        self._pool.resize(slots)
+        self._room.set()
 
     @property
     def is_idle(self) -> bool:
@@ -79,6 +114,8 @@ class Fetcher:
             job.lose("the worker stopped, and the database did not answer")
         self._poller.close()
         self._pool.close()
+        if self._apart is not None:
+            self._apart.close()
 
     async def run(self) -> None:
         """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
@@ -112,7 +149,7 @@ class Fetcher:
         while True:
             self._room.clear()
             ahead = self._ahead()
-            most = self.handler.concurrency + ahead
+            most = self.slots + ahead
             self._enough = most - max(1, ahead // 2)
             left = len(self._jobs)
             wanted = min(most - left, self.handler.batch)
@@ -129,19 +166,25 @@ class Fetcher:
         if self._mean is None or not self._holds:
             return 0
         # two batches: one runs while the next is claimed
-        return min(2 * self.handler.batch, int(self.handler.concurrency * AHEAD / max(self._mean, 1e-6)))
+        return min(2 * self.handler.batch, int(self.slots * AHEAD / max(self._mean, 1e-6)))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
         wanted = self._context.wanted(self.handler)
         if wanted is None:
             return ()
         wanted = wanted.ready if only_ready else wanted
-        return await self._context.database.run(partial(self._take, wanted=wanted, limit=limit))
+        take = partial(self._take, wanted=wanted, limit=limit)
+        return await self._context.database.run(take, answer_within(self.handler.lease))
 
     def _take(self, session: Session, wanted: Wanted, limit: int) -> Sequence[Any]:
         if self.handler.mode == "at-most-once":
             return consume_wanted(session, wanted, limit, claimed_by=self._context.name)
-        return claim_wanted(session, wanted, limit, lease=self.handler.lease, claimed_by=self._context.name)
+        name, tokens = self._context.name, self._context.tokens
+        tasks = claim_wanted(session, wanted, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
+        crashes = self.handler.spec.attributes["crashes"]
+        for task in tasks:
+            getattr(task, crashes)  # the handler's loader options may have deferred it
+        return tasks
 
     def _start(self, task: Any) -> None:
         job = Job(self.handler, task)
@@ -150,12 +193,76 @@ class Fetcher:
         self._jobs.add(job)
         if self._draining and self._holds:
             self._release(job)
+        elif job.crashes >= self.handler.spec.options.max_crashes:
+            self._convict(job)
+        elif job.crashes:
+            self._suspects.add(job)
+            self._isolate(job)
+        elif self._held is not None:
+            self._held.append(job)
         else:
             self._pool.put(job)
 
+    def _convict(self, job: Job) -> None:
+        outcome = convicted(job.task, job.crashes)
+        self._context.reports.convicted(job, outcome.error or "")
+        self._context.settle(job, outcome)
+        self._jobs.discard(job)
+
+    def _isolate(self, job: Job) -> None:
+        """Run a suspect in a child process, or where there can be none, alone in this one."""
+        if self._apart is None:
+            self._context.suspects.put(partial(self._run_suspect, job, self._pool))
+            return
+        running = asyncio.create_task(self._run_apart(job, self._apart))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def _run_apart(self, job: Job, apart: Apart) -> None:
+        async with apart.places:
+            if await apart.can_start():
+                await self._run_suspect(job, apart.pool)
+                return
+        self._apart = None
+        self._isolate(job)
+
+    async def _run_suspect(self, job: Job, pool: Pool) -> None:
+        """Run a suspect, with its crash counted in advance, until its outcome is written."""
+        if job not in self._jobs or not await self._charge(job):
+            return
+        slot = self._context.started.begin(job, charged=True)
+        try:
+            self._suspects.discard(job)
+            pool.put(job)
+            await until(lambda: job not in self._jobs and job not in self._context.in_flight)
+        finally:
+            self._context.started.end(slot)
+
+    async def _charge(self, job: Job) -> bool:
+        """Count a crash of the task in advance.  Returns whether the task is still this worker's."""
+        reports = self._context.reports
+        run = partial(self._context.database.run, within=answer_within(self.handler.lease))
+        charge = partial(settle_some, tasks=[job.claim], settlement=Charging())
+        lost = await insist(
+            lambda: run(charge),
+            Patience(f"suspect {job}", reports, self._adapter),
+            partial(passes, adapter=self._adapter),
+        )
+        if not lost:
+            job.crashes, job.is_charged = job.crashes + 1, True
+            return job in self._jobs
+        job.lose("its lease ended, or it was cancelled or deleted")
+        reports.lost(job)
+        self._suspects.discard(job)
+        self._jobs.discard(job)
+        self._context.in_flight.remove(job)
+        return False
+
     def _release(self, job: Job) -> None:
         self._jobs.discard(job)
-        self._context.settle(job, RELEASED if self._holds else None)
+        self._suspects.discard(job)
+        outcome = UNCHARGED if job.is_charged else RELEASED
+        self._context.settle(job, outcome if self._holds else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
         """Settle a finished job.  Called on any thread."""

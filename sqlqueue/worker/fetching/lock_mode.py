@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -11,13 +12,16 @@ from sqlalchemy.orm import Session, SessionTransaction
 from ... import operations
 from ..._support.claim import Claim
 from ..._support.exc import ArgumentError
-from ...operations.claiming import claim_wanted
+from ...operations.claiming import Wanted, claim_wanted
+from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled
+from ..concurrency.event_loop import soon
 from ..concurrency.threads import DaemonThreads
 from ..database.backoff import Patience
+from ..database.silence import Call
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import COMPLETED, write_outcomes
+from ..handling.outcomes import COMPLETED, convicted, write_outcomes
 from ..running.executor import Executor, closing
 from .context import WorkerContext
 from .poller import Poller
@@ -35,9 +39,12 @@ class LockModeFetcher:
         self._handler = handler
         self._context = context
         self._poller = Poller(handler, context)
-        self._executor = _LockingExecutor(handler, context)
+        self._executor = _LockingExecutor(handler, context, self._suspect)
+        self._loop = asyncio.get_running_loop()
         self._threads = DaemonThreads(handler.concurrency, handler.name)
-        self._slots: list[asyncio.Task[None]] = []
+        self._slots: dict[int, asyncio.Task[None]] = {}
+        self.slots = handler.concurrency
+        """How many calls run at a time."""
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
         self._busy = 0
@@ -45,6 +52,25 @@ class LockModeFetcher:
     @property
     def is_idle(self) -> bool:
         return not self._busy
+
+    @property
+    def is_still(self) -> bool:
+        return not self._busy
+
+    def hold(self) -> None:
+        self._executor.held = True
+
+    def resume(self) -> None:
+        self._executor.held = False
+        self._work.set()
+
+    def resize(self, slots: int) -> None:
+        """Run so many calls at a time.  Running calls continue."""
+        self.slots = slots
+        self._threads.grow(slots)
+        if self._slots and not self._draining:
+            self._start()
+            self._work.set()
 
     def drain(self) -> None:
         self._draining = self._executor.ending = True
@@ -54,7 +80,7 @@ class LockModeFetcher:
 
     def abandon(self, reason: str) -> None:
         """Cancel coroutines, which roll back.  Threads end with the process, which rolls back their transactions."""
-        for slot in self._slots:
+        for slot in self._slots.values():
             slot.cancel(reason)
 
     def close(self) -> None:
@@ -64,7 +90,7 @@ class LockModeFetcher:
     async def run(self) -> None:
         """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
         self._work.set()
-        self._slots = [asyncio.create_task(self._slot()) for _ in range(self._handler.concurrency)]
+        self._start()
         patience = self._patience()
         while not self._draining:
             await self._none.wait()
@@ -75,16 +101,23 @@ class LockModeFetcher:
             except Exception as error:
                 await patience.bear(error)
             self._work.set()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        await asyncio.gather(*self._slots.values(), return_exceptions=True)
 
-    async def _slot(self) -> None:
+    def _start(self) -> None:
+        """Start the loops that are missing."""
+        for number in range(self.slots):
+            if number not in self._slots or self._slots[number].done():
+                self._slots[number] = asyncio.create_task(self._slot(number))
+
+    async def _slot(self, number: int) -> None:
         patience = self._patience()
 
-        def found() -> None:
+        def found() -> bool:
             patience.reset()
             self._poller.refresh()
+            return number < self.slots
 
-        while not self._draining:
+        while not self._draining and number < self.slots:
             await self._work.wait()
             self._poller.expect()
             try:
@@ -98,8 +131,19 @@ class LockModeFetcher:
     def _patience(self) -> Patience:
         return Patience(f"claim {self._handler.entity.__name__}", self._context.reports, self._executor.adapter)
 
-    async def _turn(self, found: Callable[[], None]) -> None:
+    async def _turn(self, found: Callable[[], bool]) -> None:
         """Claim and run tasks until none is left."""
+        await self._perform(partial(self._executor.work, found))
+
+    async def _run_alone(self, identity: Identity) -> None:
+        """Run a suspect, if it is still there."""
+        await self._perform(partial(self._executor.work_alone, identity))
+
+    def _suspect(self, identity: Identity) -> None:
+        """Have a task run alone.  Thread-safe."""
+        soon(self._loop, partial(self._context.suspects.put, partial(self._run_alone, identity)))
+
+    async def _perform(self, work: Callable[[], object]) -> None:
         if self._draining:
             return
         self._busy += 1
@@ -107,52 +151,75 @@ class LockModeFetcher:
             if self._handler.is_coroutine:
                 from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
 
-                await greenlet_spawn(self._executor.work, self._context.name, found)
+                await greenlet_spawn(work)
             else:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, self._executor.work, self._context.name, found)
+                await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._busy -= 1
 
 
 class _LockingExecutor(Executor):
-    def __init__(self, handler: Handler, context: WorkerContext) -> None:
-        super().__init__(handler, context.database, context.adapter(handler.spec), context.reports)
+    def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
+        super().__init__(handler, context.database, context.adapter(handler.spec), context.reports, context.started)
+        self._suspect = suspect
+        """Has a task run by :meth:`work_alone`."""
         self._context = context
         self._in_flight = context.in_flight
-        self.ending = False
+        self.ending = self.held = False
 
-    def work(self, claimed_by: str, found: Callable[[], None]) -> None:
-        """Run one task after the other until none is left; call ``found`` after each."""
-        while not self.ending and self._claim_and_perform(claimed_by):
-            found()
+    def work(self, found: Callable[[], bool]) -> None:
+        """Run one task after the other until none is left; ``found``, called after each, returns whether to go on."""
+        while not (self.ending or self.held) and self._claim_and_perform(self._context.wanted(self.handler)):
+            if not found():
+                return
 
-    def _claim_and_perform(self, claimed_by: str) -> bool:
-        """Claim and run one task.  Returns whether there was one."""
+    def work_alone(self, identity: Identity) -> None:
+        """Run the task of this key, a suspect, while nothing else runs in this process."""
         wanted = self._context.wanted(self.handler)
+        if wanted is not None:
+            named = wanted.narrowed([*wanted.where, self.handler.spec.key(identity)], named=True)
+            self._claim_and_perform(named, alone=True)
+
+    def _claim_and_perform(self, wanted: Wanted | None, *, alone: bool = False) -> bool:
+        """Claim and run one task.  Returns whether there was one."""
         if wanted is None:
             return False
         handed, session = self.database.open()
-        with closing(session):
-            tasks = claim_wanted(session, wanted, 1, lease=None, claimed_by=claimed_by)
+        with self.watched() as call, closing(session):
+            tasks = claim_wanted(session, wanted, 1, lease=None, claimed_by=self._context.name)
             if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
+            getattr(tasks[0], self.handler.spec.attributes["crashes"])  # loader options may have deferred it
             job = Job(self.handler, tasks[0])
+            if job.crashes >= self.handler.spec.options.max_crashes:
+                self._convict(job, session)
+                return True
+            if job.crashes and not alone:
+                self._suspect(job.claim.identity)
+                return False
             self.reports.claimed(job)
             self._in_flight.add(job)
             try:
-                self._perform_locked(job, handed, session)
+                job.farewell = call.end_soon
+                self._perform_locked(job, handed, session, call)
                 session.commit()
             finally:
                 self._in_flight.remove(job)
             return True
 
-    def _perform_locked(self, job: Job, handed: object, session: Session) -> None:
+    def _convict(self, job: Job, session: Session) -> None:
+        outcome = convicted(job.task, job.crashes)
+        write_outcomes(session, [(job.claim, outcome)])
+        session.commit()
+        self.reports.convicted(job, outcome.error or "")
+
+    def _perform_locked(self, job: Job, handed: object, session: Session, call: Call) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
         savepoint = session.begin_nested()
         job.begin()
         try:
-            result = self.known(job, lambda: self.call(handed, job.task))
+            with call.at_leisure(self.time_limit):
+                result = self.known(job, lambda: self.call(handed, job.task))
             if session.get_nested_transaction() is not savepoint and not is_settled(job.task):
                 raise ArgumentError(_OPEN)
             if is_unsettled(job.task):
@@ -182,7 +249,9 @@ class _LockingExecutor(Executor):
             )
             claim = None if again is None else claim_of(again)
         outcome = self.judge(job, error)
-        if outcome is not None and claim is not None:
+        if outcome is None:
+            self.reports.lost(job)
+        elif claim is not None:
             write_outcomes(session, [(claim, outcome)])
             self.reports.finished(job, outcome, error)
 

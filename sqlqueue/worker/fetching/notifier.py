@@ -31,6 +31,7 @@ class Notifier(threading.Thread):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
+        """Stop listening; does not wait for the thread."""
         self._stopped.set()
 
     def run(self) -> None:

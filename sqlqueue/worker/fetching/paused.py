@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import Engine, Table, inspect, select
+from sqlalchemy import Engine, Table, select
 from sqlalchemy.orm import Session
 
-from ..._support.exc import SchemaMismatchError
 from ...dialects import adapter_for
 from ...model.pause import pause_table
 from ...operations.pausing import not_paused
@@ -19,7 +18,11 @@ from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe
 from ..concurrency.event_loop import soon
 from ..database.base import Database
+from ..database.silence import RARELY
+from ..database.tables import verify_table
 from ..reporting.reports import Reports, logger
+
+_PURPOSE = "where it is written which queues are paused"
 
 
 class PausedQueues:
@@ -64,13 +67,13 @@ class PausedQueues:
     async def verify(self) -> None:
         """Raise :class:`.SchemaMismatchError` if the table of pauses is missing; otherwise read it."""
         for (_, table), spec in self._whom_to_ask():
-            await self._database.run(partial(_verify, spec=spec, table=table))
+            await self._database.run(partial(verify_table, spec=spec, table=table, purpose=_PURPOSE), RARELY)
         await self.look()
 
     async def look(self) -> None:
         """Read what is paused now, and wake the fetchers if that has changed."""
         for place, spec in self._whom_to_ask():
-            found = await self._database.run(partial(_read, spec=spec, table=place[1]))
+            found = await self._database.run(partial(_read, spec=spec, table=place[1]), RARELY)
             if found != self._paused.get(place, frozenset()):
                 self._paused[place] = found
                 self._where.clear()
@@ -104,13 +107,3 @@ class PausedQueues:
 
 def _read(session: Session, spec: QueueSpec, table: Table) -> frozenset[str]:
     return frozenset(session.scalars(select(table.c.queue), bind_arguments=spec.bind_arguments))
-
-
-def _verify(session: Session, spec: QueueSpec, table: Table) -> None:
-    connection = session.connection(spec.bind_arguments)
-    if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
-        raise SchemaMismatchError(
-            f"there is no table {table.fullname}, where it is written which queues are paused: migrate, by alembic"
-            " revision --autogenerate and alembic upgrade head",
-            differences=[f"missing table {table.fullname}"],
-        )

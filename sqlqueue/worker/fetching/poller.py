@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 from ...operations.upkeep import look, postpone
 from ...transaction.notifications import channel_of, subscribe
 from ..concurrency.event_loop import soon
 from ..database.backoff import pauses
+from ..database.silence import answer_within
 from ..handling.handlers import Handler
 from .context import WorkerContext
 from .readiness import AT_ONCE
@@ -84,7 +86,8 @@ class Poller:
         wanted = self._context.wanted(self._handler)
         if wanted is None:
             return None
-        entity, where, run = self._handler.entity, wanted.where, self._context.database.run
+        entity, where = self._handler.entity, wanted.where
+        run = partial(self._context.database.run, within=answer_within(self._handler.lease))
         seen = await run(lambda session: look(session, entity, *where))
         self._saw_nothing = seen.due != NOW
         self._context.reports.reached()

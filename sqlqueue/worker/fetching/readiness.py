@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ...operations.upkeep import postpone, promote
-from ...queue.spec import Where
+from ...queue.spec import Where, spec_of
+from ..database.silence import answer_within
 from .context import WorkerContext
 
 EVERY = 1.0
@@ -35,9 +36,10 @@ class Readiness:
         if time.monotonic() - self._done < EVERY:
             return
         began = time.monotonic()
-        if await self._context.database.run(lambda session: self._sort(session, where)) < AT_ONCE:
+        within = answer_within(spec_of(self._entity).options.lease)
+        if await self._context.database.run(lambda session: self._sort(session, where), within) < AT_ONCE:
             self._done = began
 
     def _sort(self, session: Session, where: Sequence[Where]) -> int:
-        promoted = promote(session, self._entity, limit=AT_ONCE)
+        promoted = promote(session, self._entity, *where, limit=AT_ONCE)
         return max(promoted, postpone(session, self._entity, *where, limit=AT_ONCE))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from ..._support.exc import ArgumentError
@@ -22,9 +22,8 @@ class Tasks:
         self._settings: dict[str, Any] = {}
         self.handler: Handler | None = None
 
-    def add(self, task: Any, *, concurrency: int | None, timeout: timedelta | None, lease: timedelta | None) -> Handler:
+    def add(self, task: Any, given: Mapping[str, Any]) -> Handler:
         """Add a task.  Returns the handler for it and those added before."""
-        given = {"concurrency": concurrency, "timeout": timeout, "lease": lease}
         settings = self._together({name: value for name, value in given.items() if value is not None})
         self._functions.add(task)
         self._settings = settings
@@ -45,11 +44,9 @@ class Tasks:
         handler = handler_of(
             functions.perform_in_session if functions.takes_session else functions.perform,
             self._entity,
-            (),
-            concurrency=self._settings.get("concurrency", CONCURRENCY),
-            timeout=self._settings.get("timeout"),
-            lease=self._settings.get("lease"),
+            (functions.calls,),
             batch=BATCH,
             mode="lease",
+            **{"concurrency": CONCURRENCY, "timeout": None, "lease": None, **self._settings},
         )
-        return replace(handler, is_coroutine=functions.is_coroutine)
+        return replace(handler, is_coroutine=functions.is_coroutine, functions=functions.names)

@@ -20,6 +20,7 @@ from ...model.mixins import QueueMixin
 from ...queue.spec import QueueSpec, Where, spec_of
 
 Mode = Literal["lease", "lock", "at-most-once"]
+Isolation = Literal["process"]
 BATCH = 500
 """The most tasks that one claim takes by default.  A claim costs about a millisecond, whatever it finds."""
 
@@ -41,12 +42,24 @@ class Handler:
     is_coroutine: bool
     options: tuple[ExecutableOption, ...] = ()
     """Loader options for its tasks."""
+    isolation: Isolation | None = None
+    max_tasks: int | None = None
+    """The number of tasks after which a child process is replaced."""
+    max_memory: int | None = None
+    """The memory in MiB beyond which a child process is replaced."""
+    functions: tuple[str, ...] | None = None
+    """The names of the functions that it calls; ``None`` unless it serves functions."""
     fetcher: Callable[[Handler, Any], Any] | None = None
     """Makes what claims and calls the handler, if the mode does not decide it."""
 
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{name_of(self.function)}"
+
+    @property
+    def can_be_stopped(self) -> bool:
+        """Whether a call ends at the timeout; a thread cannot be stopped."""
+        return self.is_coroutine or self.isolation is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,9 @@ def handler_of(
     batch: int | None,
     mode: Mode,
     options: Sequence[ExecutableOption] = (),
+    isolation: Isolation | None = None,
+    max_tasks: int | None = None,
+    max_memory: int | None = None,
 ) -> Handler:
     """Return a checked handler; :class:`.ArgumentError` for invalid arguments."""
     spec = spec_of(entity)
@@ -96,6 +112,7 @@ def handler_of(
             f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
             f" limits of {entity.__name__} would have no effect"
         )
+    _check_isolation(isolation, mode, max_tasks, max_memory)
     return Handler(
         function=function,
         entity=entity,
@@ -109,7 +126,24 @@ def handler_of(
         takes_session=takes_session,
         is_coroutine=is_coroutine(function),
         options=tuple(options),
+        isolation=isolation,
+        max_tasks=max_tasks,
+        max_memory=max_memory,
     )
+
+
+def _check_isolation(isolation: object, mode: Mode, max_tasks: int | None, max_memory: int | None) -> None:
+    if isolation not in (None, *get_args(Isolation)):
+        raise ArgumentError(f"isolation={isolation!r}: 'process' or None")
+    if isolation is not None and mode == "lock":
+        raise ArgumentError("mode='lock' is one transaction of the worker, which a child process cannot share")
+    for name, value in (("max_tasks", max_tasks), ("max_memory", max_memory)):
+        if value is not None and isolation is None:
+            raise ArgumentError(
+                f"{name}={count(name, value)}: it is about child processes, give isolation='process' too"
+            )
+        if value is not None:
+            count(name, value)
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:

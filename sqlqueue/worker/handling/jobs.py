@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from sqlalchemy.orm.attributes import instance_state
+
 from ..._support.claim import Claim
+from ..._support.exc import ClaimLostError
 from ...operations.attempts import Attempt
 from ...queue.spec import Identity, QueueSpec
 from ...transaction.claims import claim_made
@@ -25,7 +28,10 @@ class Job:
         "_interrupt",
         "attempt",
         "claim",
+        "crashes",
+        "farewell",
         "handler",
+        "is_charged",
         "is_lost",
         "overdue",
         "reason",
@@ -42,8 +48,13 @@ class Job:
         """The claimed instance."""
         self.claim: Claim = claim_made(task)
         """The claim on it."""
+        loaded = instance_state(task).dict
         self.attempt = Attempt.of(handler.spec, self.claim, task)
         """The facts about the attempt that the log names."""
+        self.crashes: int = loaded.get(handler.spec.attributes["crashes"]) or 0
+        """How many processes have crashed while they ran the task, which is a suspect if there are some."""
+        self.is_charged = False
+        """Whether a crash of the process that runs it is counted already."""
         self.started: float | None = None
         """When the handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None
@@ -56,6 +67,8 @@ class Job:
         """Why it was interrupted."""
         self.is_lost = False
         """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
+        self.farewell: Callable[[], object] | None = None
+        """Called once the task is lost, for the handler not to wait for the database forever."""
         self._awoken: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
 
@@ -70,6 +83,12 @@ class Job:
         """Record that the handler is called now; ``interrupt`` stops it from any thread."""
         self._interrupt = interrupt
         self.started = time.monotonic()
+
+    def settle(self) -> None:
+        """Record that the job itself is about to change its row; :class:`.ClaimLostError` if the task is lost."""
+        self.settling = True
+        if self.is_lost:  # its handler may have returned early
+            raise ClaimLostError([self.claim])
 
     def end(self) -> None:
         """Record that the handler has ended."""
@@ -87,6 +106,8 @@ class Job:
         interrupt = self._interrupt  # read once: the handler's thread may clear it
         if interrupt is not None:
             interrupt()
+        if self.farewell is not None:
+            self.farewell()
 
     def __repr__(self) -> str:
         return str(self.attempt)
@@ -110,6 +131,9 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
     def __iter__(self) -> Iterator[Job]:
         return iter(tuple(self._jobs))
 
@@ -124,6 +148,7 @@ class InFlight:
             older.lose("its lease has ended, and the same worker has claimed it again")
 
     def remove(self, job: Job) -> None:
+        """Forget a job that has ended."""
         self._jobs.pop(job, None)
         key = job.handler.spec, job.claim.identity
         if self._latest.get(key) is job:

@@ -9,23 +9,31 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
 from ..._support.claim import Claim
 from ..._support.error_text import error_text
+from ...operations.crashes import conviction
 from ...operations.settlements import (
     Cancelling,
     Completing,
+    Convicting,
     Discarding,
     Failing,
-    Releasing,
+    Returning,
     Settlement,
     Snoozing,
+    Suspecting,
+    Uncharging,
 )
 from ...operations.settling import settle_some
 from ...operations.upkeep import still_held
+from ...queue.spec import spec_of
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
-Kind = Literal["completed", "failed", "discarded", "cancelled", "released", "snoozed"]
+Kind = Literal[
+    "completed", "failed", "discarded", "cancelled", "released", "snoozed", "uncharged", "suspected", "crashed"
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +53,8 @@ class Outcome:
     cause: type[BaseException] | None = None
     """The class of the exception, for retry policies."""
     result: Result | None = None
+    traceback: str | None = None
+    """For the history."""
 
     def __hash__(self) -> int:
         if self.error is None and self.result is None:  # nearly always one of two objects
@@ -54,9 +64,27 @@ class Outcome:
 
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
+UNCHARGED = Outcome("uncharged")
+"""Of a suspect that is released although it was started."""
+
+
+def convicted(task: object, crashes: int) -> Outcome:
+    """Return the outcome of a task that has crashed as many processes as it may."""
+    error = instance_state(task).dict.get(spec_of(type(task)).attributes["error"])
+    return Outcome("crashed", conviction(crashes, error))
+
+
+class Ended(NamedTuple):
+    """The end of one call of a handler."""
+
+    outcome: Outcome | None
+    """The outcome of the attempt, or ``None`` if the task is lost."""
+    error: BaseException | None = None
+    """What the handler raised."""
 
 
 def completed(result: object) -> Outcome:
+    """Return the outcome of a completion with the return value of the handler."""
     return COMPLETED if result is None else Outcome("completed", result=Result(result))
 
 
@@ -75,15 +103,19 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def is_signal(error: BaseException) -> bool:
+    """Return whether ``error`` is a signal of a handler, such as :class:`.Retry`, and no failure."""
     return isinstance(error, Signal)
 
 
 _SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
     "completed": lambda how: Completing(how.result and how.result.value),
-    "failed": lambda how: Failing(how.error or "", how.cause, how.delay),
+    "failed": lambda how: Failing(how.error or "", how.cause, how.delay, how.traceback),
     "discarded": lambda how: Discarding(how.error or ""),
     "cancelled": lambda _: Cancelling(),
-    "released": lambda _: Releasing(),
+    "released": lambda _: Returning(),
+    "uncharged": lambda _: Uncharging(),
+    "suspected": lambda how: Suspecting(how.error or ""),
+    "crashed": lambda how: Convicting(how.error or ""),
     "snoozed": lambda how: Snoozing(how.delay or timedelta(0)),
 }
 

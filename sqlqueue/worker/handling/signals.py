@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from ..._support.checks import duration
 
@@ -22,6 +23,9 @@ class Retry(Signal):
             duration("in_", in_, zero=True)
         super().__init__(reason or "to be retried")
         self.in_ = in_
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.in_, str(self)), self.__dict__
 
 
 class Snooze(Signal):

@@ -13,16 +13,21 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from ... import operations
+from ...dialects.base import Adapter
 from ...lifecycle.kind import recurs
+from ...model.history import history_of
+from ...operations.unserved_functions import unserved_functions
 from ...operations.upkeep import exhausted
 from ...queue.spec import QueueSpec
-from ..database.backoff import insist, passes
+from ..database.backoff import Patience, insist, passes
+from ..database.silence import rarely_within
 from ..fetching.context import WorkerContext
 from ..reporting.reports import Reports
 
 RESCUE_EVERY = timedelta(seconds=30)
 PRUNE_EVERY = timedelta(minutes=5)
 REPORT_EVERY = timedelta(minutes=1)
+MEASURE_EVERY = timedelta(seconds=15)
 PRUNED = 1_000
 """The most rows that one transaction deletes or discards."""
 
@@ -35,25 +40,38 @@ class Chore:
     """As in the log line "pruning Order failed"."""
     work: Callable[[Session], int]
     every: timedelta
+    within: timedelta
+    """Its deadline, after which it is tried again."""
 
 
 async def maintain(specs: Iterable[QueueSpec], context: WorkerContext) -> None:
     """Run the chores of all queues until cancelled."""
     async with asyncio.TaskGroup() as tasks:
         for spec in specs:
-            for chore in _chores(spec, context.reports):
-                tasks.create_task(_repeat(chore, context, partial(passes, adapter=context.adapter(spec))))
+            for chore in _chores(spec, context):
+                tasks.create_task(_repeat(chore, context, context.adapter(spec)))
 
 
-def _chores(spec: QueueSpec, reports: Reports) -> Iterator[Chore]:
-    name, entity = spec.entity.__name__, spec.entity
-    yield Chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
+def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
+    name, entity, reports = spec.entity.__name__, spec.entity, context.reports
+    chore = partial(Chore, within=rarely_within(spec.options.lease))
+    yield chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
     if spec.options.prunes:
         work = partial(operations.prune, entity=entity, limit=PRUNED)
-        yield Chore(name=f"pruning {name}", work=work, every=PRUNE_EVERY)
+        yield chore(name=f"pruning {name}", work=work, every=PRUNE_EVERY)
+    history = history_of(spec.table.metadata)
+    if history is not None and history.options.retention is not None:
+        old = partial(operations.prune_history, entity=entity, limit=PRUNED)
+        yield chore(name=f"pruning the history of {name}", work=old, every=PRUNE_EVERY)
+    figures = partial(_report_overview, spec=spec, reports=reports)
+    yield chore(name=f"measuring {name}", work=figures, every=MEASURE_EVERY)
+    if "task" in spec.columns:
+        yield chore(
+            name=f"looking for unserved functions of {name}", work=UnservedFunctions(spec, context), every=REPORT_EVERY
+        )
     if reports.wants_depth:
         depth = partial(_report_depth, spec=spec, reports=reports)
-        yield Chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
+        yield chore(name=f"counting {name}", work=depth, every=REPORT_EVERY)
 
 
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
@@ -71,12 +89,37 @@ def _report_depth(session: Session, spec: QueueSpec, reports: Reports) -> int:
     return 0
 
 
-async def _repeat(chore: Chore, context: WorkerContext, passes: Callable[[BaseException], bool]) -> None:
-    what = f"finish {chore.name}"
+def _report_overview(session: Session, spec: QueueSpec, reports: Reports) -> int:
+    if reports.wants_overview:
+        reports.overview(spec, operations.overview(session, spec.entity))
+    return 0
+
+
+class UnservedFunctions:
+    """Reports functions that no worker seems to know, each once as long as that lasts."""
+
+    def __init__(self, spec: QueueSpec, context: WorkerContext) -> None:
+        self._spec = spec
+        self._context = context
+        self._known: set[str] = set()
+        """Those that have been reported."""
+
+    def __call__(self, session: Session) -> int:
+        where = self._context.paused.where(self._spec)
+        found = {} if where is None else unserved_functions(session, self._spec.entity, *where)
+        for name in found.keys() - self._known:
+            self._context.reports.unserved(self._spec, name, found[name])
+        self._known = set(found)
+        return 0
+
+
+async def _repeat(chore: Chore, context: WorkerContext, adapter: Adapter) -> None:
+    patience = Patience(f"finish {chore.name}", context.reports, adapter)
+    run, may_pass = partial(context.database.run, chore.work, chore.within), partial(passes, adapter=adapter)
     while True:
         await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
         try:
-            while await insist(lambda: context.database.run(chore.work), what, context.reports, passes) >= PRUNED:
+            while await insist(run, patience, may_pass) >= PRUNED:
                 pass
         except Exception as error:  # the other chores go on
             context.reports.chore_failed(chore.name, error)

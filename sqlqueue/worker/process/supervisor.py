@@ -14,9 +14,13 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..._support.exc import SQLQueueError
-from ..._support.processes import CONTEXT, end_soon, no_interrupts, settle_in
+from ..._support.processes import CONTEXT, end_soon, ending, no_interrupts, settle_in
+from ...operations.crashes import Crash
 from ..database.backoff import pauses
 from ..reporting.reports import logger
+from ..running.started import End, crash_of, end_of, has_recovered, note_end, shared_memory
+from .recycling import UNLIMITED, Limits
+from .run import Supervision
 from .worker import Worker
 
 _PRELOADED = [__name__]
@@ -26,14 +30,15 @@ SETTLED = 30.0
 """Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
 
 
-def supervise(load: Callable[[int], Worker], processes: int) -> int:
+def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UNLIMITED) -> int:
     """Run ``processes`` worker processes, and return the exit status.
 
     ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
-    second signals too.  A process that dies is replaced after a pause that grows each time.  A process that cannot
-    start at all, for example because a table is missing, ends them all.
+    second signals too.  A process that dies is replaced after a pause that grows each time, and one that reaches
+    ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
+    missing, ends them all.
     """
-    context = [_Child(number, load) for number in range(processes)]
+    context = [_Child(number, load, limits) for number in range(processes)]
     CONTEXT.set_forkserver_preload(_PRELOADED)
     with _signals(context):
         for child in context:
@@ -42,7 +47,7 @@ def supervise(load: Callable[[int], Worker], processes: int) -> int:
             connection.wait([child.sentinel for child in context if child.lives], timeout=0.2)
             for child in context:
                 child.look()
-            if any(child.status == CANNOT_START for child in context):
+            if any(child.has_refused for child in context):
                 for child in context:
                     child.signal(signal.SIGTERM)
     return max((abs(child.status or 0) for child in context), default=0)
@@ -51,23 +56,31 @@ def supervise(load: Callable[[int], Worker], processes: int) -> int:
 class _Child:
     """One of the processes, and its replacements."""
 
-    def __init__(self, number: int, load: Callable[[int], Worker]) -> None:
+    def __init__(self, number: int, load: Callable[[int], Worker], limits: Limits) -> None:
         self._number = number
         self._name = f"sqlqueue-worker-{number + 1}"
         self._load = load
+        self._limits = limits
         self._process: Any = None
         self._begun = 0.0
         self._due: float | None = None
         self._pauses: Iterator[timedelta] = pauses(0.2, 30)
         self._stopping = False
+        self._memory: Any = None
+        self._crashes: list[Crash] = []
+        """The deaths of its predecessors whose tasks are still to be released."""
         self.status: int | None = None
+        self.has_refused = False
+        """Whether it cannot start."""
 
     def start(self) -> None:
         self._due = None
         if self._stopping:
             return
         self._begun = time.monotonic()
-        self._process = CONTEXT.Process(target=_main, args=(self._load, self._number), name=self._name)
+        self._memory = shared_memory()
+        supervision = Supervision(self._memory, tuple(self._crashes), self._limits)
+        self._process = CONTEXT.Process(target=_main, args=(self._load, self._number, supervision), name=self._name)
         with no_interrupts():
             self._process.start()
         if self._stopping:  # a signal came while it was started
@@ -98,41 +111,60 @@ class _Child:
         if self._due is not None and time.monotonic() >= self._due:
             self.start()
         elif self._process is not None and not self.lives and self._due is None:
-            self.status = self._process.exitcode
-            if self._stopping and self.status == -signal.SIGTERM:
-                self.status = 0  # it had not installed its signal handlers yet
+            status: int = self._process.exitcode
             self._process.join()
             self._process = None
-            if self.status not in (0, CANNOT_START) and not self._stopping:
-                self._schedule()
+            self._ended(status, end_of(self._memory))
 
-    def _schedule(self) -> None:
+    def _ended(self, status: int, end: End) -> None:
+        if has_recovered(self._memory):
+            self._crashes.clear()
+        # on a signal, it may not have installed its signal handlers yet
+        self.status = 0 if self._stopping and status == -signal.SIGTERM else status
+        self.has_refused = end is End.REFUSED
+        if end is End.WORN:
+            self._due = None if self._stopping else time.monotonic()
+        elif end is End.DIED and not self._stopping:
+            self._note_crash(status)
+            self._schedule(status)
+
+    def _note_crash(self, status: int) -> None:
+        crash = crash_of(self._memory, status)
+        if crash is not None:
+            self._crashes.append(crash)
+
+    def _schedule(self, status: int) -> None:
         if time.monotonic() - self._begun > SETTLED:
             self._pauses = pauses(0.2, 30)
         pause = next(self._pauses)
         self._due = time.monotonic() + pause.total_seconds()
-        logger.error("%s has died (%s), replaced in %.1f s", self._name, self.status, pause.total_seconds())
+        how, seconds = ending(status), pause.total_seconds()
+        logger.error("%s has died: it %s (%s), replaced in %.1f s", self._name, how, status, seconds)
 
 
-def _main(load: Callable[[int], Worker], number: int) -> None:
+def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) -> None:
     """The main function of a worker process."""
     try:
         worker = load(number)
+        worker.supervision = supervision
     except SQLQueueError as error:
         logger.error("worker cannot start: %s", error)
+        note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
         run_to_end(worker)
     except SQLQueueError:  # which the worker has logged
+        note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
+    note_end(supervision.memory, End.WORN if worker.is_worn else End.STOPPED)
 
 
 def run_to_end(worker: Worker) -> None:
-    """Call :meth:`.Worker.run` in a process that does nothing else: after a second signal, no thread keeps it alive."""
+    """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive."""
     settle_in()
     worker.run()
-    if worker.hurried:
+    if worker.hurried or worker.is_worn:
         end_soon()
 
 

@@ -27,11 +27,12 @@ from ..concurrency.threads import DaemonThreads
 from ..database import database_of
 from ..database.base import Sessions
 from ..handling.function_tasks import Tasks
-from ..handling.handlers import BATCH, Handler, Mode, Settings, handler_of, overlapping
+from ..handling.handlers import BATCH, Handler, Isolation, Mode, Settings, handler_of, overlapping
+from ..handling.origin import origin_of
 from ..reporting import make_reports
 from ..reporting.health import Health
 from ..reporting.reports import logger
-from .run import Run
+from .run import Run, Supervision
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -58,6 +59,7 @@ class Worker:
     ``grace``: how long a stopping worker waits for running handlers.
     ``notify``: whether to listen for notifications on engines that have them.  LISTEN does not work through a pooler
     in transaction mode.
+    ``version``: of the application, for the register of workers, see :class:`.WorkerMixin`.
     """
 
     def __init__(
@@ -68,21 +70,31 @@ class Worker:
         poll: timedelta = timedelta(seconds=3),
         grace: timedelta = timedelta(seconds=30),
         notify: bool = True,
+        version: str | None = None,
     ) -> None:
         self.sessions = sessions
-        self._database = database_of(sessions)
+        self.reports = make_reports()
+        self._database = database_of(sessions, self.reports.pulse)
         if name is not None:
             checks.name("name", name, LONGEST_NAME)
+        if version is not None:
+            checks.name("version", version, LONGEST_NAME)
+        self.version = version
+        """The version of the application, for the register of workers."""
         self._settings = Settings(
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
         self.handlers: list[Handler] = []
         self._tasks: dict[type[QueueMixin], Tasks] = {}
-        self.reports = make_reports()
+        self.supervision: Supervision | None = None  # set in a process of a supervisor
         self._run: Run | None = None
         self._stop_first = self._has_run = False
+        self.origin: str | None = None
+        """Where child processes import it from, as ``module:attribute``; looked up at its start if not set."""
         self.hurried = False
         """Whether the last run ended without waiting, so that threads may still be running handlers."""
+        self.is_worn = False
+        """Whether the last run ended because its process had reached a limit of its supervisor."""
 
     def handler(
         self,
@@ -94,6 +106,9 @@ class Worker:
         batch: int = BATCH,
         mode: Mode = "lease",
         options: Sequence[ExecutableOption] = (),
+        isolation: Isolation | None = None,
+        max_tasks: int | None = None,
+        max_memory: int | None = None,
     ) -> Register[T]:
         """Register a function or coroutine function for the tasks of ``entity`` that satisfy ``where``.
 
@@ -108,12 +123,19 @@ class Worker:
         again at once, without counting an attempt.
 
         ``concurrency``: how many calls run at a time; functions in threads, coroutines on the event loop.
-        ``timeout``: a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged.
+        ``timeout``: a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged, see
+        ``isolation``.
         ``lease``: the model's by default; extended as long as the worker lives.
         ``batch``: the most tasks that one claim takes; the longer tasks run, the fewer are claimed ahead.
         ``mode``: ``"lock"`` holds the task by its row lock, in one transaction from claim to completion, without a
         lease; ``"at-most-once"`` completes the task before the handler is called.
         ``options``: loader options with which each task is loaded.  A detached task has no other relationships.
+        ``isolation``: ``"process"`` calls the handler in child processes, as many as calls run at a time.  They import
+        the worker, which must be a global variable of a module.  A call that exceeds ``timeout`` is killed, and its
+        attempt fails with :class:`TimeoutError`; a child that dies fails only its own task, with
+        :class:`.ProcessDiedError`.
+        ``max_tasks``, ``max_memory``: how many tasks a child runs, and the MiB that it may occupy after one, before it
+        is replaced.
 
         Raises :class:`.ArgumentError` for invalid arguments, and if another function of this worker is registered for
         the same tasks: for equal criteria, or for criteria that include these.
@@ -131,6 +153,9 @@ class Worker:
                 batch=batch,
                 mode=mode,
                 options=options,
+                isolation=isolation,
+                max_tasks=max_tasks,
+                max_memory=max_memory,
             )
             self._check(handler)
             self._refuse_overlap(handler, self.handlers)
@@ -147,6 +172,9 @@ class Worker:
         concurrency: int | None = None,
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
+        isolation: Isolation | None = None,
+        max_tasks: int | None = None,
+        max_memory: int | None = None,
     ) -> RegisterTask[J]:
         """Make a function or coroutine function a task, whose calls can be enqueued as rows of ``entity``.
 
@@ -156,23 +184,33 @@ class Worker:
         :class:`.ResultMixin`; then it is stored as JSON.
 
         If the first parameter is a session, by its annotation or by the name ``session``, the function gets a session
-        with the guarantees of :meth:`handler`.  Exceptions have the effects described there.  An unknown function name,
-        or arguments that no longer fit, fail that one row, which is retried: another worker may run newer code.
+        with the guarantees of :meth:`handler`.  Exceptions have the effects described there.  Arguments that no
+        longer fit fail that one row, which is retried: another worker may run newer code.  Rows of functions that this
+        worker has not registered stay as they are, and claims do not read past them.
 
         ``name``: identifies the function in rows; ``module.qualname`` by default.  Name functions that may move.
-        ``concurrency`` (10), ``timeout``, ``lease``: as for :meth:`handler`, with one value for all tasks of
-        ``entity``, which share one handler.  Either all of them are functions or all are coroutine functions.
+        ``concurrency`` (10), ``timeout``, ``lease``, ``isolation``, ``max_tasks``, ``max_memory``: as for
+        :meth:`handler`, with one value for all tasks of ``entity``, which share one handler.  Either all of them are
+        functions or all are coroutine functions.
 
         Raises :class:`.ArgumentError` for invalid arguments and for a name that is taken.
         """
         _check_model("task", entity)
+        given = {
+            "concurrency": concurrency,
+            "timeout": timeout,
+            "lease": lease,
+            "isolation": isolation,
+            "max_tasks": max_tasks,
+            "max_memory": max_memory,
+        }
 
         def register(function: Callable[..., Any]) -> Any:
             task: TaskFunction[..., ..., Any, J] = TaskFunction(function, entity, name)
             self._check(task)
             tasks = self._tasks.setdefault(entity, Tasks(entity))
             before = tasks.handler
-            handler = tasks.add(task, concurrency=concurrency, timeout=timeout, lease=lease)
+            handler = tasks.add(task, given)
             others = [each for each in self.handlers if each is not before]
             self._refuse_overlap(handler, others)
             self.handlers = [*others, handler]
@@ -225,7 +263,8 @@ class Worker:
         if self._run is not None:
             raise IllegalTransitionError("this worker runs already: make another, or run it once and in one place")
         try:
-            self._run = Run(self.handlers, self._database, self.reports, self._settings)
+            parts = self.handlers, self._database, self.reports, self._settings
+            self._run = Run(*parts, self._find_origin(), supervision=self.supervision, version=self.version)
             if self._stop_first:
                 self._run.stop(at_once=False)
             await self._run.serve()
@@ -237,12 +276,30 @@ class Worker:
             raise
         finally:
             self.hurried = self._run is not None and self._run.hurries
+            self.is_worn = self._run is not None and self._run.is_worn
             self._run, self._stop_first, self._has_run = None, False, True
+
+    def _find_origin(self) -> str | None:
+        self.origin = self.origin or origin_of(self)
+        if self.origin is None and any(handler.isolation is not None for handler in self.handlers):
+            raise ArgumentError(
+                "isolation='process' needs a worker that child processes can import: make it a global variable of a"
+                " module, or set worker.origin = 'module:attribute'"
+            )
+        return self.origin
 
     def health(self) -> Health | None:
         """Return the worker's health, or ``None`` unless it runs.  Thread-safe; sends nothing to the database."""
         run = self._run
         return None if run is None else run.health()
+
+    def metrics(self) -> bytes | None:
+        """Return the worker's metrics as text for Prometheus, or ``None`` without the extra ``prometheus``.
+
+        Thread-safe; sends nothing to the database.  Queues are counted every 15 seconds while this is called at least
+        every two minutes.
+        """
+        return self.reports.exposition()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop :meth:`run` or :meth:`serve` as a signal does; with ``at_once`` as a second signal does.  Thread-safe.

@@ -11,8 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from ...dialects.base import Adapter
 from ...transaction.notifications import channel_of, spread
 from ..concurrency.event_loop import soon
-from ..database.backoff import insist, passes
+from ..database.backoff import Patience, insist, passes
 from ..database.base import Database
+from ..database.silence import answer_within
 from ..handling.jobs import InFlight, Job
 from ..handling.outcomes import Outcome, Written, outcome_of, write_what_is_free
 from ..reporting.reports import Reports
@@ -54,6 +55,7 @@ class Completer:
         return len(self._pending) + len(self._postponed)
 
     def put(self, job: Job, outcome: Outcome) -> None:
+        """Queue the outcome of a job to be written with others.  Thread-safe."""
         self._pending.append(_Pending(job, outcome))
         if not self._told:
             self._told = True
@@ -69,6 +71,7 @@ class Completer:
         self._some.set()
 
     async def run(self) -> None:
+        """Write outcomes in batches until the completer is closed and all are written."""
         while not (self._closing and not self.backlog):
             await self._some.wait()
             if len(self._pending) < LARGEST and not self._closing:
@@ -85,9 +88,8 @@ class Completer:
         if not batch:
             return
         try:
-            written = await insist(
-                lambda: self._settle(batch), f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._passes
-            )
+            patience = Patience(f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._adapter)
+            written = await insist(lambda: self._settle(batch), patience, self._passes)
         except Exception as error:
             await self._write_each(batch, error)
             return
@@ -114,7 +116,8 @@ class Completer:
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome in batch]
-        return await self._database.run(lambda session: write_what_is_free(session, outcomes))
+        within = answer_within(min(job.handler.lease for job, _ in batch))
+        return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:
         """Retry these a little later without delaying the others."""

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,26 +22,40 @@ from ..._support.exc import ArgumentError, ClaimLostError
 from ..._support.jsontext import check_json
 from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
+from ...model.history import history_of
+from ...operations.recording import shown
 from ...transaction.claims import carry, is_unsettled
 from ..concurrency.event_loop import soon
 from ..database.base import Database
+from ..database.silence import Call, NoAnswer, answer_within
 from ..handling.handlers import Handler
 from ..handling.jobs import Job, current
-from ..handling.outcomes import Outcome, completed, outcome_of
+from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
+from .started import StartedTasks
 
 TRIES = 4
-"""How often a handler is called in one attempt if its transaction keeps losing deadlocks."""
+"""How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
+RETURNS = 10
+"""How often a task may have been handed back when it is handed back once more, uncounted, after these calls."""
 
 
 class Executor:
     """Runs jobs with one handler."""
 
-    def __init__(self, handler: Handler, database: Database, adapter: Adapter, reports: Reports) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        database: Database,
+        adapter: Adapter,
+        reports: Reports,
+        started: StartedTasks | None = None,
+    ) -> None:
         self.handler = handler
         self.database = database
         self.adapter = adapter
         self.reports = reports
+        self._started = started or StartedTasks()
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
         """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
@@ -65,28 +80,32 @@ class Executor:
             return None
 
     def _performed(self, job: Job) -> Outcome | None:
-        if job.is_lost:  # while it was queued
+        # it may have been lost while it was queued
+        outcome, error = Ended(None) if job.is_lost else self.attempt(job)
+        if outcome is None:
             self.reports.lost(job)
             return None
+        self.reports.finished(job, outcome, error)
+        return None if error is None and self.handler.takes_session else outcome
+
+    def attempt(self, job: Job) -> Ended:
+        """Call the handler, and return what becomes of the task.  Reports nothing."""
         try:
             outcome = completed(self.known(job, lambda: self._try(job)))
         except BaseException as error:
             job.end()
-            failure = self.judge(job, error)
-            if failure is not None:
-                self.reports.finished(job, failure, error)
-            return failure
+            return Ended(self.judge(job, error), error)
         job.end()
-        self.reports.finished(job, outcome)
-        return None if self.handler.takes_session else outcome
+        return Ended(outcome)
 
     def known(self, job: Job, work: Callable[[], object]) -> object:
         """Return what ``work`` returns; within it, :func:`.current_job` returns ``job``."""
-        token = current.set(job)
+        token, slot = current.set(job), self._started.begin(job)
         try:
             with self.reports.running(job):
                 return work()
         finally:
+            self._started.end(slot)
             current.reset(token)
 
     def _try(self, job: Job) -> object:
@@ -96,7 +115,7 @@ class Executor:
                 if self.handler.takes_session:
                     return self._in_session(job)
                 result = self.call(job.task)
-                _refuse_lost(job)
+                job.settle()
                 return result
             except DBAPIError as error:
                 if not left or not self.handler.takes_session or not self.adapter.errors.is_transient(error):
@@ -109,15 +128,16 @@ class Executor:
     def _in_session(self, job: Job) -> object:
         """Commit the handler's writes and the completion together."""
         handed, session = self.database.open()
-        with closing(session):
+        with self.watched() as call, closing(session):
+            job.farewell = call.end_soon
             try:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 task = self._attach(session, job)
-                result = self.call(handed, task)
+                with call.at_leisure(self.time_limit):
+                    result = self.call(handed, task)
                 _refuse_deletion(session, task)
-                job.settling = True
-                _refuse_lost(job)
+                job.settle()
                 if is_unsettled(task):
                     operations.complete(session, task, result)
                 session.commit()
@@ -125,6 +145,16 @@ class Executor:
             except BaseException:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
+
+    def watched(self) -> Call:
+        """Return a context in which the library's own statements have a deadline."""
+        within = answer_within(self.handler.lease)
+        return Call(within, self.database.engines, is_async=self.handler.is_coroutine)
+
+    @property
+    def time_limit(self) -> timedelta | None:
+        """The time after which the handler is cancelled, and must not go on waiting for the database."""
+        return self.handler.timeout if self.handler.is_coroutine else None
 
     def _attach(self, session: Session, job: Job) -> Any:
         """Return the claimed task as an instance of the handler's session."""
@@ -163,15 +193,32 @@ class Executor:
             time.sleep(seconds)
 
     def judge(self, job: Job, error: BaseException) -> Outcome | None:
+        """Return the outcome that ``error`` stands for, or ``None`` if the task is lost."""
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
-            self.reports.lost(job)
             return None
-        if isinstance(error, PoolTimeoutError) or (
-            isinstance(error, DBAPIError) and self.adapter.errors.is_outage(error)
-        ):
-            # not the task's fault, so it does not count; delayed, in case it is after all
-            return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
-        return outcome_of(error)
+        if isinstance(error, (PoolTimeoutError, NoAnswer)):
+            return self.uncounted()
+        if isinstance(error, DBAPIError):
+            if self.adapter.errors.is_outage(error):
+                return self.uncounted()
+            if self.adapter.errors.is_transient(error) and self._was_returned(job) < RETURNS:
+                return self.uncounted()
+        return self._traced(outcome_of(error), error)
+
+    def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
+        """Add the traceback of a failure where there is a history to show it."""
+        history = history_of(self.handler.spec.table.metadata)
+        if history is None or outcome.cause is None:
+            return outcome
+        return replace(outcome, traceback=shown(error, history.options))
+
+    def _was_returned(self, job: Job) -> int:
+        """Return how often the task was handed back, as far as its row tells: each time allows one more attempt."""
+        return job.attempt.most - self.handler.spec.options.max_attempts
+
+    def uncounted(self) -> Outcome:
+        """Return the outcome of what is not the task's fault; delayed, in case it is after all."""
+        return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
 
 
 def _refuse_deletion(session: Session, task: Any) -> None:
@@ -188,12 +235,6 @@ def _refuse(handler: Handler, result: Any) -> None:
     raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
 
 
-def _refuse_lost(job: Job) -> None:
-    """Raise :class:`.ClaimLostError` for a lost job: its handler may have returned early, which completes nothing."""
-    if job.is_lost:
-        raise ClaimLostError([job.claim])
-
-
 async def _within(awaitable: Any, timeout: timedelta | None) -> object:
     if timeout is None:
         return await awaitable
@@ -203,12 +244,18 @@ async def _within(awaitable: Any, timeout: timedelta | None) -> object:
             return await awaitable
     except TimeoutError:
         if limit.expired():
-            raise TimeoutError(f"its handler ran for longer than {timeout}") from None
+            raise too_long(timeout) from None
         raise
+
+
+def too_long(timeout: timedelta) -> TimeoutError:
+    """Return the error of a handler that exceeded its ``timeout``."""
+    return TimeoutError(f"its handler ran for longer than {timeout}")
 
 
 @contextmanager
 def closing(session: Session) -> Iterator[None]:
+    """Close the session at the end of the block, even if its savepoints are gone after a deadlock."""
     try:
         yield
     finally:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 
+from ...dialects import adapter_for
 from ...operations.upkeep import extend
 from ...queue.spec import QueueSpec
-from ..database.backoff import pauses
-from ..database.base import Database, OwnConnections
+from ..database.backoff import is_conflict, pauses
+from ..database.base import Database
+from ..database.silence import answer_within
+from ..database.turns import Turns
 from ..handling.handlers import Handler
 from ..handling.jobs import InFlight, Job
 from ..reporting.reports import Reports
@@ -24,23 +27,31 @@ BEATS = 3
 def _interval(handler: Handler) -> timedelta:
     """Return the time between two heartbeats, which also report threads that exceed their timeout."""
     beat = handler.lease / BEATS
-    return beat if handler.timeout is None or handler.is_coroutine else min(beat, handler.timeout)
+    return beat if handler.timeout is None or handler.can_be_stopped else min(beat, handler.timeout)
 
 
 class Heartbeat(threading.Thread):
-    """A thread with its own connection that extends the leases of one queue.
+    """A thread that extends the leases of one queue, through a connection that it shares with those of other queues.
 
     A blocked event loop, an exhausted pool or trouble with another queue does not let a lease expire.
     """
 
     def __init__(
-        self, spec: QueueSpec, handlers: Iterable[Handler], database: Database, in_flight: InFlight, reports: Reports
+        self,
+        spec: QueueSpec,
+        handlers: Iterable[Handler],
+        database: Database,
+        in_flight: InFlight,
+        reports: Reports,
+        *,
+        own: Turns,
     ) -> None:
         super().__init__(name=f"sqlqueue-heartbeat-{spec.table.name}", daemon=True)
         handlers = [handler for handler in handlers if handler.spec is spec]
         self._spec = spec
         self._engine = database.engine(spec)
-        self._database = database
+        self._adapter = adapter_for(self._engine.dialect)
+        self._own = own
         self._in_flight = in_flight
         self._reports = reports
         self._interval = min(_interval(handler) for handler in handlers)
@@ -56,22 +67,31 @@ class Heartbeat(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        own = self._database.own()
         wait = self._interval
         patience = pauses(longest=self._interval.total_seconds())
         try:
             while not self._stopped.wait(wait.total_seconds()):
                 try:
-                    if self._beat(own):
+                    if self._beat():
                         self._reports.reached()
                     wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
-                    wait = next(patience)
-                    self._reports.database_error(f"extend leases of {self._spec.entity.__name__}", error, wait)
+                    wait = self._bear(error, patience)
         finally:
-            own.close()
+            self._own.close()
 
-    def _beat(self, own: OwnConnections) -> bool:
+    def _bear(self, error: Exception, patience: Iterator[timedelta]) -> timedelta:
+        """Report ``error``, and return the time until the next try: short after a conflict, before the leases end."""
+        what = f"extend leases of {self._spec.entity.__name__}"
+        if is_conflict(error, self._adapter):
+            pause = next(pauses())
+            self._reports.conflict(what, error, pause)
+        else:
+            pause = next(patience)
+            self._reports.database_error(what, error, pause)
+        return pause
+
+    def _beat(self) -> bool:
         """Extend the leases that are due.  Returns whether anything was sent to the database."""
         self._look_at_the_clock()
         alike: defaultdict[timedelta, list[Job]] = defaultdict(list)
@@ -80,7 +100,7 @@ class Heartbeat(threading.Thread):
         due = [(lease, jobs) for lease, jobs in alike.items() if self._due.get(lease, 0) <= time.monotonic()]
         for lease, jobs in due:
             held = {job.claim: job for job in jobs}
-            lost = own.run(self._engine, partial(extend, claims=list(held), lease=lease))
+            lost = self._own.run(self._engine, partial(extend, claims=list(held), lease=lease), answer_within(lease))
             self._due[lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
             for claim in lost:
                 self._lose(held[claim])
@@ -100,7 +120,7 @@ class Heartbeat(threading.Thread):
             if job.handler.spec is not self._spec:
                 continue
             timeout = job.handler.timeout
-            if job.started is None or timeout is None or job.overdue or job.handler.is_coroutine:
+            if job.started is None or timeout is None or job.overdue or job.handler.can_be_stopped:
                 continue
             if now - job.started > timeout.total_seconds():
                 job.overdue = True

@@ -18,12 +18,16 @@ Done = Callable[[Job, "Outcome | None"], None]
 
 
 class Pool(Protocol):
-    """Runs a fixed number of jobs at a time and queues the others."""
+    """Runs so many jobs at a time and queues the others."""
 
     def put(self, job: Job) -> None: ...
 
     def withdraw(self) -> list[Job]:
         """Remove and return the jobs that have not started."""
+        ...
+
+    def resize(self, count: int) -> None:
+        """Run ``count`` jobs at a time.  Running jobs continue, and are not followed by others if they are too many."""
         ...
 
     async def ended(self) -> None:
@@ -40,9 +44,10 @@ class ThreadPool:
         self._executor = executor
         self._done = done
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._count = count
-        for number in range(count):
-            threading.Thread(target=self._work, name=f"sqlqueue-{name}-{number}", daemon=True).start()
+        self._name = name
+        self._lock = threading.Lock()
+        self._count = self._alive = 0
+        self.resize(count)
 
     def put(self, job: Job) -> None:
         self._jobs.put(job)
@@ -57,16 +62,33 @@ class ThreadPool:
             if job is not None:
                 jobs.append(job)
 
+    def resize(self, count: int) -> None:
+        with self._lock:
+            self._count = count
+            for _ in range(self._alive - count):
+                self._jobs.put(None)  # wakes an idle thread
+            while self._alive < count:
+                threading.Thread(target=self._work, name=f"sqlqueue-{self._name}-{self._alive}", daemon=True).start()
+                self._alive += 1
+
     async def ended(self) -> None:
         pass
 
     def close(self) -> None:
-        for _ in range(self._count):
-            self._jobs.put(None)
+        self.resize(0)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._done(job, self._executor.perform(job))
+        while not self._is_surplus():
+            job = self._jobs.get()
+            if job is not None:
+                self._done(job, self._executor.perform(job))
+
+    def _is_surplus(self) -> bool:
+        """Return whether the calling thread is one too many, and ends."""
+        with self._lock:
+            surplus = self._alive > self._count
+            self._alive -= surplus
+            return surplus
 
 
 class CoroutinePool:
@@ -76,7 +98,7 @@ class CoroutinePool:
         self._executor = executor
         self._done = done
         self._jobs: deque[Job] = deque()
-        self._free = count
+        self._count = self._free = count
         self._running: set[asyncio.Task[None]] = set()
 
     def put(self, job: Job) -> None:
@@ -88,6 +110,11 @@ class CoroutinePool:
         self._jobs.clear()
         return jobs
 
+    def resize(self, count: int) -> None:
+        self._free += count - self._count
+        self._count = count
+        self._start()
+
     async def ended(self) -> None:
         while self._running:
             await asyncio.wait(self._running)
@@ -96,7 +123,7 @@ class CoroutinePool:
         pass
 
     def _start(self) -> None:
-        while self._free and self._jobs:
+        while self._free > 0 and self._jobs:
             self._free -= 1
             task = asyncio.create_task(self._work(self._jobs.popleft()))
             self._running.add(task)

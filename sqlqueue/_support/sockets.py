@@ -1,0 +1,69 @@
+"""The sockets of drivers' connections: shutting them down from any thread, and noticing that the other end is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from datetime import timedelta
+
+_PROBES = 3
+"""Unanswered keepalive probes after which the kernel ends a connection."""
+
+
+class Wire:
+    """The socket of a connection, which any thread may shut down, even while another one waits for it."""
+
+    __slots__ = ("__weakref__", "_descriptor", "_identity")
+
+    def __init__(self, descriptor: int) -> None:
+        """Raises :class:`OSError` if ``descriptor`` is not open."""
+        self._descriptor = descriptor
+        self._identity = os.fstat(descriptor).st_ino
+
+    def cut(self) -> bool:
+        """Shut the socket down in both directions, which wakes whoever waits for it.  False if it is closed already.
+
+        Nothing is sent or waited for, so this cannot block.
+        """
+        try:
+            with _opened(self._descriptor) as copy:
+                # its owner may have closed it, and its number may be that of another connection now
+                if os.fstat(copy.fileno()).st_ino != self._identity:
+                    return False
+                copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+        return True
+
+
+def keep_alive(descriptor: int, within: timedelta) -> None:
+    """Let the kernel end the connection once the other end's kernel has been silent for ``within``.
+
+    Does nothing for sockets that are not TCP, for options that the platform lacks, and where shorter times are set.
+    """
+    seconds = max(int(within.total_seconds()), 2 * _PROBES)
+    limits = {
+        "TCP_KEEPIDLE": seconds // 2,
+        "TCP_KEEPINTVL": seconds // 2 // _PROBES,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": seconds * 1000,
+    }
+    with suppress(OSError), _opened(descriptor) as copy:
+        if copy.family == getattr(socket, "AF_UNIX", None):
+            return
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, limit in limits.items():
+            option = getattr(socket, name, None)
+            if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= limit:
+                copy.setsockopt(socket.IPPROTO_TCP, option, limit)
+
+
+def _opened(descriptor: int) -> socket.socket:
+    """Return a copy of a descriptor as a socket: closing it leaves the driver's own open."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise

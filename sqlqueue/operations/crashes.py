@@ -1,0 +1,123 @@
+"""What becomes of the tasks that a worker held when its process died."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import literal_column
+from sqlalchemy.orm import Session
+
+from .._support.claim import Claim, WorkerTokens
+from .._support.processes import ending
+from ..dialects.base import Adapter
+from ..queue.spec import Identity, QueueSpec
+from ..sql.selection import is_due, is_final, is_held, picks, write
+from ..transaction.connection import Access, open_
+from .session_criteria import within
+from .settlements import Convicting, Returning, Settlement, Suspecting, Uncharging
+from .settling import settle_some
+
+
+class Started(NamedTuple):
+    """A task that a process was running."""
+
+    table: str
+    identity: Identity
+    token: int | None
+    """Its claim's; ``None`` if its row's lock alone held it."""
+    charged: bool
+    """Whether this says, of a suspect, that its crash was counted in advance, and not that this process ran it."""
+
+
+class Crash(NamedTuple):
+    """The death of a worker's process."""
+
+    worker: int
+    """The number in the tokens of its claims."""
+    status: int
+    """The exit status, or the negative number of a signal."""
+    started: tuple[Started, ...]
+    complete: bool
+    """Whether ``started`` has all tasks that were running."""
+
+
+class Recovered(NamedTuple):
+    """The tasks of a process that died."""
+
+    returned: int
+    """How many were released, because they had not been started, or had ended."""
+    suspects: list[Claim]
+    convicted: list[Claim]
+    """Suspects that have crashed the most processes that they may."""
+    text: str
+    """Their error."""
+
+
+def crash_text(status: int, running: int) -> str:
+    """Return the error of tasks whose process died while ``running`` tasks ran in it."""
+    others = "alone" if running == 1 else f"with {running - 1} other tasks"
+    return f"its process {ending(status)} while it ran {others}"
+
+
+def conviction(crashes: int, reason: str | None) -> str:
+    """Return the error of a task that has crashed so many processes, the last for this ``reason`` if it is known."""
+    return f"crashed {crashes} processes" + (f": {reason}" if reason and reason.startswith("its process ") else "")
+
+
+def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
+    """Release the tasks that a dead process held, in the session's transaction.  It counts no attempt of any.
+
+    The tasks that ran in it become suspects; those that have crashed ``max_crashes`` processes with that are discarded.
+    """
+    adapter = open_(session, spec, Access.CHANGE)
+    mine = [each for each in crash.started if each.table == spec.table.fullname]
+    running, charged = ({(m.identity, m.token) for m in mine if m.charged is each} for each in (False, True))
+    text = crash_text(crash.status, sum(not each.charged for each in crash.started) or 1)
+    groups: dict[str, list[Claim]] = {"returned": [], "uncharged": [], "suspects": [], "convicted": []}
+    most = 0
+    for claim, crashes in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
+        one = claim.identity, claim.token
+        if one in running or not crash.complete:
+            groups["convicted" if crashes >= spec.options.max_crashes else "suspects"].append(claim)
+            most = max(most, crashes)
+        else:
+            groups["uncharged" if one in charged else "returned"].append(claim)
+    settlements: dict[str, Settlement] = {
+        "returned": Returning(),
+        "uncharged": Uncharging(),
+        "suspects": Suspecting(text),
+        "convicted": Convicting(conviction(most, text)),
+    }
+    for name, claims in groups.items():
+        lost = set(settle_some(session, claims, settlements[name]))
+        groups[name] = [claim for claim in claims if claim not in lost]
+    locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
+    returned = len(groups["returned"]) + len(groups["uncharged"])
+    return Recovered(returned, [*groups["suspects"], *locked], groups["convicted"], text)
+
+
+def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]) -> list[tuple[Claim, int]]:
+    """The claims whose tokens are within ``bounds`` and that still hold their rows, with the crashes of the tasks."""
+    ready, due = picks(spec, within(session, spec))
+    step = ready if adapter.schema.indexes_all else due  # running tasks are few, and all that are due may be many
+    state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
+    pick = replace(step(1), state=state, exact=False)
+    roles = ("attempt", "claim_token", "claimed_by", "claimed_at")
+    read = pick.select(spec["crashes"], *spec.primary_key, *(spec[role] for role in roles))
+    rows: Any = adapter.rows.execute(session, spec, read)
+    width = len(spec.primary_key)
+    return [(Claim(spec.entity, tuple(row[:width]), *row[width:]), crashes) for crashes, *row in rows]
+
+
+def _suspect_locked(
+    adapter: Adapter, session: Session, spec: QueueSpec, started: Sequence[Started], text: str
+) -> list[Claim]:
+    """Count the crash of tasks that were held by their locks, of which the rows tell nothing."""
+    values = [(spec["crashes"], spec["crashes"] + literal_column("1")), (spec["error"], text)]
+    changed: list[Identity] = []
+    for some in adapter.keys.batches(spec, [each.identity for each in started]):
+        unfinished = adapter.keys.key_in(spec, some) & ~is_final(spec)
+        changed += adapter.rows.change(session, spec, write(spec, unfinished, values), some)
+    return [Claim(spec.entity, identity, 0) for identity in changed]

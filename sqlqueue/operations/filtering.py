@@ -1,0 +1,64 @@
+"""Criteria from what people type: the filters of the command line and the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_
+
+from .._support.exc import ArgumentError
+from ..queue.spec import Criterion, QueueSpec
+from ..queue.status import Status
+from ..sql.clock import utcnow
+from ..sql.selection import is_hung, state
+from .text_values import identity, value
+
+
+def criteria(
+    spec: QueueSpec,
+    *,
+    status: Sequence[Status] | None = None,
+    topic: str | None = None,
+    ids: Sequence[str] | None = None,
+    error: str | None = None,
+    older_than: timedelta | None = None,
+    newer_than: timedelta | None = None,
+    equal: Mapping[str, str] | None = None,
+    hung: bool = False,
+) -> list[Criterion]:
+    """Return the criteria of the given filters, all of which must hold.
+
+    Raises :class:`.ArgumentError` for a column that the model does not have, and for text that is not a value.
+    """
+    return [
+        *([spec["status"].in_([state(each) for each in status])] if status else []),
+        *([_topic(spec, topic)] if topic is not None else []),
+        *([or_(*(spec.key(identity(spec, each)) for each in ids))] if ids else []),
+        *([spec["error"].like(error)] if error is not None else []),
+        *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
+        *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
+        *(_equal(spec, name, text) for name, text in (equal or {}).items()),
+        *([is_hung(spec)] if hung else []),
+    ]
+
+
+def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
+    """Return the model's column called ``name``; :class:`.ArgumentError` for unknown names."""
+    columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
+    if name not in columns:
+        raise ArgumentError(f"{spec.entity.__name__} has no column {name}; its columns are {', '.join(columns)}")
+    return columns[name]
+
+
+def _topic(spec: QueueSpec, topic: str) -> Criterion:
+    if "topic" not in spec.columns:
+        raise ArgumentError(f"{spec.entity.__name__} has no topics")
+    return spec["topic"] == topic
+
+
+def _equal(spec: QueueSpec, name: str, text: str) -> Criterion:
+    chosen = column(spec, name)
+    criterion: Criterion = chosen == value(chosen, text)
+    return criterion

@@ -1,0 +1,228 @@
+"""Why a task is not running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.orm import Session
+
+from .._support.claim import Claim
+from .._support.error_text import key_text
+from ..dialects.base import Adapter
+from ..kinds.new_slots import apart
+from ..lifecycle.kind import kinds_of
+from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
+from ..model.mixins import QueueMixin
+from ..model.registry import worker_table
+from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..queue.status import FINAL, Status
+from ..sql.clock import utcnow
+from ..sql.place import CAP, before, counted
+from ..sql.selection import Pick, picks
+from ..transaction.claims import ledger_of
+from ..transaction.connection import AnySession, open_, session_of
+from .pausing import paused
+from .registry import workers
+from .session_criteria import within
+from .statistics import finds_finished
+
+_MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a task is not running, or what it does."""
+
+    entity: type[QueueMixin]
+    """The model of the task."""
+    identity: Identity
+    """Its primary key."""
+    status: Status | None
+    """Its state; ``None`` if there is no such row."""
+    reasons: tuple[Reason, ...]
+    """At least one.  All of them must go before the task runs; the first one decides."""
+    at: datetime
+    """The time of the answer, by the database's clock."""
+
+    def __str__(self) -> str:
+        name = f"{self.entity.__name__} {key_text(self.identity)}"
+        return f"{name}: {'; '.join(reason.text for reason in self.reasons)}."
+
+
+def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
+    """Return why ``task`` is not running now: every state has an answer.
+
+    ``task``: an instance that has been stored, or a claim of it.  What counts is the row as this transaction sees it,
+    not the instance.
+
+    Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  Whether
+    another transaction holds the row's lock is tried on a connection of its own, which releases it at once: a claim at
+    the very same moment passes the task over.  If the session is bound to a ``Connection``, this is not tried.
+
+    Tasks that come first are counted by the order of the whole queue, up to 1,000.  The estimate is their number
+    divided by how many tasks finished within the last minute; it needs ``retention``, which gives the model an index
+    of finished tasks.
+    """
+    spec, identity = _named(task)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    seen = _read(session, adapter, spec, identity)
+    if seen is None:
+        now = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+        gone = Reason(cause=Cause.MISSING, text="there is no such row: it was deleted, or is not committed yet")
+        return Explanation(entity=spec.entity, identity=identity, status=None, reasons=(gone,), at=now)
+    return Explanation(
+        entity=spec.entity,
+        identity=identity,
+        status=Status(seen.values["status"]),
+        reasons=tuple(_reasons(session, adapter, seen)),
+        at=seen.now,
+    )
+
+
+def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
+    if isinstance(task, Claim):
+        return spec_of(task.entity), task.identity
+    spec = spec_of(type(task))
+    return spec, spec.identity_of(task)
+
+
+def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identity) -> SeenTask | None:
+    columns = dict.fromkeys([*spec.columns.values(), *spec.primary_key, *(term.column for term in spec.ready_order)])
+    named = select(utcnow(), *columns).where(*within(session, spec, (spec.key(identity),)))
+    row = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, named)).one_or_none()
+    if row is None:
+        return None
+    return SeenTask(spec=spec, identity=identity, now=row[0], columns=dict(zip(columns, row[1:], strict=True)))
+
+
+def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Reason]:
+    state = _state(seen)
+    if state is not None and state.cause is not Cause.LEASE_EXPIRED:
+        return [state, *(_obstacles(session, seen) if state.cause is Cause.NOT_DUE else ())]
+    told = [] if state is None else [state]
+    if locked := _locked(session, adapter, seen):
+        return [*told, locked]
+    obstacles = [
+        *_obstacles(session, seen),
+        *(reason for kind in kinds_of(seen.spec) for reason in kind.hindrances(adapter, session, seen)),
+        *_order(session, adapter, seen),
+    ]
+    return [*told, *(obstacles or [Reason(cause=Cause.READY, text="nothing is in its way: the next claim takes it")])]
+
+
+def _state(seen: SeenTask) -> Reason | None:
+    """Return what the row itself says, or ``None`` if it could be claimed as far as that goes."""
+    values = seen.values
+    status, moment, tries = Status(values["status"]), values["available_at"], values["attempt"]
+    if status in FINAL:
+        return _finished(status, values)
+    if status is Status.RUNNING and moment > seen.now:
+        since = values["claimed_at"]
+        text = f"it is running on {values['claimed_by']} since {moment_text(since)}, leased until {moment_text(moment)}"
+        return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
+    if moment > seen.now:
+        failed = f"attempt {tries} of {values['max_attempts']} failed, and " if status is Status.RETRYABLE else ""
+        return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)
+    if status is not Status.AVAILABLE and tries >= values["max_attempts"] and values["claim_token"] >= 0:
+        text = f"attempt {tries} was the last one, and ended without a result: rescue() discards it, as workers do"
+        return Reason(cause=Cause.EXHAUSTED, text=text, since=moment, by=values["claimed_by"])
+    if status is Status.RUNNING:
+        text = f"the lease of {values['claimed_by']} expired at {moment_text(moment)}: the next claim takes it over"
+        return Reason(cause=Cause.LEASE_EXPIRED, text=text, since=moment, by=values["claimed_by"])
+    return None
+
+
+def _finished(status: Status, values: Any) -> Reason:
+    moment, error = values["finished_at"], values["error"]
+    since = f"since {moment_text(moment)}" if moment else "and was so before its table became a queue"
+    because = f": {error.partition(chr(10))[0]}" if status is Status.DISCARDED and error else ""
+    text = f"it is {status.value} {since}{because}"
+    return Reason(cause=Cause.FINISHED, text=text, since=moment, by=values["claimed_by"])
+
+
+def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
+    yield from _pauses(session, seen)
+    yield from _unserved(session, seen)
+
+
+def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
+    """Yield a reason if workers are registered, and no live one takes such tasks, as far as their lanes tell."""
+    if worker_table(seen.spec.table.metadata) is None:
+        return
+    live = (each for each in workers(session, seen.spec.entity) if each.is_live)
+    lanes = [lane for each in live for lane in each.lanes if lane.queue == seen.spec.table.fullname]
+    function = seen.values.get("task")
+    if not lanes:
+        yield Reason(cause=Cause.UNSERVED, text="no live worker serves the queue")
+    elif function is not None and all(lane.functions and function not in lane.functions for lane in lanes):
+        yield Reason(cause=Cause.UNSERVED, text=f"no live worker knows the function {function!r}")
+
+
+def _pauses(session: Session, seen: SeenTask) -> Iterator[Reason]:
+    topic = seen.values.get("topic")
+    for pause in paused(session, seen.spec.entity):
+        if pause.topic is None or pause.topic == topic:
+            what = "the queue" if pause.topic is None else f"the topic {pause.topic!r}"
+            because = f": {pause.reason}" if pause.reason else ""
+            text = f"{what} has been paused by {pause.paused_by} since {moment_text(pause.paused_at)}{because}"
+            yield Reason(cause=Cause.PAUSED, text=text, since=pause.paused_at, by=pause.paused_by)
+
+
+def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None:
+    spec, identity = seen.spec, seen.identity
+    if identity in ledger_of(session).locked(spec.table):
+        return Reason(cause=Cause.LOCKED, text="this transaction itself holds its lock", by="this transaction")
+    if isinstance(session.get_bind(**spec.bind_arguments), Connection):
+        return None
+    named = spec.key(identity)
+    pick = Pick(spec=spec, state=(), where=(named,), order=(), limit=1, index=None, exact=True)
+    with apart(session, spec) as own:
+        if not adapter.rows.exists(own, spec, named):
+            return Reason(cause=Cause.UNCOMMITTED, text="it is not committed: only this transaction sees it")
+        own.rollback()
+        free = adapter.claims.is_free(own, pick)
+        own.rollback()
+    if free:
+        return None
+    owner = adapter.server.lock_owner(session.connection(spec.bind_arguments), spec, identity)
+    whose = f"a transaction of {owner}" if owner else "a transaction that has not ended"
+    return Reason(cause=Cause.LOCKED, text=f"its row is locked by {whose}", by=owner)
+
+
+def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:
+    spec = seen.spec
+    ranges = _before(seen)
+    lately = [(spec["finished_at"] >= utcnow(-_MINUTE),)] if finds_finished(adapter, spec) else []
+    counts = [counted(spec, *criteria).label(None) for criteria in (*ranges, *lately)]
+    if not ranges:
+        return
+    found = adapter.rows.execute(session, spec, select(*counts)).one()
+    ahead = min(sum(found[: len(ranges)]), CAP)
+    if ahead:
+        done = found[-1] if lately else 0
+        yield _behind(ahead, timedelta(seconds=round(60 * ahead / done)) if done else None)
+
+
+def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
+    """Return the ranges of tasks that are claimed before this one; none where they cannot be told."""
+    spec, values = seen.spec, seen.columns
+    ready, due = (step(1).state for step in picks(spec))
+    if seen.values["status"] != Status.AVAILABLE:  # all that are ready come first
+        order = [term for term in spec.due_order if term.column is not spec["finished_at"]]
+        return [ready, *((*due, part) for part in before(order, values))]
+    if any(values[term.column] is None for term in spec.ready_order):
+        return []  # where NULL comes in an order depends on the engine
+    return [(*ready, part) for part in before(spec.ready_order, values)]
+
+
+def _behind(ahead: int, estimate: timedelta | None) -> Reason:
+    number = (
+        f"{ahead:,} tasks or more come" if ahead == CAP else "1 task comes" if ahead == 1 else f"{ahead:,} tasks come"
+    )
+    takes = "" if estimate is None else f", which takes {estimate} at the rate of the last minute"
+    return Reason(cause=Cause.ORDER, text=f"{number} first{takes}", ahead=ahead, estimate=estimate)

@@ -1,0 +1,38 @@
+"""Recycling: a worker process that has run many tasks, or has grown, ends and is replaced by a fresh one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..._support.processes import MIB, resident_memory
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at the limits."""
+
+
+class Limits(NamedTuple):
+    """When a worker process is worn; ``None`` for never."""
+
+    max_tasks: int | None = None
+    """The number of tasks that it runs at least."""
+    max_memory: int | None = None
+    """The MiB of memory that it may occupy, without its child processes."""
+
+    def reached(self, tasks: int) -> str | None:
+        """Return which limit a process that has run ``tasks`` tasks has reached, as text; ``None`` if none."""
+        if self.max_tasks is not None and tasks >= self.max_tasks:
+            return f"has run {tasks} tasks"
+        if self.max_memory is not None and (memory := resident_memory() // MIB) > self.max_memory:
+            return f"occupies {memory} MiB"
+        return None
+
+    async def until_reached(self, tasks: Callable[[], int]) -> str:
+        """Wait until a limit is reached, and return what :meth:`reached` returns."""
+        while (reached := self.reached(tasks())) is None:
+            await asyncio.sleep(LOOK_EVERY)
+        return reached
+
+
+UNLIMITED = Limits()

@@ -1,0 +1,175 @@
+"""Who pays for a task that crashes its process: `python -m tests.measurements.crashes URL ...`; `--help` has more.
+
+Makes its tables in databases that have none by their names, and drops them. Each line is one run of
+`sqlqueue work` with one process on a queue of innocent tasks and one poison task in their midst. To be held: no
+innocent dead letter, no innocent charged more than once, and the poison task out within three crashes and 30 seconds.
+
+The way `memory` needs cgroups of version 1 and their administrator: the kernel's OOM killer ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Engine, NullPool, create_engine, insert, make_url, select
+
+from tests.support.models import Base, Ledger, QueuePause, Task
+from tests.worker.crashing import CONCURRENCY_VARIABLE, PLACE_VARIABLE, POISON, stopped, supervised
+
+SCENES: Mapping[str, tuple[int, int]] = {
+    "8 x 3 s": (8, 3_000),
+    "300 x 200 ms": (300, 200),
+    "10,000 x 1 ms": (10_000, 1),
+}
+"""The number of innocent tasks, and the milliseconds that each takes."""
+WAYS = ("exit", "segv", "hang", "memory")
+GROUPS = Path("/sys/fs/cgroup/memory")
+LITTLE = 100_000_000
+"""Bytes of memory in the group of a process that is to be killed."""
+HANGS = 0.5
+"""Seconds for which a task may hang."""
+PATIENCE = 240.0
+
+
+class Figures(NamedTuple):
+    dead: int
+    """Innocent dead letters."""
+    charged: int
+    """The most crashes that an innocent was suspected of."""
+    attempts: int
+    """The most attempts that were counted of an innocent; its completion is one."""
+    undone: int
+    """Innocents that were not done exactly once."""
+    processes: int
+    """Worker processes that died."""
+    crashes: int
+    """What the poison task was charged."""
+    seconds: float
+    """From the start of the supervisor until the poison task was out."""
+    error: str
+
+    @property
+    def holds(self) -> bool:
+        return (self.dead, self.undone) == (0, 0) and self.charged <= 1 and self.crashes <= 3 and self.seconds <= 30
+
+
+@contextmanager
+def tables(engine: Engine) -> Iterator[None]:
+    made = [Base.metadata.tables[each.__tablename__] for each in (Task, Ledger, QueuePause)]
+    Base.metadata.create_all(engine, tables=made, checkfirst=False)
+    try:
+        yield
+    finally:
+        Base.metadata.drop_all(engine, tables=made)
+
+
+@contextmanager
+def place(way: str) -> Iterator[Path]:
+    """Where a task that hangs names its process, or a control group for one that takes too much memory."""
+    if way != "memory":
+        with tempfile.TemporaryDirectory() as directory:
+            yield Path(directory) / "process"
+        return
+    group = GROUPS / f"sqlqueue-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(LITTLE))
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+def kill(named: Path) -> None:
+    """Kill the process that hangs."""
+    with suppress(FileNotFoundError, ValueError, ProcessLookupError):
+        if time.time() - named.stat().st_mtime > HANGS:
+            pid = int(named.read_text())
+            named.unlink()
+            os.kill(pid, signal.SIGKILL)
+
+
+def fill(engine: Engine, way: str, count: int, milliseconds: int) -> None:
+    innocents = [{"name": "innocent", "number": milliseconds}] * (count // 2)
+    poison = {"name": f"{POISON}:{way}", "number": min(milliseconds, 500)}
+    with engine.begin() as connection:
+        connection.execute(insert(Task), [*innocents, poison, *innocents])
+
+
+def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) -> float:
+    """Wait until all tasks are final, killing what hangs.  Returns the seconds until the poison task was."""
+    begun, out = time.monotonic(), PATIENCE
+    with engine.connect() as connection:
+        while time.monotonic() - begun < PATIENCE and supervisor.poll() is None:
+            if named is not None:
+                kill(named)
+            left = connection.scalars(select(Task.name).where(Task.finished_at.is_(None))).all()
+            connection.rollback()
+            if not any(name.startswith(POISON) for name in left):
+                out = min(out, time.monotonic() - begun)
+            if not left:
+                break
+            time.sleep(0.1)
+    return out
+
+
+def judge(engine: Engine, log: str, seconds: float) -> Figures:
+    suspected = Counter(re.findall(r"(Task \S+) is suspected", log))
+    with engine.connect() as connection:
+        rows = list(connection.execute(select(Task.__table__)))
+        done = Counter(connection.scalars(select(Ledger.task_id)))
+    (poison,) = (row for row in rows if row.name.startswith(POISON))
+    innocents = [row for row in rows if row.id != poison.id]
+    charged = [n for name, n in suspected.items() if name.rstrip(":") != f"Task {poison.id}"]
+    return Figures(
+        dead=sum(row.status == "discarded" for row in innocents),
+        charged=max(charged, default=0),
+        attempts=max(3 - (row.max_attempts - row.attempt) for row in innocents),
+        undone=sum(done[row.id] != 1 for row in innocents),
+        processes=log.count("has died"),
+        crashes=poison.crashes,
+        seconds=seconds,
+        error=poison.error or "",
+    )
+
+
+def measured(url: str, way: str, scene: str) -> Figures:
+    engine = create_engine(url, poolclass=NullPool)
+    with tables(engine), place(way) as named:
+        fill(engine, way, *SCENES[scene])
+        os.environ |= {PLACE_VARIABLE: str(named), CONCURRENCY_VARIABLE: "10"}
+        with supervised(make_url(url), 1) as supervisor:
+            seconds = wait(engine, supervisor, named if way == "hang" else None)
+            log = stopped(supervisor)
+        return judge(engine, log, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("urls", nargs="+", metavar="URL")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
+    wanted = parser.parse_args()
+    columns = "engine", "scene", "way", *(name for name in Figures._fields), "holds"
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for url in wanted.urls:
+        for scene in wanted.scenes:
+            for way in wanted.ways:
+                found = measured(url, way, scene)
+                shown = found._replace(seconds=round(found.seconds, 1))
+                cells = make_url(url).get_backend_name(), scene, way, *shown, "yes" if found.holds else "NO"
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

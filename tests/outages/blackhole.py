@@ -1,0 +1,107 @@
+"""A TCP proxy before a server, whose connections can go silent in both directions without being closed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+from sqlalchemy import URL
+
+_AT_ONCE = 65_536
+
+
+class BlackHole:
+    """Accepts connections on a port of this machine, and passes on what either side sends."""
+
+    def __init__(self, url: URL) -> None:
+        self._server = url
+        self.is_greedy = False
+        """Whether new connections are silent, too."""
+        self._lock = threading.Lock()
+        self._alive: set[_Pair] = set()
+        self._silent: list[_Pair] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def count(self) -> int:
+        """How many connections are open and not silent."""
+        with self._lock:
+            return len(self._alive)
+
+    def swallow(self) -> int:
+        """From now on nothing comes through any present connection, and nothing tells either side; how many."""
+        with self._lock:
+            found = len(self._alive)
+            for pair in self._alive:
+                pair.is_silent.set()
+            self._silent += self._alive
+            self._alive.clear()
+            return found
+
+    def bury(self) -> None:
+        """Close the connections that have fallen silent on the server's side, as its keepalive would in time."""
+        with self._lock:
+            silent = tuple(self._silent)
+        for pair in silent:
+            with suppress(OSError):
+                pair.server.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._lock:
+            pairs = [*self._alive, *self._silent]
+        for pair in pairs:
+            pair.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                pair = _Pair(client, _connect(self._server))
+                with self._lock:
+                    self._silent.append(pair) if self.is_greedy else self._alive.add(pair)
+                if self.is_greedy:
+                    continue
+                for source, target in ((pair.client, pair.server), (pair.server, pair.client)):
+                    threading.Thread(target=self._pass_on, args=(pair, source, target), daemon=True).start()
+
+    def _pass_on(self, pair: _Pair, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(_AT_ONCE):
+                if pair.is_silent.is_set():
+                    return  # neither read nor closed from here on
+                target.sendall(data)
+        if pair.is_silent.is_set():
+            return
+        with self._lock:
+            self._alive.discard(pair)
+        pair.close()
+
+
+class _Pair:
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client, self.server = client, server
+        self.is_silent = threading.Event()
+
+    def close(self) -> None:
+        for each in (self.client, self.server):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+def through(hole: BlackHole, url: URL) -> URL:
+    """``url``, by way of ``hole``."""
+    return url.set(host="127.0.0.1", port=hole.port).difference_update_query(["host"])
+
+
+def _connect(url: URL) -> socket.socket:
+    named = url.query.get("host")  # a directory, in which PostgreSQL has a socket
+    if isinstance(named, str) and named.startswith("/"):
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{named}/.s.PGSQL.{url.port or 5432}")
+        return server
+    return socket.create_connection((str(url.host), int(url.port or 0)))

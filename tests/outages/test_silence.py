@@ -1,0 +1,243 @@
+"""Connections that fall silent without being closed, while new ones work, as behind a firewall that was restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, func, select, text, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession, Worker
+from sqlqueue._support.sockets import Wire, keep_alive
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.database import silence
+from sqlqueue.worker.database.lines import follow
+from tests.drivers.listeners import listener, stay_silent
+from tests.outages.blackhole import BlackHole, through
+from tests.suite.scenes import count, rows
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+from tests.worker.crew import Meeting, Running, all_are, eventually, nothing, statuses, with_session, without_session
+
+LEASE = timedelta(seconds=15)
+"""Deadlines are a third of it."""
+PATIENCE = 90.0
+"""Seconds; a handler that was interrupted by the silence is called again after its backoff."""
+
+
+@pytest.fixture
+def hole(db: Database) -> Iterator[BlackHole]:
+    made = BlackHole(db.url)
+    follow(db.engine, LEASE)  # as if another worker used it, whose idle connections have to stay open
+    yield made
+    made.close()
+
+
+@contextmanager
+def at_work(db: Database, hole: BlackHole, *handlers: Any, **options: Any) -> Iterator[Worker]:
+    """A worker that reaches its database through ``hole``.  Handlers are functions with their options."""
+    # a thread that waits for a connection that is never made keeps its place in the pool: more of them on slow machines
+    options |= {"engine": db.engine, "is_async": db.is_async, "pool_size": 20, "max_overflow": 200}
+    engine = Database(db.case, through(hole, db.url), db._loop, **options)
+    worker = Worker(engine.sessions(), poll=timedelta(seconds=0.5))
+    for name, function, how in handlers:
+        worker.handler(Task, Task.name == name, lease=LEASE, concurrency=2, **how)(function)
+    running = Running(worker)
+    try:
+        yield worker
+        assert not running.ended
+    finally:
+        running.stop(at_once=True)
+        hole.close()  # whoever the server still waits for holds locks
+        engine.dispose()
+
+
+def tasks(*names: str) -> list[dict[str, Any]]:
+    return [row for name in names for row in rows(1, name=name, max_attempts=9)]
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("pre_ping", [False, True])
+def test_idle_connections_are_replaced(db: Database, hole: BlackHole, pre_ping: bool) -> None:
+    with at_work(db, hole, ("any", with_session(db), {}), pool_pre_ping=pre_ping) as worker:
+        db.insert(Task, tasks("any"))
+        eventually(all_are(db, "completed"))
+        assert hole.swallow()
+        db.insert(Task, tasks("any", "any"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+        assert count(db, Ledger) == 3
+        eventually(lambda: well(worker))
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: BlackHole, mode: Any) -> None:
+    meeting, held = Meeting(), Meeting()
+    busy, waiting = in_the_middle(db, flush, meeting), without_session(db, held)
+    with at_work(db, hole, ("busy", busy, {"mode": mode}), ("held", waiting, {})) as worker:
+        db.insert(Task, tasks("busy", "held"))
+        meeting.wait_for()
+        held.wait_for()
+        assert hole.swallow()
+        before = lease_end(db)
+        meeting.let_go()
+        eventually(lambda: worker.reports.counts["snoozed" if mode == "lease" else "database_errors"], within=PATIENCE)
+        hole.bury()
+        eventually(lambda: "completed" in statuses(db).values(), within=PATIENCE)
+        assert count(db, Ledger) == 1
+        eventually(lambda: lease_end(db) > before + LEASE)
+        assert worker.reports.counts["lost"] == 0  # so a heartbeat that got no answer was repeated in time
+        held.let_go()
+        eventually(all_are(db, "completed"), within=PATIENCE)
+
+
+@pytest.mark.requires("container")
+def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Database, hole: BlackHole) -> None:
+    meeting = Meeting()
+    with at_work(db, hole, ("any", in_the_middle(db, ask, meeting, ask), {})) as worker:
+        db.insert(Task, tasks("any"))
+        meeting.wait_for()
+        assert hole.swallow()
+        meeting.let_go()
+        with db.engine.begin() as other:
+            other.execute(update(Task).values(status="cancelled"))
+        eventually(lambda: worker.reports.counts["lost"] == 1, within=PATIENCE)
+
+
+@pytest.mark.requires("container")
+def test_a_worker_is_not_ready_while_nothing_answers(db: Database, hole: BlackHole) -> None:
+    with at_work(db, hole, ("any", with_session(db), {})) as worker:
+        eventually(lambda: well(worker))
+        hole.is_greedy = True
+        hole.swallow()
+        eventually(lambda: not well(worker), within=PATIENCE)
+        assert worker.health().alive  # type: ignore[union-attr]  # a new process would get no answer either
+        hole.is_greedy = False
+        hole.swallow()
+        eventually(lambda: well(worker), within=PATIENCE)
+
+
+def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can end PyMySQL's wait for the greeting of a server."""
+    pytest.importorskip("pymysql")
+    for name in ("database.silence.SHORTEST", "process.run.RARELY"):
+        monkeypatch.setattr(f"sqlqueue.worker.{name}", timedelta(seconds=0.2))
+    monkeypatch.setattr(silence, "GRACE", 0.2)
+    with listener(stay_silent(PATIENCE)) as port:
+        engine = create_engine(f"mysql+pymysql://u:p@127.0.0.1:{port}/db", pool_size=50)
+        worker = Worker(sessionmaker(engine, class_=QueueSession))
+        worker.handler(Task, lease=timedelta(seconds=0.2))(lambda session, task: None)
+        running = Running(worker)
+        try:
+            eventually(lambda: (health := worker.health()) and not health.alive, within=PATIENCE)
+        finally:
+            running.stop(at_once=True)
+
+
+@pytest.mark.requires("container")
+def test_a_worker_starts_although_the_catalog_is_slow(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.worker.process.run.RARELY", timedelta(seconds=0.5))
+    engine = sync_db.variant(pool_size=20)
+    event.listen(engine.session_engine, "before_cursor_execute", lambda *_: time.sleep(0.2))
+    worker = Worker(engine.sessions(), notify=False)
+    worker.handler(Task)(without_session(sync_db))
+    sync_db.insert(Task, tasks("any"))
+    running = Running(worker)
+    try:
+        eventually(all_are(sync_db, "completed"), within=PATIENCE)
+    finally:
+        running.stop(at_once=True)
+
+
+@pytest.mark.requires("container")
+def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> None:
+    """Some drivers have no public name for it, and may come to call it otherwise."""
+    engine = Database(db.case, through(hole, db.url), db._loop, engine=db.engine, is_async=db.is_async)
+    with engine.session() as actor:
+        descriptor = actor.run(descriptor_of)
+        with socket.socket(fileno=socket.dup(descriptor)) as copy:
+            assert copy.getpeername()[1] == hole.port
+        Wire(descriptor).cut()
+        with pytest.raises(DBAPIError) as caught:
+            actor.execute(text("SELECT 1"))
+        assert adapter_for(engine.session_engine.dialect).errors.is_outage(caught.value)
+    engine.dispose()
+
+
+def test_a_socket_that_was_closed_is_not_cut() -> None:
+    """Its number may be another one's by now."""
+    one, other = socket.socketpair()
+    with other:
+        wire = Wire(descriptor := one.fileno())
+        one.close()
+        first, second = socket.socketpair()
+        with first, second:
+            assert descriptor in (first.fileno(), second.fileno())
+            assert not wire.cut()
+            first.sendall(b"x")
+            assert second.recv(1) == b"x"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such options")
+def test_the_kernel_is_told_how_long_to_wait() -> None:
+    def options() -> tuple[int, ...]:
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        return tuple(client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)  # shorter, which stays
+        keep_alive(client.fileno(), timedelta(seconds=18))
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert options() == (4, 3, 3, 18_000)
+
+
+def flush(session: Any, task: Any) -> None:
+    session.add(Ledger(task_id=task.id))
+    session.flush()
+
+
+def ask(session: Any, task: Any) -> None:
+    session.scalar(select(func.count()).select_from(Ledger))
+
+
+def in_the_middle(db: Database, before: Any, meeting: Meeting, after: Any = nothing) -> Any:
+    """A handler who waits between two parts of its transaction."""
+
+    def function(session: Any, task: Any) -> None:
+        before(session, task)
+        meeting(task)
+        after(session, task)
+
+    async def coroutine(session: Any, task: Any) -> None:
+        await session.run_sync(before, task)
+        await asyncio.get_running_loop().run_in_executor(None, copy_context().run, meeting, task)
+        await session.run_sync(after, task)
+
+    return coroutine if db.is_async else function
+
+
+def well(worker: Worker) -> bool:
+    health = worker.health()
+    return health is not None and health.ready
+
+
+def lease_end(db: Database) -> datetime:
+    with db.engine.connect() as connection:
+        return connection.execute(select(func.max(Task.available_at)).where(Task.name == "held")).scalar_one()
+
+
+def descriptor_of(session: Any) -> int:
+    connection = session.connection()
+    driver = connection.connection.driver_connection
+    found = adapter_for(connection.dialect).network.descriptor(driver)
+    assert found is not None
+    return found

@@ -1,0 +1,122 @@
+"""The connections of a worker, as the server counts them: they do not grow with the number of its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, func, select
+from sqlalchemy.orm import Session
+
+from sqlqueue.worker.database import database_of
+from sqlqueue.worker.database.base import AT_ONCE
+from sqlqueue.worker.database.turns import Turns
+from sqlqueue.worker.reporting.health import Pulse
+from tests.support.harness import Database
+from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
+from tests.worker.crew import LEASE, PATIENCE, Meeting, Workers, eventually, without_session
+
+QUEUES: Sequence[Any] = (Task, Document, Mail, Notice, Order, Parcel, Spool)
+POOLED, OWN = 2, 2
+"""The most connections in the pool, and apart from it: one that extends leases, and one that listens."""
+
+
+@pytest.fixture
+def connections(db: Database) -> Iterator[Any]:
+    """Returns how many there are at present; a connection of its own is not counted."""
+    assert db.case.connections_sql is not None
+    engine = create_engine(db.url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield lambda: len(connection.exec_driver_sql(db.case.connections_sql).all())
+    engine.dispose()
+
+
+def is_extended(db: Database, queue: Any) -> bool:
+    """Whether a heartbeat has extended the lease of the queue's task, which all end later than any claim's."""
+    with db.engine.connect() as connection:
+        claimed, ends = connection.execute(select(queue.claimed_at, queue.available_at)).one()
+    return bool(ends - claimed > LEASE + timedelta(seconds=0.5))
+
+
+@pytest.mark.requires("connections_sql")
+@pytest.mark.parametrize("count", [1, len(QUEUES)])
+def test_they_do_not_grow_with_the_queues(
+    db: Database, workers: Workers, meeting: Meeting, connections: Any, count: int
+) -> None:
+    with db.begin() as session:
+        session.add_all([Document(id="1") if queue is Document else queue() for queue in QUEUES])
+    db.engine.dispose()
+    before = eventually(lambda: connections() + 1) - 1
+    worker = workers.make(notify=True, engine=db.variant(pool_size=POOLED, max_overflow=0))
+    for queue in QUEUES[:count]:
+        worker.handler(queue, concurrency=1, lease=LEASE)(without_session(db, meeting))
+    workers.start(worker)
+    meeting.wait_for(count)
+    most = 0
+
+    def all_extended() -> bool:
+        nonlocal most
+        most = max(most, connections() - before)
+        return all(is_extended(db, queue) for queue in QUEUES[:count])
+
+    eventually(all_extended)
+    assert most <= POOLED + OWN + 1  # the test's own
+
+
+def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
+    variant = db.variant(pool_size=2)
+    turns = Turns(database_of(variant.sessions(), Pulse()).own, 2)
+    begun, over = Event(), Event()
+    waited: list[bool] = []
+
+    def hold(session: Session) -> None:
+        begun.set()
+        waited.append(over.wait(PATIENCE))
+
+    def use(work: Any) -> None:
+        turns.run(variant.session_engine, work, timedelta(seconds=PATIENCE))
+        turns.close()
+
+    holding = Thread(target=use, args=(hold,))
+    holding.start()
+    assert begun.wait(PATIENCE)
+    use(lambda session: session.scalar(select(func.count()).select_from(Task)))
+    over.set()
+    holding.join()
+    assert waited == [True]
+
+
+def test_a_worker_has_few_transactions_at_a_time(db: Database) -> None:
+    variant = db.variant(pool_size=2 * AT_ONCE)
+    database = database_of(variant.sessions(), Pulse())
+    most = running = 0
+
+    def work(session: Session) -> None:
+        nonlocal most, running
+        session.scalar(select(func.count()).select_from(Task))
+        running += 1
+        most = max(most, running)
+        _sleep(0.2, is_async=db.is_async)
+        running -= 1
+
+    async def ask() -> None:
+        await asyncio.gather(*(database.run(work, timedelta(seconds=60)) for _ in range(2 * AT_ONCE)))
+        await database.end(5)
+        await database.dispose({variant.session_engine})
+
+    asyncio.run(ask())
+    assert most == AT_ONCE
+
+
+def _sleep(seconds: float, *, is_async: bool) -> None:
+    if is_async:
+        from sqlalchemy.util import await_only
+
+        await_only(asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)

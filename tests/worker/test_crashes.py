@@ -1,0 +1,76 @@
+"""Tasks that crash their process, under a supervisor: they are charged for it, and no other task is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+from tests.worker.crashing import ALONE, APART, POISON, stopped, supervised
+from tests.worker.crew import eventually
+
+PATIENCE = 150
+
+
+def found(db: Database) -> list[Any]:
+    with db.engine.connect() as connection:
+        return list(connection.execute(select(Task.__table__).order_by(Task.id)))
+
+
+def all_final(db: Database) -> bool:
+    return all(row.status in ("completed", "discarded") for row in found(db))
+
+
+def insert(db: Database, how: str, *, beside: int, milliseconds: int) -> None:
+    """A poison task, in the midst of innocents."""
+    innocents = [{"name": "innocent", "number": milliseconds}] * (beside // 2)
+    db.insert(Task, [*innocents, {"name": f"{POISON}:{how}", "number": milliseconds // 2}, *innocents])
+
+
+def judge(db: Database, said: str) -> None:
+    """The poison task alone is a dead letter, and no attempt of another was counted."""
+    (poison,) = (row for row in found(db) if row.name.startswith(POISON))
+    assert (poison.status, poison.crashes) == ("discarded", 3)
+    assert poison.error.startswith("crashed 3 processes: its process ")
+    assert said in poison.error
+    for row in found(db):
+        if row is not poison and row.id != poison.id:
+            assert row.status == "completed", row
+            assert row.crashes == 0, row
+            assert row.max_attempts - row.attempt == 2, row  # of three, the one that completed it counts
+    with db.engine.connect() as connection:
+        done = connection.scalars(select(Ledger.task_id)).all()
+    assert sorted(done) == [row.id for row in found(db) if row.id != poison.id]
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "program", "processes"),
+    [
+        ("exit", "exited with status 7", APART, 2),
+        ("segv", "was killed by SIGSEGV", APART, 1),
+        ("leave", "exited with status 0", APART, 1),
+        ("kill", "was killed by SIGKILL, possibly for lack of memory", ALONE, 1),
+    ],
+)
+def test_the_poison_task_alone_is_discarded(
+    sync_db: Database, how: str, said: str, program: str, processes: int
+) -> None:
+    insert(sync_db, how, beside=8, milliseconds=300)
+    with supervised(sync_db.url, processes, program=program) as supervisor:
+        eventually(lambda: all_final(sync_db), PATIENCE)
+        log = stopped(supervisor)
+    judge(sync_db, said)
+    assert log.count("given up") == 1
+    assert log.count("has died") == (3 if program == ALONE else 1)  # the rest in child processes
+    assert "is suspected: its process " in log
+
+
+def test_in_lock_mode_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
+    insert(sync_db, "kill", beside=6, milliseconds=100)
+    with supervised(sync_db.url, mode="lock") as supervisor:
+        eventually(lambda: all_final(sync_db), PATIENCE)
+        stopped(supervisor)
+    judge(sync_db, "was killed by SIGKILL")

@@ -1,0 +1,170 @@
+"""Handlers in child processes, which are killed and replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue import ArgumentError, Worker
+from tests.suite.scenes import count
+from tests.support.harness import Database
+from tests.support.models import Document, Film, Ledger, Task
+from tests.worker import isolated
+from tests.worker.children import lives
+from tests.worker.crew import Running, Workers, all_are, eventually, statuses
+
+pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+LONG = 120.0
+"""Seconds: children import the whole suite's models."""
+
+
+class Stage:
+    """Starts workers of `isolated` on the test's database."""
+
+    def __init__(self, db: Database, workers: Workers, directory: Path) -> None:
+        self._db = db
+        self._workers = workers
+        self.scene = isolated.Scene(
+            db.session_engine.url.render_as_string(hide_password=False), db.is_async, str(directory)
+        )
+
+    def start(self, name: str) -> Running:
+        maker = isolated.async_sessions if self._db.is_async else isolated.sessions
+        engine = self._db.variant(pool_size=20)
+        maker.configure(bind=engine.bind)
+        worker: Worker = getattr(isolated, f"{name}_async" if self._db.is_async else name)
+        return self._workers.start(worker, engine=engine)
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, workers: Workers, tmp_path: Path) -> Iterator[Stage]:
+    db: Database = request.getfixturevalue("db" if "db" in request.fixturenames else "sync_db")
+    made = Stage(db, workers, tmp_path)
+    file = made.scene.write()
+    yield made
+    made.scene.let_go()
+    workers.end_test()
+    file.unlink()
+
+
+def errors(db: Database, model: Any = Task) -> dict[Any, str | None]:
+    with db.engine.connect() as connection:
+        return {row.id: row.error for row in connection.execute(select(model.id, model.error))}
+
+
+def attempts(db: Database) -> dict[Any, int]:
+    with db.engine.connect() as connection:
+        return {row.id: row.attempt for row in connection.execute(select(Task.id, Task.attempt))}
+
+
+def workers_of(db: Database) -> list[int]:
+    """The processes that have written to the ledger, in this order."""
+    with db.engine.connect() as connection:
+        return [int(each) for each in connection.scalars(select(Ledger.worker).order_by(Ledger.id))]
+
+
+def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, stage: Stage) -> None:
+    db.insert(Task, [{"id": 1, "name": "write"}, {"id": 2, "name": "even"}])
+    stage.start("calm")
+    eventually(lambda: statuses(db) == {1: "completed", 2: "retryable"}, LONG)
+    assert count(db, Ledger) == 1
+    assert os.getpid() not in workers_of(db)
+    assert errors(db)[2] == "Even: and good"
+
+
+def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, stage: Stage) -> None:
+    db.insert(Film, [{"id": 1, "stage": "print"}])
+    db.insert(Document, [{"id": "a"}])
+    stage.start("plain")
+    eventually(all_are(db, "completed", Film), LONG)
+    with db.engine.connect() as connection:
+        result = connection.scalar(select(Film.result))
+    assert result["stage"] == "print"
+    assert result["pid"] != os.getpid()
+    eventually(all_are(db, "retryable", Document), LONG)
+    assert errors(db, Document) == {"a": "ValueError: a"}
+
+
+def test_one_that_hangs_is_killed_at_the_timeout_and_replaced(db: Database, stage: Stage) -> None:
+    db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
+    stage.start("hasty")
+    eventually(lambda: statuses(db) == {1: "retryable", 2: "retryable"}, LONG)
+    assert set(errors(db).values()) == {"TimeoutError: its handler ran for longer than 0:00:03"}
+    assert count(db, Ledger) == 0
+    db.insert(Task, [{"id": 3, "name": "write"}])
+    eventually(lambda: statuses(db)[3] == "completed", LONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly for lack of memory")],
+)
+def test_one_that_dies_is_charged_to_its_own_task_alone(sync_db: Database, stage: Stage, name: str, said: str) -> None:
+    sync_db.insert(Task, [{"id": 1, "name": "wait"}])
+    stage.start("calm")
+    eventually(stage.scene.arrived, LONG)
+    sync_db.insert(Task, [{"id": 2, "name": name}])
+    eventually(lambda: statuses(sync_db)[2] == "discarded", LONG)
+    assert errors(sync_db)[2] == f"crashed 3 processes: its process {said}"
+    stage.scene.let_go()
+    eventually(lambda: statuses(sync_db)[1] == "completed", LONG)
+    assert attempts(sync_db) == {1: 1, 2: 3}
+
+
+def test_signals_and_exceptions_come_through(sync_db: Database, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["retry", "snooze", "discard", "cancel", "odd", "sys.exit"]
+    sync_db.insert(Task, [{"id": number, "name": name} for number, name in enumerate(names, 1)])
+    stage.start("calm")
+    expected = dict(enumerate(["retryable", "scheduled", "discarded", "cancelled", "retryable", "retryable"], 1))
+    eventually(lambda: statuses(sync_db) == expected, LONG)
+    assert list(dict(sorted(errors(sync_db).items())).values()) == [
+        "not yet",
+        None,
+        "never",
+        None,
+        "Odd: 1 and 2",
+        "SystemExit: 3",
+    ]
+    assert "in fail\n    raise error" in caplog.text
+
+
+def test_a_lost_task_ends_its_child(db: Database, stage: Stage) -> None:
+    db.insert(Task, [{"id": 1, "name": "wait"}])
+    running = stage.start("calm")
+    (pid,) = eventually(stage.scene.arrived, LONG)
+    with db.begin() as session:
+        session.cancel(Task)
+    running.worker.stop()
+    eventually(lambda: not lives(pid), LONG)
+    assert count(db, Ledger) == 0
+    assert statuses(db) == {1: "cancelled"}
+
+
+@pytest.mark.usefixtures("stage")
+def test_a_worker_that_cannot_be_imported_is_refused_at_its_start(sync_db: Database) -> None:
+    worker = Worker(sync_db.sessions())
+    worker.handler(Task, isolation="process")(isolated.handle)
+    with pytest.raises(ArgumentError, match="global variable of a module"):
+        worker.run()
+    worker.origin = "tests.worker.isolated:nothing"
+    with pytest.raises(ArgumentError, match=r"cannot load .*:nothing: .*no attribute"):
+        worker.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"isolation": "thread"}, "'process' or None"),
+        ({"isolation": "process", "mode": "lock"}, "one transaction of the worker"),
+        ({"max_tasks": 3}, "isolation='process'"),
+        ({"isolation": "process", "max_memory": 0}, "max_memory=0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        isolated.Worker(isolated.sessions).handler(Task, **options)(isolated.handle)

@@ -1,0 +1,65 @@
+"""Handlers that wait for a lock for too long: a task is not to blame for it, within a bound."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from sqlqueue.worker.running.executor import RETURNS, TRIES
+from tests.suite.scenes import PAST
+from tests.support.harness import Database
+from tests.support.models import Account, Task
+from tests.worker.crew import Running, Workers, eventually, statuses, with_session
+
+pytestmark = pytest.mark.requires("impatient_sql")
+LONG = 90.0
+MOST = 3
+"""The attempts of a Task."""
+
+
+def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running, int]:
+    """Until the worker has given the only task this outcome; returns the number of calls."""
+    db.insert(Account, [{"id": 1, "name": ""}])
+    arrived, locked = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def during(task: Any) -> None:
+        calls.append(task.id)
+        arrived.set()
+        locked.wait(LONG)
+
+    def write(session: Any, _: Any) -> None:
+        session.execute(update(Account).where(Account.id == 1).values(name="handler"))
+
+    engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
+    worker = workers.make(engine=engine)
+    worker.handler(Task, concurrency=1)(with_session(db, write, during=during))
+    running = workers.start(worker)
+    assert arrived.wait(LONG)
+    with db.engine.begin() as other:
+        other.execute(update(Account).where(Account.id == 1).values(name="other"))
+        locked.set()
+        eventually(lambda: worker.reports.counts[outcome], LONG)
+    return running, len(calls)
+
+
+def test_the_attempt_does_not_count(db: Database, workers: Workers) -> None:
+    db.insert(Task, [{"id": 1, "max_attempts": MOST}])
+    running, calls = kept_waiting(db, workers, "snoozed")
+    eventually(lambda: statuses(db) == {1: "scheduled"})
+    assert calls == TRIES
+    with db.engine.connect() as connection:
+        assert connection.execute(select(Task.attempt, Task.max_attempts, Task.error)).one() == (1, MOST + 1, None)
+    with db.engine.begin() as connection:
+        connection.execute(update(Task).values(available_at=PAST))
+    eventually(lambda: statuses(db) == {1: "completed"})
+    assert running.worker.reports.counts["failed"] == 0
+
+
+def test_it_counts_once_the_task_was_handed_back_too_often(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{"id": 1, "max_attempts": MOST + RETURNS}])
+    kept_waiting(sync_db, workers, "failed")
+    eventually(lambda: statuses(sync_db) == {1: "retryable"})

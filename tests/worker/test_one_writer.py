@@ -1,0 +1,88 @@
+"""An engine with one writer at a time, and others that write without end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
+
+from sqlqueue.worker.process import run
+from tests.support.harness import Database
+from tests.support.models import Account, Task
+from tests.worker.crew import LEASE, Meeting, Workers, eventually, without_session
+
+pytestmark = pytest.mark.requires("one_writer")
+WRITERS = 40
+
+
+@contextmanager
+def writers(db: Database) -> Iterator[list[int]]:
+    """Yields the list to which every commit of theirs is added."""
+    db.insert(Account, [{"id": 1, "name": ""}])
+    stop, commits = threading.Event(), list[int]()
+
+    def write() -> None:
+        while not stop.is_set():
+            try:
+                with db.engine.begin() as connection:
+                    connection.execute(update(Account).values(name="x"))
+            except OperationalError:
+                continue
+            commits.append(1)
+
+    threads = [threading.Thread(target=write) for _ in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield commits
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def attempts(db: Database) -> list[tuple[Any, ...]]:
+    with db.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(select(Task.status, Task.attempt - Task.max_attempts))]
+
+
+def test_a_worker_keeps_its_leases_and_stops_at_no_cost(db: Database, workers: Workers, meeting: Meeting) -> None:
+    db.insert(Task, [{"max_attempts": 3} for _ in range(6)])
+    worker = workers.make(grace=timedelta(0))
+    worker.handler(Task, concurrency=6, lease=LEASE)(without_session(db, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for(6)
+    with writers(db) as commits:
+        eventually(lambda: len(commits) > 100, 120)
+        threading.Event().wait(2 * LEASE.total_seconds())
+        assert not meeting.lost
+        worker.stop()
+        eventually(lambda: running.ended, 120)
+    assert attempts(db) == [("available", 1 - 4)] * 6
+
+
+def test_it_waits_for_another_writer_to_release_its_lock(
+    db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "LAST_WORDS", 0.5)
+    db.insert(Account, [{"id": 1, "name": ""}])
+    db.insert(Task, [{"max_attempts": 3}])
+    engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
+    worker = workers.make(engine=engine, grace=timedelta(seconds=30))
+    worker.handler(Task, concurrency=1)(without_session(db, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for(1)
+    with db.engine.begin() as other:
+        other.execute(update(Account).values(name="x"))
+        worker.stop()
+        meeting.let_go()
+        threading.Event().wait(3)
+        assert not running.ended
+    eventually(lambda: running.ended)
+    assert attempts(db) == [("completed", 1 - 3)]

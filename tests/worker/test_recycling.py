@@ -1,0 +1,61 @@
+"""Worker processes that have run many tasks, or have grown, are replaced, at no cost for the tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from sqlqueue._support.processes import MIB
+from tests.support.harness import Database
+from tests.support.models import Ledger, Task
+from tests.worker.crashing import GROWING, stopped, supervised
+from tests.worker.crew import all_are, eventually
+
+PATIENCE = 120
+STARTING = """
+import time
+print("starting", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "said"),
+    [
+        (("--max-tasks", "5"), "innocent", " has run "),
+        (("--max-memory", "400"), f"{GROWING}:{100 * MIB}", " occupies "),
+    ],
+)
+def test_a_process_at_its_limit_is_replaced(
+    sync_db: Database, arguments: tuple[str, ...], name: str, said: str
+) -> None:
+    sync_db.insert(Task, [{"name": name, "number": 100}, *[{"name": "innocent", "number": 100}] * 9] * 5)
+    with supervised(sync_db.url, 1, *arguments) as supervisor:
+        eventually(all_are(sync_db, "completed"), PATIENCE)
+        log = stopped(supervisor)
+    assert supervisor.returncode == 0
+    assert log.count(said) >= 1, log
+    assert "has died" not in log
+    with sync_db.engine.connect() as connection:
+        done = list(connection.execute(select(Ledger.task_id, Ledger.worker)))
+        rows = list(connection.execute(select(Task.__table__).order_by(Task.id)))
+    assert sorted(key for key, _ in done) == [row.id for row in rows]
+    assert len({worker for _, worker in done}) >= 2
+    assert {(row.max_attempts - row.attempt, row.crashes, row.error) for row in rows} == {(2, 0, None)}
+
+
+def test_sigterm_ends_a_command_that_is_still_starting(tmp_path: Path) -> None:
+    (tmp_path / "slow_jobs.py").write_text(STARTING)
+    command = [sys.executable, "-c", "from sqlqueue.cli import main; main()", "work", "slow_jobs:worker"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as starting:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == "starting\n"
+        starting.send_signal(signal.SIGTERM)
+        assert starting.wait(60) == 0
