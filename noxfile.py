@@ -59,7 +59,7 @@ def typing(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation as a site; a broken link, or a public name without a docstring, is an error."""
-    session.install("-e", ".[alembic,asyncio,cli,cron]", *group("docs"))
+    session.install("-e", ".[alembic,asyncio,cli,cron,dashboard]", *group("docs"))
     site = Path(session.create_tmp()).resolve() / "site"
     session.run("sphinx-build", "-W", "--keep-going", "-n", "-E", "-q", "docs", str(site), *session.posargs)
     session.log(f"{site}/index.html")
@@ -90,14 +90,16 @@ def run_tests(session: nox.Session, *versions: str) -> None:
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
-    # without parsers, of which the session `grammar` has its own, nothing can be told of statements
-    command = ("pytest", "-o", f"cache_dir={cache}", "--ignore=tests/grammar", *session.posargs)
+    # these have sessions of their own, with parsers and with nodes
+    apart = [f"--ignore=tests/{folder}" for folder in ("grammar", "clusters")]
+    command = ("pytest", "-o", f"cache_dir={cache}", *apart)
     try:
-        session.run(*command, *SIDE_BY_SIDE, "--cache-clear", env=COMPILING)
+        session.run(*command, *SIDE_BY_SIDE, "--cache-clear", *session.posargs, env=COMPILING)
     except CommandFailed:
         failed = json.loads(failures.read_text()) if failures.exists() else session.error("pytest did not run")
         session.warn("Failed tests run once more, one after another.")
-        session.run(*command, "--last-failed", "--last-failed-no-failures=none", env=COMPILING)
+        again = ("--last-failed", "--last-failed-no-failures=none", "-n", "0")
+        session.run(*command, *session.posargs, *again, env=COMPILING)
         session.warn("\n".join(["Flaky: failed at first, and passed alone.", *failed]))
 
 
@@ -135,6 +137,13 @@ def babelfish(session: nox.Session) -> None:
     options = [given for given in session.posargs if "://" not in given]
     folders = [f"tests/{folder}" for folder in ("suite", "worker", "outbox", "migrations")]
     session.run("pytest", *folders, "-rs", *options, env={**COMPILING, **chosen})
+
+
+@nox.session
+def clusters(session: nox.Session) -> None:
+    """A Galera cluster of three nodes, and PostgreSQL with a standby, in containers: what holds when nodes die."""
+    session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
+    session.run("pytest", "tests/clusters", *session.posargs, env={**COMPILING, "SQLQUEUE_REQUIRE_CLUSTERS": "1"})
 
 
 @nox.session

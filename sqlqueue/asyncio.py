@@ -85,6 +85,7 @@ class AsyncQueueSession(AsyncSession):
     unschedule = _awaited(operations.unschedule)
 
     retry = _awaited(operations.retry)
+    run_now = _awaited(operations.run_now)
     rescue = _awaited(operations.rescue)
     prune = _awaited(operations.prune)
     set_limit = _awaited(operations.set_limit)
@@ -92,6 +93,11 @@ class AsyncQueueSession(AsyncSession):
     pause = _awaited(operations.pause)
     resume = _awaited(operations.resume)
     paused = _awaited(operations.paused)
+    workers = _awaited(operations.workers)
+    unserved = _awaited(operations.unserved)
+    drain_workers = _awaited(operations.drain_workers)
+    stop_workers = _awaited(operations.stop_workers)
+    set_concurrency = _awaited(operations.set_concurrency)
 
     find = _awaited(operations.find)
     stats = _awaited(operations.stats)
@@ -99,6 +105,9 @@ class AsyncQueueSession(AsyncSession):
     overview = _awaited(operations.overview)
     timeline = _awaited(operations.timeline)
     errors = _awaited(operations.errors)
+    why = _awaited(operations.why)
+    history = _awaited(operations.history)
+    prune_history = _awaited(operations.prune_history)
 
     # a ParamSpec takes one signature, and these have two
 

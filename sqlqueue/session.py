@@ -34,6 +34,7 @@ class QueueSession(Session):
     unschedule = operations.unschedule
 
     retry = operations.retry
+    run_now = operations.run_now
     rescue = operations.rescue
     prune = operations.prune
     set_limit = operations.set_limit
@@ -41,6 +42,11 @@ class QueueSession(Session):
     pause = operations.pause
     resume = operations.resume
     paused = operations.paused
+    workers = operations.workers
+    unserved = operations.unserved
+    drain_workers = operations.drain_workers
+    stop_workers = operations.stop_workers
+    set_concurrency = operations.set_concurrency
 
     find = operations.find
     stats = operations.stats
@@ -48,3 +54,6 @@ class QueueSession(Session):
     overview = operations.overview
     timeline = operations.timeline
     errors = operations.errors
+    why = operations.why
+    history = operations.history
+    prune_history = operations.prune_history

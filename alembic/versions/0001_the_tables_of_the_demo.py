@@ -60,6 +60,7 @@ def upgrade() -> None:
             nullable=True,
         ),
         sa.Column("claim_token", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
+        sa.Column("crashes", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column(
             "finished_at",
             sa.DateTime(timezone=True)

@@ -15,6 +15,7 @@ from sphinx.util import logging
 MODULES = (
     "sqlqueue",
     "sqlqueue.alembic",
+    "sqlqueue.dashboard",
     "sqlqueue.functions",
     "sqlqueue.outbox",
     "sqlqueue.sqltasks",

@@ -1,15 +1,15 @@
-"""The plugin for Alembic 1.18 and newer, by which autogenerate knows queues.  Alembic loads it by itself.
+"""The plugin for Alembic 1.18 and newer that teaches autogenerate about queues.  Alembic loads it by itself.
 
-Without it, migrations of new queues are right as well, on the engine that they were generated on.  With it, a revision
+Without it, migrations of new queues are correct too, on the engine that they were generated on.  With it, a revision
 also
 
-- says what the rows of a table become that is turned into a queue: completed, unless told otherwise, and never pruned;
-- mends an index of a queue that is there but is not the one that claims need, which Alembic does not see;
+- sets the status of the existing rows of a table that becomes a queue: completed by default, and never pruned;
+- replaces an index of a queue that differs from the one that claims need, which Alembic does not notice;
 - adds and drops the columns of a queue so that it runs on every engine, whichever it was generated on;
-- gives moments the default that each engine has for the clock in UTC, also where a table has another.
+- gives time columns each engine's expression for the current time in UTC as their default, and corrects other defaults.
 
-What it writes are standard operations: a migration never needs this package.  Other tables are left alone.  To leave
-it out, ``context.configure(autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.sqlqueue"])``.
+Revisions contain standard operations only: a migration never imports this package.  Other tables are left alone.  To
+disable it: ``context.configure(autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.sqlqueue"])``.
 """
 
 from importlib.metadata import entry_points
@@ -20,10 +20,10 @@ from .verification import verify
 
 __all__ = ["PLUGIN", "MigrationOptions", "verify"]
 
-if not entry_points(group="alembic.plugins", name=PLUGIN):  # run from its source, without being installed
+if not entry_points(group="alembic.plugins", name=PLUGIN):  # run from its source, not installed
     from contextlib import suppress
 
     from alembic.runtime.plugins import Plugin
 
-    with suppress(ValueError):  # reloaded, it is registered already
+    with suppress(ValueError):  # already registered when the module is reloaded
         Plugin.setup_plugin_from_module(plugin, PLUGIN)

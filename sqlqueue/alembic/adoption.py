@@ -1,8 +1,8 @@
-"""What the rows of a table become when it is made a queue: the values that its new columns have in them.
+"""Adoption of existing rows when a table becomes a queue: the values of the new columns in these rows.
 
-A column is added with a constant default, which is what existing rows have from then on, and gets the default of the
-model in a second step.  Both change the catalog alone on PostgreSQL, MySQL and MariaDB: no row is written, and no lock
-lasts.  (A default that is an expression would have MySQL copy the table.)
+A column is added with a constant default, whose value existing rows keep, and gets the model's default in a second
+step.  On PostgreSQL, MySQL and MariaDB both steps change only the catalog: they write no rows and hold locks only
+briefly.  (If the default were an expression, MySQL would copy the table.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..queue.status import FINAL, Status
 from ..sql.clock import NEVER
 
 _PLACEHOLDER = "-"
-"""In texts that have no default and take no NULL.  Not empty: to Oracle that is NULL."""
+"""The value of text columns that have no default and are not nullable.  Not empty: Oracle treats that as NULL."""
 
 
 class MomentDefault(DefaultClause):
-    """A default that a revision says in Python: SQLAlchemy spells it as each engine needs it."""
+    """A default written into a revision as a Python expression, so that SQLAlchemy renders it for each engine."""
 
     def __init__(self, python: str) -> None:
         super().__init__(python)
@@ -36,16 +36,17 @@ _NOW = "datetime.datetime.now(datetime.timezone.utc)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """A table becomes a queue, or a queue ceases to be one."""
+    """The conversion of a table's existing rows to tasks."""
 
     status: str
-    """The name of the column."""
+    """The name of the status column."""
     available_at: str
-    """The name of the column."""
+    """The name of the ``available_at`` column."""
     becomes: Status
+    """The status of the existing rows."""
 
     def default(self, column: Column[Any]) -> Any:
-        """What ``column`` has in rows that are there already."""
+        """Return the value of ``column`` in existing rows."""
         if column.name == self.status:
             return self.becomes.value
         if column.name == self.available_at and self.becomes in FINAL:
@@ -56,23 +57,23 @@ class Adoption:
 
 
 def initial_default(column: Column[Any]) -> Any:
-    """What ``column`` has in rows that are there already, in a table that has been a queue before."""
+    """Return the value of ``column`` in existing rows of a table that is a queue already."""
     is_open = column.server_default is None and not column.nullable
     return _PLACEHOLDER if is_open and column.type.python_type is str else column.server_default
 
 
 def added(columns: Sequence[Column[Any]], adoption: Adoption | None) -> list[Column[Any]]:
-    """The ``columns`` as they are added."""
+    """Return copies of ``columns`` with the defaults for existing rows."""
     default = initial_default if adoption is None else adoption.default
     return [Column(each.name, each.type, server_default=default(each), nullable=each.nullable) for each in columns]
 
 
 def render_default(context: AutogenContext, default: Any) -> str:
-    """The Python of a default that is a constant: a text, SQL, or a moment."""
+    """Return the Python source of a constant default: a text, SQL, or a time."""
     prefix = context.opts["sqlalchemy_module_prefix"] or ""
     if isinstance(default, MomentDefault):
         context.imports.add("import datetime")
-        # a column that keeps the zone would take a moment without one for the session's
+        # a column with a time zone would read a naive time as local to the session
         zoneless = tuple(sorted(name for name, adapter in adapters().items() if adapter.types.timestamp is not None))
         here = f"{context.opts['alembic_module_prefix'] or ''}get_context().dialect.name"
         zone = f"None if {here} in {zoneless!r} else datetime.timezone.utc"
@@ -82,7 +83,7 @@ def render_default(context: AutogenContext, default: Any) -> str:
 
 
 def render_item(context: AutogenContext) -> Any:
-    """The project's own ``render_item``, and before it one that knows of :class:`MomentDefault`."""
+    """Return a ``render_item`` that renders :class:`MomentDefault` and leaves the rest to the project's own."""
     given = context.opts.get("render_item")
 
     def render(kind: str, item: Any, context: AutogenContext) -> Any:

@@ -1,4 +1,4 @@
-"""What the plugin adds to what Alembic's own comparison has found."""
+"""Additions to the operations that Alembic's own comparison has found."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from ..dialects.parts.schema import LiveIndex
 from ..model.mixins import queues
 from ..queue.spec import QueueSpec
 from .defaults import render_defaults
-from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, setting_default
+from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, alter_default
 from .options import options_in
 from .renaming import renamed
 from .tables import of_former_queue, of_queue, was_queue, with_new_names
 from .verification import listed, verify
 
 Key: TypeAlias = tuple[str | None, str]
-"""Of a table: its schema, unless that is the default one, and its name."""
+"""The key of a table: its schema (``None`` for the default schema) and its name."""
 
 
 def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    """Raise :class:`.UnsupportedDialectError` before the comparison if the server does not support queues."""
     if context.connection is not None:
         verify(context.connection, context.metadata or ())
     return PriorityDispatchResult.CONTINUE
 
 
 def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    """Add what queues need to the operations that Alembic has found."""
     render_defaults(context)
     if context.connection is not None:
         Revision(context, context.connection, upgrade_ops.ops).complete()
@@ -50,7 +52,7 @@ def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispat
 
 
 class Revision:
-    """The operations of a revision in the making, and the queues that it is about."""
+    """The operations of a revision that is being generated, and the project's queues."""
 
     def __init__(self, context: AutogenContext, connection: Connection, operations: list[MigrateOperation]) -> None:
         self.context = context
@@ -62,7 +64,7 @@ class Revision:
         self.created = {self._key(op.schema, op.table_name) for op in operations if isinstance(op, CreateTableOp)}
 
     def complete(self) -> None:
-        """Change the list of operations in place."""
+        """Complete the list of operations in place."""
         for mending in list(self._mending()):
             self._add(mending)
         self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
@@ -70,7 +72,7 @@ class Revision:
             self.operations += self._storage()
 
     def _add(self, mending: ModifyTableOps) -> None:
-        """To what is done to that table already, if anything is: indexes go before columns, and come after them."""
+        """Append to the table's existing operations, if any: indexes are dropped before columns, created after."""
         key = self._key(mending.schema, mending.table_name)
         for op in self.operations:
             if not isinstance(op, ModifyTableOps) or isinstance(mending, SetDefaultsOp):
@@ -81,7 +83,7 @@ class Revision:
         self.operations.append(mending)
 
     def _visible_queues(self) -> Iterator[QueueSpec]:
-        """Those that the project's filters let through; of several that share a table, the first."""
+        """Yield the queues that pass the project's filters; of several queues on one table, the first."""
         tables = {spec.table: spec for metadata in listed(self.context.metadata) for spec in reversed(queues(metadata))}
         for table, spec in tables.items():
             if self.context.run_object_filters(table, table.name, "table", False, None):
@@ -91,13 +93,13 @@ class Revision:
         return (None if schema == self.connection.dialect.default_schema_name else schema), name
 
     def _mending(self) -> Iterator[ModifyTableOps]:
-        """Indexes that are there and are not what a queue needs, as far as Alembic has not noticed."""
+        """Yield fixes for indexes and defaults that differ from the model and that Alembic has not noticed."""
         noticed = {index for op in self.operations if isinstance(op, ModifyTableOps) for index in self._indexes(op)}
         for wrong in drift(self.connection, self.queues.values()):
             if isinstance(wrong, WrongDefault):
                 yield from self._mending_default(wrong)
             if not isinstance(wrong, WrongIndex):
-                continue  # what is missing altogether is noticed, or filtered out
+                continue  # Alembic notices missing indexes, unless a filter excludes them
             index, table = wrong.index, wrong.spec.table
             is_visible = self.context.run_object_filters(index, index.name, "index", False, None)
             key, old = self._key(table.schema, table.name), self._as_it_is(table, str(index.name), wrong.live)
@@ -108,7 +110,7 @@ class Revision:
                 yield ModifyTableOps(table.name, replacing, schema=table.schema)
 
     def _drop_unseen(self, key: Key, old: Index) -> None:
-        """Before another is created by its name: what MariaDB calls IGNORED, SQLAlchemy takes for missing."""
+        """Drop ``old`` before an index with its name is created: SQLAlchemy does not see MariaDB's IGNORED indexes."""
         for op in self.operations:
             if isinstance(op, ModifyTableOps) and self._key(op.schema, op.table_name) == key:
                 names = [each.index_name for each in op.ops if isinstance(each, CreateIndexOp | DropIndexOp)]
@@ -116,7 +118,7 @@ class Revision:
                     op.ops[:] = [DropIndexOp.from_index(old), *op.ops]
 
     def _mending_default(self, wrong: WrongDefault) -> Iterator[ModifyTableOps]:
-        """Unless Alembic compares defaults and changes this one, or the project leaves the column out."""
+        """Yield the fix, unless Alembic already changes this default or the project's filters exclude the column."""
         column, table = wrong.column, wrong.spec.table
         key = self._key(table.schema, table.name)
         tables = [op for op in self.operations if isinstance(op, ModifyTableOps)]
@@ -126,10 +128,10 @@ class Revision:
         if self.context.run_object_filters(column, column.name, "column", False, None):
             value = constant(wrong.live) or ""
             existing = DefaultClause(text(value) if isinstance(column.type, Integer) else value)
-            yield SetDefaultsOp(table.name, [setting_default(table, column, existing)], schema=table.schema)
+            yield SetDefaultsOp(table.name, [alter_default(table, column, existing)], schema=table.schema)
 
     def _as_it_is(self, table: Table, name: str, live: LiveIndex) -> Index:
-        """The index that the server has."""
+        """Return the index as it exists on the server."""
         columns: dict[str, Column[Any]] = {term.name: Column(term.name) for term in live.terms}
         Table(table.name, MetaData(), *columns.values(), schema=table.schema)
         terms = [desc(columns[term.name]) if term.descending else columns[term.name] for term in live.terms]
@@ -143,7 +145,7 @@ class Revision:
                 yield self._key(op.schema, op.table_name), each.index_name
 
     def _pieces(self, op: MigrateOperation) -> Iterator[MigrateOperation]:
-        """What is written in the place of ``op``."""
+        """Yield the operations that replace ``op``."""
         if not isinstance(op, ModifyTableOps) or isinstance(op, SetDefaultsOp):
             yield op
             return
@@ -165,7 +167,7 @@ class Revision:
         return renamed(op, spec, self.adapter.schema.live_indexes(self.connection, table))
 
     def _keep_order(self, op: ModifyTableOps) -> None:
-        """Of indexes that are dropped; SQLAlchemy does not tell of every engine which terms go downward."""
+        """Restore descending terms of dropped indexes, which SQLAlchemy does not reflect on every engine."""
         if not any(isinstance(each, DropIndexOp) for each in op.ops):
             return
         table = Table(op.table_name, MetaData(), schema=op.schema)
@@ -176,7 +178,7 @@ class Revision:
                 op.ops[number] = DropIndexOp.from_index(self._as_it_is(table, name, downward[name]))
 
     def _storage(self) -> list[MigrateOperation]:
-        """For tables that the revision makes queues, whatever the engine; for others, where it tells what they have."""
+        """Return storage operations for tables that become queues, and for others that lack the parameters."""
         adopted = {
             self._key(op.schema, op.table_name)
             for op in self.operations

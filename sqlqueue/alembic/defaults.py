@@ -1,4 +1,4 @@
-"""The defaults of moments: each engine says in words of its own how the clock is read in UTC."""
+"""The server defaults of time columns: each engine has its own expression for the current time in UTC."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..sql.clock import utcdefault
 
 
 def is_ours(default: object) -> bool:
+    """Return whether ``default`` is the queue's own default for time columns."""
     return isinstance(default, DefaultClause) and isinstance(default.arg, utcdefault)
 
 
@@ -26,9 +27,9 @@ def compare_default(
     live: Column[Any],
     wanted: Column[Any],
 ) -> PriorityDispatchResult:
-    """Whether or not Alembic compares defaults, which it does by their words alone."""
+    """Compare the defaults of time columns, whether or not Alembic compares defaults, which it does by text alone."""
     if isinstance(wanted.server_default, Identity) and not context.dialect.supports_identity_columns:
-        op.modify_server_default = False  # the engine numbers keys in another way, and SQLAlchemy leaves it out
+        op.modify_server_default = False  # the engine generates keys in another way, and SQLAlchemy omits Identity
     if is_ours(wanted.server_default):
         text = getattr(getattr(live.server_default, "arg", None), "text", None)
         if text is not None and adapter_for(context.dialect).schema.same_default(context.dialect, text):
@@ -36,12 +37,12 @@ def compare_default(
         else:
             op.modify_server_default = wanted.server_default
             op.existing_server_default = live.server_default or False
-            op.existing_type = wanted.type  # which every engine can read
+            op.existing_type = wanted.type  # the reflected type may be specific to this engine
     return PriorityDispatchResult.CONTINUE
 
 
 def render_defaults(context: AutogenContext) -> None:
-    """Have revisions choose the default when they are run, by the engine that they are run on."""
+    """Make revisions choose the default by the engine that they are run on, not the one that generated them."""
     given = context.opts.get("render_item")
 
     def render(kind: str, item: Any, rendering: AutogenContext) -> Any:

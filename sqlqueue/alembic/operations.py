@@ -1,4 +1,4 @@
-"""Operations that Alembic does not have, and how they are written into a revision: as standard ones."""
+"""Operations that Alembic does not have; they are rendered into revisions as standard operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .adoption import Adoption, added, render_default, render_item
 
 
 class AddQueueColumnsOp(MigrateOperation):
-    """Columns that a queue needs are added; with an ``adoption``, they are those that make the table a queue."""
+    """Adds columns of a queue; with an ``adoption``, the columns that turn the table into a queue."""
 
     def __init__(
         self, table_name: str, columns: Sequence[Column[Any]], adoption: Adoption | None, *, schema: str | None
@@ -36,7 +36,7 @@ class AddQueueColumnsOp(MigrateOperation):
 
 
 class DropQueueColumnsOp(MigrateOperation):
-    """The same columns are dropped, and with them what they say of the rows."""
+    """Drops the columns of an addition, and with them the state of the tasks."""
 
     def __init__(self, addition: AddQueueColumnsOp) -> None:
         self.addition = addition
@@ -49,26 +49,26 @@ class DropQueueColumnsOp(MigrateOperation):
 
 
 class MomentDefaultsOps(ModifyTableOps):
-    """Moments that get the default of the clock in UTC, on engines that can change a default."""
+    """Sets the defaults of time columns to the current time in UTC, on engines that can change a default."""
 
     def reverse(self) -> MomentDefaultsOps:
         return MomentDefaultsOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class ConcurrentIndexesOps(ModifyTableOps):
-    """Indexes that come or go while others write."""
+    """Creates or drops indexes concurrently, without blocking writers."""
 
     def reverse(self) -> ConcurrentIndexesOps:
         return ConcurrentIndexesOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class RenameColumnsOp(MigrateOperation):
-    """Columns of a queue go by other names, and keep what is in them."""
+    """Renames columns of a queue, which keep their data."""
 
     def __init__(self, table_name: str, columns: Mapping[str, Column[Any]], *, schema: str | None) -> None:
         self.table_name = table_name
         self.columns = columns
-        """The columns as they are but for their names, by their new names."""
+        """The existing columns, by their new names."""
         self.schema = schema
 
     def reverse(self) -> RenameColumnsOp:
@@ -85,14 +85,14 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
 
 
 class SetDefaultsOp(ModifyTableOps):
-    """Defaults of columns of a queue change."""
+    """Changes the defaults of columns of a queue."""
 
     def reverse(self) -> SetDefaultsOp:
         return SetDefaultsOp(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class StorageOp(MigrateOperation):
-    """Storage parameters of a queue's table, given or taken back."""
+    """Sets or resets the storage parameters of a queue's table."""
 
     def __init__(self, table: Table, *, give: bool = True) -> None:
         self.table = table
@@ -109,29 +109,29 @@ class StorageOp(MigrateOperation):
 def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
     first = added(op.columns, op.adoption)
     adding = [AddColumnOp(op.table_name, column, schema=op.schema) for column in first]
-    lines = [*_said_of_rows(op), *_render_in_batch(context, op, adding)]
+    lines = [*_comment_on_rows(op), *_render_in_batch(context, op, adding)]
     target = Table(op.table_name, MetaData(), schema=op.schema)
     changed = [
-        setting_default(target, column, each.server_default)
+        alter_default(target, column, each.server_default)
         for column, each in zip(op.columns, first, strict=True)
         if column.server_default is not each.server_default
     ]
     if not changed:
         return lines
     setting = SetDefaultsOp(op.table_name, changed, schema=op.schema)
-    return [*lines, "# The defaults of rows to come.", *_render_defaults(context, setting)]
+    return [*lines, "# The defaults of new rows.", *_render_defaults(context, setting)]
 
 
 @renderers.dispatch_for(SetDefaultsOp)
 def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
     header, *altering = _render_in_batch(context, op, op.ops)
     existing = (render_default(context, each.existing_server_default) for each in op.ops)  # type: ignore[attr-defined]
-    # Alembic does not say it, but has to drop the constraint that it is on SQL Server
-    told = (
+    # Alembic does not render it, but needs it on SQL Server, where a default is a constraint that it has to drop
+    complete = (
         f"{line[:-1]},\n           existing_server_default={each})"
         for line, each in zip(altering, existing, strict=False)
     )
-    return [header, *told, ""]
+    return [header, *complete, ""]
 
 
 @renderers.dispatch_for(RenameColumnsOp)
@@ -151,8 +151,8 @@ def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
     return _render_in_batch(context, op, renaming)
 
 
-def setting_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
-    """``column`` gets the default that the model declares, in the place of an ``existing`` one."""
+def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
+    """Return the operation that replaces the ``existing`` default of ``column`` with the model's."""
     return AlterColumnOp(
         table.name,
         column.name,
@@ -164,16 +164,16 @@ def setting_default(table: Table, column: Column[Any], existing: Any) -> AlterCo
     )
 
 
-def _said_of_rows(op: AddQueueColumnsOp) -> list[str]:
+def _comment_on_rows(op: AddQueueColumnsOp) -> list[str]:
     if op.adoption is None:
         return []
     status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
     if becomes == Status.AVAILABLE:
-        return [f"# The rows that {op.table_name} has now become {becomes}: workers take them all."]
+        return [f"# The existing rows of {op.table_name} become {becomes}: workers will claim all of them."]
     return [
-        f"# The rows that {op.table_name} has now become {becomes}: no worker takes them. They get no finished_at, so",
-        "# prune() does not delete them, whatever the model's retention. If workers are to take some of them, add",
-        f"# an UPDATE below that sets {status} to 'available' and {moment} to a moment that has passed.",
+        f"# The existing rows of {op.table_name} become {becomes}: no worker will claim them. finished_at is NULL, so",
+        "# prune() does not delete them, whatever the model's retention. To have workers claim some of them, add",
+        f"# an UPDATE below that sets {status} to 'available' and {moment} to a time in the past.",
     ]
 
 
@@ -183,14 +183,14 @@ def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
     dropping = [DropColumnOp.from_column_and_tablename(op.addition.schema, op.addition.table_name, c) for c in columns]
     lines = _render_in_batch(context, op.addition, dropping)
     with_default = {f"batch_op.drop_column({c.name!r})" for c in columns if c.server_default is not None}
-    # SQL Server drops no column that has a default
+    # SQL Server refuses to drop a column that has a default
     return [f"{line[:-1]}, mssql_drop_default=True)" if line in with_default else line for line in lines]
 
 
 def _render_in_batch(
     context: AutogenContext, op: AddQueueColumnsOp | RenameColumnsOp | ModifyTableOps, ops: Sequence[MigrateOperation]
 ) -> list[str]:
-    """In batch form, which other engines run as plain ALTERs: SQLite changes no default of a column that is there."""
+    """Render in batch mode: SQLite cannot alter a column's default, and other engines run plain ALTERs."""
     opts = context.opts
     context.opts = {**opts, "render_as_batch": True, "render_item": render_item(context)}
     try:

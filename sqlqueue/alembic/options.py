@@ -1,4 +1,4 @@
-"""What a project decides about the migrations of its queues."""
+"""A project's options for the migrations of its queues."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from .._support.exc import ArgumentError
 from ..queue.status import FINAL, Status
 
 KEYWORD = "sqlqueue"
-"""Of ``context.configure``."""
+"""The name of the argument of ``context.configure``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationOptions:
-    """Given in ``env.py`` as ``context.configure(..., sqlqueue=MigrationOptions(...))``."""
+    """Options for migrations, set in ``env.py``: ``context.configure(..., sqlqueue=MigrationOptions(...))``."""
 
     existing_rows: Status | Literal["completed", "cancelled", "discarded", "available"] = Status.COMPLETED
-    """What the rows of a table become when it is made a queue: ``completed``, ``cancelled``, ``discarded``, or
-    ``available``, and workers take them all.  Final ones have no ``finished_at``: ``prune`` leaves them."""
+    """The status of the existing rows of a table that becomes a queue: ``completed``, ``cancelled`` or ``discarded``,
+    which leaves their ``finished_at`` NULL, so that ``prune`` does not delete them; or ``available``, and workers
+    claim all of them."""
     concurrently: bool = False
-    """Whether PostgreSQL builds and drops the indexes of queues in tables that exist ``CONCURRENTLY``: writers do not
-    wait.  It cannot be rolled back, and it commits what the revision did before: give it a revision of its own, or
-    ``transaction_per_migration=True``.  An index that failed is noticed by the next autogenerate.  Other engines run
-    the same revision, in their own way."""
+    """Whether PostgreSQL creates and drops the indexes of queues on existing tables ``CONCURRENTLY``, without blocking
+    writers.  This cannot be rolled back, and it commits what the revision did before: put it into a revision of its
+    own, or set ``transaction_per_migration=True``.  The next autogenerate notices an index that failed to build.  Other
+    engines ignore the option."""
     postgresql_storage: bool = False
     """Whether the tables of queues get storage parameters on PostgreSQL.  A queue updates each row several times, and
-    what a claim has to pass are the dead entries of its index:
+    a claim has to skip the dead entries that this leaves in its index:
 
-    - ``fillfactor = 80``: a row's next versions find room in its own page, the one that its claim has just read.
-    - ``autovacuum_vacuum_scale_factor = 0.01``: the default of 0.2 counts finished rows that are kept, and would let
-      dead ones come to a fifth of them.
-    - ``autovacuum_vacuum_threshold = 1000``: the default of 50 would vacuum a small queue at every round.
+    - ``fillfactor = 80``: new versions of a row fit into its page, which the claim has just read.
+    - ``autovacuum_vacuum_scale_factor = 0.01``: with the default of 0.2, dead rows could grow to a fifth of the table,
+      finished rows included.
+    - ``autovacuum_vacuum_threshold = 1000``: with the default of 50, every round would vacuum a small queue.
     - ``autovacuum_vacuum_cost_delay = 0``: a vacuum that pauses does not keep up with a busy queue.
-    - ``autovacuum_analyze_scale_factor = 0.02``: how many rows are available changes faster than the table grows, and
-      the planner goes by it.
+    - ``autovacuum_analyze_scale_factor = 0.02``: the number of available rows, which the planner relies on, changes
+      faster than the table grows.
 
-    Other engines pass over it."""
+    Other engines ignore the option."""
 
     def __post_init__(self) -> None:
         allowed = (Status.AVAILABLE, *FINAL)
         if self.existing_rows not in allowed:
             raise ArgumentError(
-                f"existing_rows={self.existing_rows!r}: rows become {', '.join(allowed[:-1])} or {allowed[-1]};"
-                " nothing else makes sense of a row that was never claimed"
+                f"existing_rows={self.existing_rows!r}: give {', '.join(allowed[:-1])} or {allowed[-1]};"
+                " no other status makes sense for a row that was never claimed"
             )
 
 
 def options_in(configured: dict[str, Any]) -> MigrationOptions:
-    """The options among those of ``context.configure``."""
+    """Return the options given to ``context.configure``; the defaults if there are none."""
     options = configured.get(KEYWORD, MigrationOptions())
     if not isinstance(options, MigrationOptions):
         raise ArgumentError(f"context.configure({KEYWORD}={options!r}): give a sqlqueue.alembic.MigrationOptions(...)")

@@ -1,6 +1,6 @@
-"""What Alembic loads by itself, by the entry point ``alembic.plugins``, while it is being imported.
+"""The object that Alembic loads by the entry point ``alembic.plugins``.
 
-So nothing of it is imported here before it calls.
+It does so while it is being imported, so this module may not import Alembic before it is called.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from alembic.runtime.plugins import Plugin
 
 PLUGIN = "alembic.autogenerate.sqlqueue"
-"""Its name; within the names that Alembic takes when it is told none."""
+"""The plugin's name; it matches ``alembic.autogenerate.*``, which Alembic enables by default."""
 
 
 class PluginModule(ModuleType):
-    """The plugin in both forms that Alembic knows: a module, and for versions up to 1.20.0 a collection of modules."""
+    """The plugin in both forms that Alembic accepts: a module, and up to version 1.20.0 a collection of modules."""
 
     def __iter__(self) -> Iterator[Self]:
         yield self
 
     @staticmethod
     def setup(plugin: Plugin) -> None:
+        """Register the comparators; called by Alembic."""
         from alembic.util import DispatchPriority  # noqa: PLC0415
 
         first, last, add = DispatchPriority.FIRST, DispatchPriority.LAST, plugin.add_autogenerate_comparator

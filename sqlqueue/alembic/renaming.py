@@ -1,4 +1,4 @@
-"""Columns of a queue that go by another name since the last revision: they keep what is in them."""
+"""Columns of a queue that were renamed in the model: revisions rename them, so that they keep their data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
 
 
 def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) -> dict[str, str]:
-    """The new name of each column, by its old one; none where the table has not been a queue (its indexes tell).
+    """Return the new name of each renamed column, by its old name; empty if the table's indexes show no queue.
 
-    :class:`.ConfigurationError` if a column that every queue has is new, and nothing tells which one it was.
+    Raises :class:`.ConfigurationError` if a column that every queue has is new, and its old name cannot be determined.
     """
     claim, due = (live.get(index_name(op.table_name, kind)) for kind in ("claim", "due"))
     if claim is None or due is None:
@@ -35,7 +35,7 @@ def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) 
 
 
 def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str | None:
-    """The one column of those that are ``dropped`` that could have been ``column``."""
+    """Return the name of the only one of the ``dropped`` columns that could have been ``column``, if there is one."""
     alike = [
         name
         for name, each in dropped.items()
@@ -48,6 +48,6 @@ def _unknown(op: ModifyTableOps, spec: QueueSpec, role: str) -> ConfigurationErr
     table, name = op.table_name, spec[role].name
     return ConfigurationError(
         f"{spec.entity.__name__}: {table} is a queue already and has no column {name} ({role}). Write the migration"
-        f" that renames it: op.alter_column({table!r}, '<present name>', new_column_name={name!r}, existing_type=...)",
+        f" that renames it: op.alter_column({table!r}, '<current name>', new_column_name={name!r}, existing_type=...)",
         model=spec.entity,
     )

@@ -1,4 +1,4 @@
-"""What becomes of the operations on one table that becomes a queue, is one, or is one no longer."""
+"""The operations on one table that becomes a queue, is one, or ceases to be one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = ("claim", "due")
 
 
 def with_new_names(op: ModifyTableOps, names: Mapping[str, str]) -> Iterator[MigrateOperation]:
-    """Rename the columns of the queue with these new ``names``; left in ``op`` is what comes after that."""
+    """Yield the operations that rename columns to the new ``names``, and leave those that follow in ``op``."""
     if not names:
         return
     dropped = [each for each in op.ops if isinstance(each, DropIndexOp)]
@@ -46,7 +46,7 @@ def _is_renaming(op: MigrateOperation, names: Mapping[str, str]) -> bool:
 def of_queue(
     op: ModifyTableOps, spec: QueueSpec, options: MigrationOptions, *, is_new: bool
 ) -> Iterator[MigrateOperation]:
-    """The columns of the queue, and then the rest: its indexes."""
+    """Yield the operations on the queue's columns, and then the rest, such as its indexes."""
     names = {column.name for column in spec.columns.values()}
     added = [each for each in op.ops if isinstance(each, AddColumnOp) and each.column.name in names]
     mended = [each for each in op.ops if isinstance(each, AlterColumnOp) and is_ours(each.modify_server_default)]
@@ -58,20 +58,20 @@ def of_queue(
     if mended:
         yield MomentDefaultsOps(op.table_name, mended, schema=op.schema)
     rest = [each for each in op.ops if each not in added and each not in mended]
-    # in a table that is made by the same revision there is nobody to wait for
+    # nothing can be writing to a table that the same revision creates
     concurrently = options.concurrently and not is_new
     yield from _rest(op, rest, {str(index.name) for index in queue_indexes(spec)} if concurrently else ())
 
 
 def was_queue(op: ModifyTableOps) -> bool:
-    """A table that has been a queue is known by the indexes that it loses, with as many columns as a queue has."""
+    """Return whether ``op`` drops the indexes of a queue, and at least as many columns as every queue has."""
     dropped = {each.column_name for each in op.ops if isinstance(each, DropColumnOp)}
     leading = [names[0] for names in _index_columns(op)]
     return len(leading) == len(_KINDS) and dropped.issuperset(leading) and len(dropped) >= len(QUEUE_ROLES)
 
 
 def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[MigrateOperation]:
-    """The same the other way round; a downgrade that makes it a queue again adopts its rows as well."""
+    """Yield the operations that end a queue; their downgrade makes it a queue again and adopts its rows."""
     dropped = [each for each in op.ops if isinstance(each, DropColumnOp)]
     rest = [each for each in op.ops if each not in dropped]
     yield from _rest(op, rest, _index_names(op) if options.concurrently else ())
@@ -90,7 +90,7 @@ def _index_names(op: ModifyTableOps) -> list[str]:
 
 
 def _index_columns(op: ModifyTableOps) -> list[list[str]]:
-    """The columns of the queue's two indexes, of those that are dropped: one leads with its status."""
+    """Return the columns of the queue's dropped indexes: the claim index first, which begins with the status."""
     dropped = {str(each.index_name): each.to_index() for each in op.ops if isinstance(each, DropIndexOp)}
     return [[column.name for column in dropped[name].columns] for name in _index_names(op) if name in dropped]
 

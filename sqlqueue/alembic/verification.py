@@ -1,4 +1,4 @@
-"""Whether a server can carry the queues of a project, asked before a migration."""
+"""The check, before a migration, of whether the server supports the project's queues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..model.mixins import queues
 
 
 def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:
-    """:class:`.UnsupportedDialectError` if this server cannot carry the queues of ``metadata``.  Changes nothing.
+    """Raise :class:`.UnsupportedDialectError` if this server does not support the queues of ``metadata``.
 
-    Autogenerate asks by itself.  For ``alembic upgrade``, call it in ``env.py`` before ``context.configure``: most
-    engines do not roll back half a migration.
+    It changes nothing.  Autogenerate calls it by itself.  For ``alembic upgrade``, call it in ``env.py`` before
+    ``context.configure``: most engines do not roll back a migration that fails halfway.
     """
     if not any(queues(each) for each in listed(metadata)):
         return
     within = connection.in_transaction()
     adapter_for(connection.dialect).server.verify(connection)
     if not within:
-        connection.rollback()  # Alembic leaves a transaction that has begun for its beginner to commit
+        connection.rollback()  # Alembic would leave a transaction that had begun for the caller to commit
 
 
 def listed(metadata: MetaData | Sequence[MetaData] | None) -> Sequence[MetaData]:
-    """All of ``metadata``, of which a project may have one, several or none."""
+    """Return ``metadata``, of which a project may have one, several or none, as a sequence."""
     return [metadata] if isinstance(metadata, MetaData) else metadata or ()

@@ -28,14 +28,17 @@ def application() -> typer.Typer:
 
     from ..bench.command import bench  # noqa: PLC0415
     from ..demo.command import demo  # noqa: PLC0415
+    from ..prove.command import prove  # noqa: PLC0415
     from .changes import cancel, discard, prune, retry  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
+    from .dashboard import dashboard  # noqa: PLC0415
     from .limits import limits, set_limit  # noqa: PLC0415
     from .pausing import pause, resume  # noqa: PLC0415
     from .sqltasks import sql_tasks  # noqa: PLC0415
     from .stats import errors, stats  # noqa: PLC0415
-    from .tasks import list_tasks, show  # noqa: PLC0415
+    from .tasks import list_tasks, show, why  # noqa: PLC0415
     from .work import work  # noqa: PLC0415
+    from .workers import workers  # noqa: PLC0415
 
     commands = typer.Typer(
         add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False
@@ -61,13 +64,26 @@ def application() -> typer.Typer:
         # brackets in docstrings are literal, not rich markup
         commands.command(name, help=escape(cleandoc(command.__doc__ or "")), rich_help_panel=panel)(command)
 
-    others: Sequence[Callable[..., None]] = (demo, check, work, bench)
+    others: Sequence[Callable[..., None]] = (demo, check, work, dashboard, bench, prove)
     for command in others:
         add(command)
     add(sql_tasks, "sql-tasks")
     panel = "Commands for on-call operators"
     add(list_tasks, "list", panel)
-    on_call: Sequence[Callable[..., None]] = (stats, errors, show, retry, cancel, discard, prune, pause, resume, limits)
+    on_call: Sequence[Callable[..., None]] = (
+        stats,
+        errors,
+        show,
+        why,
+        retry,
+        cancel,
+        discard,
+        prune,
+        pause,
+        resume,
+        limits,
+        workers,
+    )
     for command in on_call:
         add(command, panel=panel)
     add(set_limit, "set-limit", panel)

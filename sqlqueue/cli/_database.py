@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import typer
@@ -16,9 +17,14 @@ from .._support.error_text import readable
 from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
 from ..dialects import adapter_for
+from ..worker.database.lines import follow
 from ._output import complain, refusal
 
 R = TypeVar("R")
+
+
+SILENCE = timedelta(seconds=30)
+"""A server whose host has not been heard of for so long is gone: no command waits for it without end."""
 
 
 class CannotConnect(Exception):
@@ -27,19 +33,19 @@ class CannotConnect(Exception):
 
 def connect(url: str, work: Callable[[Connection], R]) -> R:
     """Run ``work`` with a connection, roll back what it left uncommitted, and return its result."""
-    where, is_async = _parsed(url)
+    where, is_async = parsed(url)
     if is_async:
         return _connect_async(where, work)
-    with _prepared(create_engine(where, poolclass=NullPool)).connect() as connection:
+    with prepared(create_engine(where, poolclass=NullPool)).connect() as connection:
         return work(connection)
 
 
 def transact(url: str, work: Callable[[Session], R]) -> R:
     """Run ``work`` with a session, commit, and return its result."""
-    where, is_async = _parsed(url)
+    where, is_async = parsed(url)
     if is_async:
         return _transact_async(where, work)
-    with Session(_prepared(create_engine(where, poolclass=NullPool))) as session:
+    with Session(prepared(create_engine(where, poolclass=NullPool))) as session:
         return _committed(session, work)
 
 
@@ -50,7 +56,7 @@ def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
 
     async def connected() -> R:
         engine = create_async_engine(url, poolclass=NullPool)
-        _prepared(engine.sync_engine)
+        prepared(engine.sync_engine)
         async with engine.connect() as connection:
             return await connection.run_sync(work)
 
@@ -64,7 +70,7 @@ def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
 
     async def transacted() -> R:
         engine = create_async_engine(url, poolclass=NullPool)
-        _prepared(engine.sync_engine)
+        prepared(engine.sync_engine)
         async with AsyncSession(engine) as session:
             return await session.run_sync(_committed, work)
 
@@ -77,8 +83,9 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
     return result
 
 
-def _prepared(engine: Engine) -> Engine:
+def prepared(engine: Engine) -> Engine:
     event.listen(engine, "do_connect", _open)
+    follow(engine, SILENCE)
     return engine
 
 
@@ -90,7 +97,7 @@ def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
         raise CannotConnect(readable(error, lines=True)) from error
 
 
-def _parsed(url: str) -> tuple[URL, bool]:
+def parsed(url: str) -> tuple[URL, bool]:
     """Return the URL, and whether its driver is async; refuses bad URLs and database files that do not exist."""
     try:
         where = database_url(url)

@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import ColumnElement, or_
+from sqlalchemy import ColumnElement
 
+from ..operations import filtering
+from ..operations.filtering import column
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ..sql.clock import utcnow
-from ..sql.selection import is_hung, state
 from ._output import refusal
-from ._values import age, identity, value
+from ._values import age
 
 Statuses = Annotated[
     list[Status] | None, typer.Option("--status", "-s", help="Only tasks in this state; may be repeated.")
@@ -54,13 +54,8 @@ def criteria(
 ) -> list[Criterion]:
     """Return the criteria of the given options, all of which must hold."""
     return [
-        *([spec["status"].in_([state(each) for each in status])] if status else []),
-        *([_topic(spec, topic)] if topic is not None else []),
-        *([or_(*(spec.key(identity(spec, each)) for each in ids))] if ids else []),
-        *([spec["error"].like(error)] if error is not None else []),
-        *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
-        *(_equal(spec, each) for each in equal or ()),
-        *([is_hung(spec)] if hung else []),
+        *filtering.criteria(spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, hung=hung),
+        *(each for text in equal or () for each in filtering.criteria(spec, equal=_equal(text))),
     ]
 
 
@@ -73,24 +68,8 @@ def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
     return terms or [key.desc() for key in spec.primary_key]
 
 
-def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
-    """Return the model's column called ``name``; refuses unknown names."""
-    columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
-    if name not in columns:
-        raise refusal(f"{spec.entity.__name__} has no column {name}; its columns are {', '.join(columns)}")
-    return columns[name]
-
-
-def _topic(spec: QueueSpec, topic: str) -> Criterion:
-    if "topic" not in spec.columns:
-        raise refusal(f"{spec.entity.__name__} has no topics")
-    return spec["topic"] == topic
-
-
-def _equal(spec: QueueSpec, text: str) -> Criterion:
+def _equal(text: str) -> dict[str, str]:
     name, sign, given = text.partition("=")
     if not sign:
         raise refusal(f"{text!r} is not of the form COLUMN=VALUE")
-    chosen = column(spec, name)
-    criterion: Criterion = chosen == value(chosen, given)
-    return criterion
+    return {name: given}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from sqlalchemy import LargeBinary, Text
 
+from ..operations.filtering import column
 from ..queue.spec import QueueSpec
-from ._filters import column
 from ._output import GAP, plain, print_table, width
 
 Facts = Mapping[str, Any]

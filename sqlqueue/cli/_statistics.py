@@ -34,6 +34,9 @@ def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
         for spec, each, stops in found
     ]
     print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
+    for spec, each, _ in found:
+        for name, age in each.unserved_functions.items():
+            say(f"{spec.entity.__name__}: no worker seems to know the function {name}, called {_whole(age)} ago.")
     if any(each.capped for _, each, _ in found):
         say(f"+ at least: at most {CAP:,} tasks are counted in a group of states. --exact counts all.")
 
@@ -49,6 +52,7 @@ def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict
         "oldest_running": _seconds(found.oldest_running),
         "finished_last_minute": found.finished_last_minute,
         "finished_last_hour": found.finished_last_hour,
+        "unserved_functions": {name: _seconds(age) for name, age in found.unserved_functions.items()},
         "capped": sorted(found.capped),
         "paused": pauses(stops),
     }

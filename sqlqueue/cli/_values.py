@@ -1,87 +1,17 @@
-"""Parsers of values on the command line: ages, keys and column values."""
+"""Parsers of typer options."""
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Callable
-from datetime import date, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
-from typing import Any
-from uuid import UUID
+from datetime import timedelta
 
-from sqlalchemy import ColumnElement
-
-from ..queue.spec import Identity, QueueSpec
+from .._support.exc import ArgumentError
+from ..operations import text_values
 from ._output import refusal
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_LARGEST = 2**63
-"""Integers of databases are smaller than this."""
 
 
 def age(text: str) -> timedelta:
     """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; refuses anything else."""
-    if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
-        raise refusal(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
-    return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
-
-
-def identity(spec: QueueSpec, text: str) -> Identity:
-    """Parse a primary key, whose columns are separated by commas, as in a line of CSV."""
-    columns = spec.primary_key
-    parts = _parts(text) if len(columns) > 1 else [text]
-    if len(parts) != len(columns):
-        names = ",".join(column.name for column in columns)
-        raise refusal(f"{text!r} is not a key of {spec.entity.__name__}: give {names}")
-    return tuple(value(column, part) for column, part in zip(columns, parts, strict=True))
-
-
-def _parts(text: str) -> list[str]:
     try:
-        return next(csv.reader([text], skipinitialspace=True), [])
-    except csv.Error:  # e.g. an unquoted line break
-        return []
-
-
-def value(column: ColumnElement[Any], text: str) -> Any:
-    """Parse ``text`` as a value of the type of ``column``; refuses text and types that cannot be converted."""
-    kind = _kind(column)
-    reader = _READERS.get(kind, kind.__getitem__ if issubclass(kind, Enum) else None)
-    if reader is None:
-        raise refusal(f"{column} has the type {column.type}, which cannot be given on the command line")
-    try:
-        return reader(text)
-    except (ValueError, KeyError, ArithmeticError) as error:
-        raise refusal(f"{text!r} is not a value for {column}, which has the type {column.type}") from error
-
-
-def _kind(column: ColumnElement[Any]) -> type[Any]:
-    try:
-        return column.type.python_type
-    except NotImplementedError:
-        return object
-
-
-def _integer(text: str) -> int:
-    number = int(text)
-    if abs(number) >= _LARGEST:
-        raise ValueError(text)
-    return number
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-
-
-_READERS: dict[type[Any], Callable[[str], Any]] = {
-    int: _integer,
-    str: str,
-    float: float,
-    bool: _truth,
-    Decimal: Decimal,
-    UUID: UUID,
-    date: date.fromisoformat,
-    datetime: datetime.fromisoformat,
-}
+        return text_values.age(text)
+    except ArgumentError as error:
+        raise refusal(str(error)) from error

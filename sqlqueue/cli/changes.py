@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Annotated
 
 import typer
-from sqlalchemy import or_
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .. import operations
 from ..operations import QueueStats
-from ..operations.batches import Batch, in_batches
+from ..operations.batches import Batch
 from ..operations.counting import CAP
+from ..operations.mass_changes import BATCH, CANCEL, RETRY, discarding, in_states
 from ..operations.pruning import is_prunable
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import FINAL, Status
-from ..sql.selection import is_hung, only, state
 from ._batches import STOPPED, Outcome, in_transactions
 from ._database import refusals, transact
 from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria
@@ -59,10 +57,6 @@ _HINTS = {
     Status.CANCELLED: f"A cancelled task {_FINAL}",
     Status.DISCARDED: "A discarded task is a dead letter; sqlqueue retry brings it back.",
 }
-_FAILED = (Status.RETRYABLE, Status.DISCARDED)
-_UNFINISHED = [status for status in Status if status not in FINAL]
-BATCH = 1_000
-"""Maximum rows that one transaction changes or deletes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +109,7 @@ class _Change:
 
     def _counted(self, session: Session) -> QueueStats:
         """Count the named tasks, or else the affected ones alone: the cap on counting could hide them among others."""
-        where = self.where if self.named else [*self.where, _in_state(self.spec, self.affected, hung=self.hung)]
+        where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
         return operations.stats(session, self.spec.entity, *where, cap=CAP)
 
     def _told(self, outcome: Outcome) -> str:
@@ -183,10 +177,10 @@ def retry(
             done="available again",
             spec=spec,
             where=chosen,
-            affected=_FAILED,
+            affected=RETRY.states,
             named=bool(ids),
-            hung=True,
-            batches=lambda session: _in_batches(session, spec, chosen, _FAILED, operations.retry, hung=True),
+            hung=RETRY.hung,
+            batches=lambda session: RETRY.in_batches(session, spec, chosen),
         ).carry_out(url, yes=yes, as_json=as_json)
 
 
@@ -230,9 +224,9 @@ def cancel(
             done="cancelled",
             spec=spec,
             where=chosen,
-            affected=_UNFINISHED,
+            affected=CANCEL.states,
             named=bool(ids),
-            batches=lambda session: _in_batches(session, spec, chosen, _UNFINISHED, operations.cancel),
+            batches=lambda session: CANCEL.in_batches(session, spec, chosen),
         ).carry_out(url, yes=yes, as_json=as_json)
 
 
@@ -272,15 +266,15 @@ def discard(
         chosen = criteria(
             spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
         )
-        discarding: Callable[..., int] = partial(operations.discard, error=reason)  # type: ignore[assignment]
+        change = discarding(reason)
         _Change(
             verb="discard",
             done="discarded",
             spec=spec,
             where=chosen,
-            affected=_UNFINISHED,
+            affected=change.states,
             named=bool(ids),
-            batches=lambda session: _in_batches(session, spec, chosen, _UNFINISHED, discarding),
+            batches=lambda session: change.in_batches(session, spec, chosen),
         ).carry_out(url, yes=yes, as_json=as_json)
 
 
@@ -324,25 +318,6 @@ def prune(
             batches=lambda session: _prune(session, spec, older_than, limit, adopted=adopted),
             deletes=True,
         ).carry_out(url, yes=yes, as_json=as_json)
-
-
-def _in_batches(
-    session: Session,
-    spec: QueueSpec,
-    where: Sequence[Criterion],
-    affected: Iterable[Status],
-    change: Callable[..., int],
-    *,
-    hung: bool = False,
-) -> Iterator[Batch]:
-    """Apply ``change`` to the tasks in the states ``affected``, and to hung ones if asked, in batches."""
-    chosen = only(spec, _in_state(spec, affected, hung=hung), *where)
-    return in_batches(session, spec, chosen, lambda some: change(session, spec.entity, some, *where), size=BATCH)
-
-
-def _in_state(spec: QueueSpec, affected: Iterable[Status], *, hung: bool) -> Criterion:
-    in_state = spec["status"].in_([state(status) for status in affected])
-    return or_(in_state, is_hung(spec)) if hung else in_state
 
 
 def _prune(

@@ -15,10 +15,11 @@ from .._support.error_text import key_text
 from ..operations import ErrorGroup, QueueStats
 from ..operations.bulk import LAST
 from ..operations.counting import CAP
+from ..operations.filtering import column
 from ..operations.pausing import paused
 from ..queue.spec import Criterion, QueueSpec
 from ._database import refusals, transact
-from ._filters import Age, Equal, Ids, Statuses, Topic, column, criteria
+from ._filters import Age, Equal, Ids, Statuses, Topic, criteria
 from ._output import AsJson, print_json, print_table, refusal, say
 from ._queue import Queue, queue_of, queues_of
 from ._statistics import Standing, print_by, print_standings, print_timeline
@@ -64,16 +65,18 @@ def stats(
     "hung" counts running tasks whose lease has expired: their workers have crashed or stalled, and any worker may take
     them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks finished
     within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks each are
-    counted that are available, otherwise unfinished, or final; --exact counts all.
+    counted that are available, otherwise unfinished, or final; --exact counts all. Below the table are the functions
+    whose calls have waited for more than five minutes while none was running: no worker seems to know them.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. For completed tasks,
     p50 and p95 are the median and 95th percentile of their run time, and of their waiting time since creation.
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
-    claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, capped (an array of
-    the names of lower bounds) and paused: an array of topic (null for the whole queue), paused_at, paused_by and
-    reason. With --by: value, the states, hung, total and unfinished. With --timeline: start, completed, failed,
-    cancelled, and run_time and waiting_time, with count, mean, p50 and p95. All times are in seconds.
+    claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, unserved_functions
+    (how long their calls have waited), capped (an array of the names of lower bounds) and paused: an array of topic
+    (null for the whole queue), paused_at, paused_by and reason. With --by: value, the states, hung, total and
+    unfinished. With --timeline: start, completed, failed, cancelled, and run_time and waiting_time, with count, mean,
+    p50 and p95. All times are in seconds.
 
     Exit status: 0; 2 for bad usage or a database that does not answer.
     """
@@ -103,9 +106,8 @@ def _by(spec: QueueSpec, where: Sequence[Criterion], name: str, session: Session
 def _over_time(
     spec: QueueSpec, where: Sequence[Criterion], bucket: timedelta | None, since: timedelta | None, session: Session
 ) -> list[operations.Bucket]:
-    given = {"bucket": bucket, "since": since}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return operations.timeline(session, spec.entity, *where, **chosen)
+    bucket, since = bucket or timedelta(hours=1), since or timedelta(days=1)
+    return operations.timeline(session, spec.entity, *where, bucket=bucket, since=since)
 
 
 def errors(

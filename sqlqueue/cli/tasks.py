@@ -1,8 +1,9 @@
-"""The commands ``sqlqueue list`` and ``sqlqueue show``: single tasks."""
+"""The commands ``sqlqueue list``, ``sqlqueue show`` and ``sqlqueue why``: single tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -11,8 +12,14 @@ from sqlalchemy import inspect, select
 from sqlalchemy.orm import Session
 
 from .. import operations
+from .._support.claim import Claim
 from .._support.error_text import key_text
-from ..queue.spec import Criterion, QueueSpec
+from ..lifecycle.reasons import Reason, moment_text
+from ..model.history import history_of
+from ..operations.attempts import spoken
+from ..operations.history import PastAttempt
+from ..operations.text_values import identity
+from ..queue.spec import Criterion, Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.clock import utcnow
 from ._database import refusals, transact
@@ -21,7 +28,6 @@ from ._list import columns_of, print_tasks
 from ._output import AsJson, print_json, print_table, say
 from ._queue import Queue, queue_of
 from ._target import Target, Url
-from ._values import identity
 from .stats import Most
 
 OrderBy = Annotated[
@@ -87,30 +93,91 @@ def list_tasks(
 
 
 def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
-    """Show a whole task: its state, its lease, its last error and all columns of the model.
+    """Show a whole task: its state, its lease, its last error, all columns of the model, and its finished attempts if
+    the application has a HistoryMixin.
 
         sqlqueue show --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 
-    With --json: an object as in sqlqueue list; null if there is no such task.
+    With --json: an object as in sqlqueue list, and with a HistoryMixin its history, an array of objects with
+    attempt, outcome, claimed_by, started_at, finished_at, error and traceback, the latest first; null if there is
+    no such task.
 
     Exit status: 0, found or not; 2 for bad usage or a database that does not answer.
     """
     with refusals("show"):
         spec = queue_of(target, queue)
         found, now = transact(url, lambda session: _one(session, spec, [spec.key(identity(spec, key))]))
+        past = transact(url, lambda session: _past(session, spec, identity(spec, key))) if found else None
     if as_json:
-        print_json(found[0] if found else None)
+        kept = {} if past is None else {"history": [asdict(each) for each in past]}
+        print_json(found[0] | kept if found else None)
     elif found:
         (facts,) = found
         own = facts.pop("columns")
         print_table(["", ""], [*({**facts, "lease": _lease(facts, now)} | own).items()])
+        _print_past(past or ())
     else:
         say(f"There is no {spec.entity.__name__} {key}.")
+
+
+def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
+    """Explain why a task is not running: what has to go before it does.
+
+        sqlqueue why --url postgresql+psycopg://me@host/shop shop.models:Email 4711
+
+    Paused, not due, behind a limit or other tasks, locked, leased, finished: every state has an answer.
+
+    With --json: an object with queue, key, status (null if there is no such task), at, and reasons, an array of
+    objects with cause, text, since, until, by, holders, ahead and estimate (in seconds).
+
+    Exit status: 0, found or not; 2 for bad usage or a database that does not answer.
+    """
+    with refusals("why"):
+        spec = queue_of(target, queue)
+        task = Claim(spec.entity, identity(spec, key), attempt=0)
+        found = transact(url, lambda session: operations.why(session, task))
+    if as_json:
+        print_json(
+            {
+                "queue": spec.table.fullname,
+                "key": key_text(found.identity),
+                "status": found.status,
+                "at": found.at,
+                "reasons": [_reason(reason) for reason in found.reasons],
+            }
+        )
+    else:
+        say(f"{spec.entity.__name__} {key_text(found.identity)}, {found.status or 'missing'}:")
+        for reason in found.reasons:
+            say(f"  - {reason.text}")
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    holders = [{"key": key_text(each.identity), "worker": each.worker, "since": each.since} for each in reason.holders]
+    estimate = None if reason.estimate is None else reason.estimate.total_seconds()
+    return {**asdict(reason), "cause": reason.cause.value, "holders": holders, "estimate": estimate}
 
 
 def _one(session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> tuple[list[dict[str, Any]], datetime]:
     found = [_facts(spec, task) for task in operations.find(session, spec.entity, *where)]
     return found, session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+
+
+def _past(session: Session, spec: QueueSpec, identity: Identity) -> list[PastAttempt] | None:
+    """Return the finished attempts at a task; ``None`` if the application does not keep them."""
+    if history_of(spec.table.metadata) is None:
+        return None
+    return operations.history(session, Claim(spec.entity, identity, attempt=0))
+
+
+def _print_past(past: Sequence[PastAttempt]) -> None:
+    for each in past:
+        took = "" if each.took is None else f", after {spoken(each.took)}"
+        by = "" if each.claimed_by is None else f" on {each.claimed_by}"
+        why = "" if each.error is None else f": {each.error.partition(chr(10))[0]}"
+        say(f"\nAttempt {each.attempt} {each.outcome}{by} at {moment_text(each.finished_at)}{took}{why}")
+        for line in (each.traceback or "").splitlines():
+            say(f"  {line}")
 
 
 def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:

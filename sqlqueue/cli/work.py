@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from .._support.exc import ArgumentError, SQLQueueError
+from .._support.exc import ArgumentError
 from ..worker import Worker
-from ..worker.process.supervisor import CANNOT_START, run_to_end, supervise
+from ..worker.process.recycling import Limits
+from ..worker.process.supervisor import supervise
 from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
-from ._database import refusals
 from ._output import refusal
 from ._target import load
 
@@ -40,13 +44,42 @@ Health = Annotated[
         "--health",
         metavar="ADDRESS",
         parser=_address,
-        help="Serve /health and /ready over HTTP on this port; further processes use the following ports. Binds to the"
-        " loopback address unless a host is given: 0.0.0.0:8080 in a container, [::1]:8080.",
+        help="Serve /health, /ready and /metrics over HTTP on this port; further processes use the following ports."
+        " Binds to the loopback address unless a host is given: 0.0.0.0:8080 in a container, [::1]:8080.",
     ),
 ]
 
 
-def work(target: Target, processes: Processes = 1, verbose: Verbose = False, health: Health = None) -> None:
+MaxTasks = Annotated[
+    int | None,
+    typer.Option("--max-tasks", metavar="N", min=1, help="Replace a process that has run N tasks or a few more."),
+]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--max-memory",
+        metavar="MIB",
+        min=1,
+        help="Replace a process that occupies more than MIB mebibytes of memory, without its child processes.",
+    ),
+]
+
+AppVersion = Annotated[
+    str | None,
+    typer.Option("--app-version", metavar="TEXT", help="The application's version, shown by sqlqueue workers."),
+]
+
+
+def work(
+    target: Target,
+    processes: Processes = 1,
+    verbose: Verbose = False,
+    health: Health = None,
+    *,
+    max_tasks: MaxTasks = None,
+    max_memory: MaxMemory = None,
+    app_version: AppVersion = None,
+) -> None:
     """Run a worker: claim tasks and call their handlers, until stopped.
 
         sqlqueue work myapp.jobs:worker --processes 4
@@ -57,26 +90,36 @@ def work(target: Target, processes: Processes = 1, verbose: Verbose = False, hea
 
     With --health 8080, http://127.0.0.1:8080/health answers 200 while the worker's event loop runs, and 503 when only a
     new process would help; /ready answers 200 while the worker also reaches its database. Both report the worker's
-    activity as JSON, without authentication. In a container, where probes come from outside, use --health 0.0.0.0:8080.
+    activity as JSON, without authentication. /metrics serves Prometheus, with the extra prometheus. In a container,
+    where probes come from outside, use --health 0.0.0.0:8080.
 
-    With several processes, one that dies is replaced, after a pause that grows each time.
+    A process that dies is replaced, after a pause that grows each time. The tasks that it had not started are released
+    at once; those that it was running are suspects, which run alone from then on.
+
+    With --max-tasks or --max-memory, a process that has reached the limit stops as on SIGTERM, so that nothing is lost
+    and no attempt counts, and is replaced at once.
 
     Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
     match the models.
     """
     log(verbose)
-    _worker(target)  # reports its problems once, not once per process
-    if health is not None and health.port + processes - 1 > LARGEST_PORT:
-        raise refusal(f"--health: there are not {processes} ports from {health.port} on")
-    start = partial(_process, target, verbose, health)
-    if processes > 1:
-        raise typer.Exit(supervise(start, processes))
-    with refusals("work"):
-        worker = start(0)
+    with _ending_on_sigterm():
+        _worker(target)  # reports its problems once, not once per process
+        if health is not None and health.port + processes - 1 > LARGEST_PORT:
+            raise refusal(f"--health: there are not {processes} ports from {health.port} on")
+        start = partial(_process, target, verbose, health, app_version)
+        status = supervise(start, processes, Limits(max_tasks, max_memory))
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """End this process with status 0 on SIGTERM, until the supervisor handles it: importing a worker may take long."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        run_to_end(worker)
-    except SQLQueueError as error:  # already logged by the worker
-        raise typer.Exit(CANNOT_START) from error
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _worker(target: str) -> Worker:
@@ -85,15 +128,17 @@ def _worker(target: str) -> Worker:
         raise refusal(f"{target} is {type(worker).__name__}, not a sqlqueue.Worker")
     if not worker.handlers:
         raise refusal(f"{target} has no handlers: register one with @worker.handler(Task)")
+    worker.origin = target
     return worker
 
 
-def _process(target: str, verbose: bool, health: Address | None, number: int) -> Worker:
+def _process(target: str, verbose: bool, health: Address | None, version: str | None, number: int) -> Worker:
     """Return the worker of process ``number``, with logging and health checks set up."""
     log(verbose)
     worker = _worker(target)
+    worker.version = version or worker.version
     if health is not None:
-        serve_health(health._replace(port=health.port + number), worker.health)
+        serve_health(health._replace(port=health.port + number), worker.health, worker.metrics)
     return worker
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from .._support.exc import ArgumentError, HandlerNotFoundError
-from ..queue.spec import spec_of
+from ..queue.spec import Where, spec_of
 from .task import J, TaskFunction
 
 AnyTask = TaskFunction[..., ..., Any, J]
@@ -37,6 +37,17 @@ class Functions(Generic[J]):
         self.takes_session = self.takes_session or task.takes_session
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the functions, sorted."""
+        return tuple(sorted(self._tasks))
+
+    @property
+    def calls(self) -> Where:
+        """The criterion for the rows that call one of the functions."""
+        column: Where = getattr(self.entity, self._column).in_(self.names)
+        return column
+
+    @property
     def is_coroutine(self) -> bool:
         """Whether the functions are coroutine functions."""
         return any(task.is_coroutine for task in self._tasks.values())
@@ -44,8 +55,9 @@ class Functions(Generic[J]):
     def perform(self, job: J) -> Any:
         """Call the function of ``job`` and return its result, an awaitable for a coroutine function.
 
-        Raises :class:`.HandlerNotFoundError` for an unknown function, :class:`.ArgumentError` if its arguments do not
-        fit.  These are ordinary failures, since another worker may have the function as it was enqueued.
+        Raises :class:`.HandlerNotFoundError` for an unknown function, as a child process may find that has loaded other
+        code, and :class:`.ArgumentError` if its arguments do not fit.  These are ordinary failures, since another
+        worker may have the function as it was enqueued.
         """
         return self._call(job)
 

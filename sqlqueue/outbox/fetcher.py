@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..worker.database.backoff import Patience, keep_on
+from ..worker.database.silence import answer_within
 from ..worker.fetching.context import WorkerContext
 from ..worker.fetching.poller import Poller
 from ..worker.fetching.readiness import Readiness
@@ -27,6 +28,8 @@ class RelayLane:
         self._delivery = delivery
         self._poller = Poller(handler, context)
         self._draining = self._busy = False
+        self._free = asyncio.Event()
+        self._free.set()
         self._jobs: Sequence[Job] = ()
         self._publishing: asyncio.Task[None] | None = None
         self._readiness = Readiness(handler.entity, context)
@@ -36,9 +39,31 @@ class RelayLane:
         """Whether no batch is being claimed or published."""
         return not self._busy
 
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing is being published."""
+        return not self._busy
+
+    @property
+    def slots(self) -> int:
+        """One: batches are published one after the other."""
+        return 1
+
+    def resize(self, slots: int) -> None:
+        """Ignore ``slots``: the order of messages allows no more than one batch at a time."""
+
+    def hold(self) -> None:
+        """Claim nothing more until :meth:`resume`."""
+        self._free.clear()
+
+    def resume(self) -> None:
+        """Claim again."""
+        self._free.set()
+
     def drain(self) -> None:
         """Stop claiming, and stop calling the publisher."""
         self._draining = self._delivery.stopping = True
+        self._free.set()
         self._poller.close()
 
     def abandon(self, reason: str) -> None:
@@ -59,6 +84,9 @@ class RelayLane:
         await keep_on(self._turn, lambda: self._draining, Patience(what, self._context.reports, adapter))
 
     async def _turn(self) -> None:
+        await self._free.wait()
+        if self._draining:
+            return
         self._poller.expect()
         outcomes: dict[Job, Outcome] = {}
         self._busy = True
@@ -81,7 +109,8 @@ class RelayLane:
             return ()
         entity: Any = handler.entity
         claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
-        messages = await self._context.database.run(lambda session: claim(session, entity, *where))
+        within = answer_within(handler.lease)
+        messages = await self._context.database.run(lambda session: claim(session, entity, *where), within)
         jobs = [Job(handler, message) for message in messages]
         for job in jobs:
             self._context.reports.claimed(job)

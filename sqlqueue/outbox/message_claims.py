@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from datetime import timedelta
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import and_, or_
@@ -53,8 +53,8 @@ def claim_messages(
     and first the keys whose first message comes first in the model's claim order.
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
-    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.  It
-    may also lock messages that come after one that another claim holds, and that could not be claimed meanwhile.
+    what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.
+    Where something else than :func:`claim_messages` has locked a message, those after it in its key may be locked too.
     """
     spec = outbox_of(entity)
     count("limit", limit)
@@ -92,16 +92,21 @@ class _Wanted(NamedTuple):
 
 
 def _locked_lines(session: Session, adapter: Adapter, wanted: _Wanted) -> tuple[list[list[Identity]], list[Identity]]:
-    """The messages of each key, and those of them that are locked now.  In the place of keys that others are just
-    claiming come those that are next."""
+    """The messages of each key, and those of them that are locked now.
+
+    The first of a key is locked before those that follow it: these are left alone where another claim has the first.
+    In the place of keys that others are just claiming come those that are next.
+    """
     lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
     while room := wanted.limit - len(mine):
         heads = _heads(session, adapter, wanted._replace(limit=room), passed)
-        some = _followed(session, adapter, wanted._replace(limit=room), heads)
+        free |= _lock(session, adapter, wanted, [head.identity for head in heads])
+        ours = [head for head in heads if head.identity in free]
+        some = _followed(session, adapter, wanted.spec, ours, room - len(heads))
         lines += some
-        free |= _lock(session, adapter, wanted, list(chain(*some)))
+        free |= _lock(session, adapter, wanted, [identity for line in some for identity in line[1:]])
         mine = _without_gaps(lines, free)
-        if len(heads) < room or free.issuperset(head.identity for head in heads):
+        if len(heads) < room or len(ours) == len(heads):
             break
         passed += [head.identity for head in heads]
     return lines, mine
@@ -120,14 +125,15 @@ def _heads(session: Session, adapter: Adapter, wanted: _Wanted, passed: Sequence
     return heads
 
 
-def _followed(session: Session, adapter: Adapter, wanted: _Wanted, heads: Sequence[Head]) -> list[list[Identity]]:
-    """Return each head with its followers, up to the limit."""
+def _followed(
+    session: Session, adapter: Adapter, spec: QueueSpec, heads: Sequence[Head], room: int
+) -> list[list[Identity]]:
+    """Return each head with its followers, at most ``room`` of these."""
     lines = [[head.identity] for head in heads]
     keyed = [number for number, head in enumerate(heads) if head.message_key is not None][:LINES]
-    room = wanted.limit - len(heads)
     if room and keyed:
-        asked = followers_of(wanted.spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
-        rows: Iterable[Any] = adapter.rows.execute(session, wanted.spec, asked)
+        asked = followers_of(spec, {number: heads[number] for number in keyed}, -(-room // len(keyed)))
+        rows: Iterable[Any] = adapter.rows.execute(session, spec, asked)
         for number, *key in rows:
             if room:
                 lines[number].append(tuple(key))

@@ -14,6 +14,8 @@ from .._support.exc import ArgumentError
 from ..operations import default_claimer
 from ..worker import Job, Worker
 from ..worker.database.base import Sessions
+from ..worker.database.lines import follow
+from ..worker.database.silence import answer_within
 from ..worker.fetching.context import WorkerContext
 from ..worker.handling.handlers import Handler, handler_of, is_coroutine
 from ..worker.handling.outcomes import RELEASED, Outcome, write_outcomes
@@ -79,6 +81,7 @@ class Relay(Worker):
         )
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self.reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
+        self._within = answer_within(handler.lease)
         self._entity = entity
         self.handlers.append(self._outbox)  # for code that treats it as a plain handler, such as sqlqueue.testing
 
@@ -99,7 +102,8 @@ class Relay(Worker):
             lease=handler.lease,
             claimed_by=self._settings.name or default_claimer(),
         )
-        messages = await self._database.run(lambda session: claim(session, self._entity))
+        follow(self._database.engine(handler.spec), self._within)
+        messages = await self._database.run(lambda session: claim(session, self._entity), self._within)
         jobs = [Job(handler, message) for message in messages]
         delivery = self._deliver()
         try:
@@ -119,7 +123,7 @@ class Relay(Worker):
 
     async def _write(self, outcomes: Sequence[tuple[Job, Outcome]]) -> None:
         settled = [(job.claim, outcome) for job, outcome in outcomes]
-        lost = await self._database.run(lambda session: write_outcomes(session, settled))
+        lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
         for job, _ in outcomes:
             if job.claim in lost:
                 self.reports.lost(job)

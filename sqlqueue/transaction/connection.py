@@ -46,13 +46,15 @@ class Access(Enum):
     """It may wait for some of them."""
     CLAIM = auto()
     """It locks rows for itself, and skips those that others have locked."""
+    HOLD = auto()
+    """The same, and until the transaction ends nothing but these locks keeps others out."""
 
 
 def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:
     """Begin a transaction on the engine of ``spec``, flush the session, and return the engine's adapter.
 
-    The adapter sets or checks the isolation level that ``access`` needs.  Raises :class:`.UnsupportedDialectError` and
-    :class:`.UnsupportedIsolationError`.
+    The adapter sets or checks the isolation level that ``access`` needs, and whether locks hold here if it relies on
+    them.  Raises :class:`.UnsupportedDialectError` and :class:`.UnsupportedIsolationError`.
     """
     bind = session.get_bind(**spec.bind_arguments)
     # do not change the settings of an application's own Connection
@@ -61,6 +63,8 @@ def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Ad
     connection = _connect(session, spec, adapter, access, fresh=fresh)
     adapter = adapter_for(connection.dialect)
     adapter.server.verify(connection)
+    if access is Access.HOLD:
+        adapter.server.check_locks(connection)
     session.flush()
     return adapter
 
@@ -76,7 +80,7 @@ def _connect(session: Session, spec: QueueSpec, adapter: Adapter, access: Access
         with wrapping(bind.dialect):
             _begin_read_committed(session, spec)
     connection = session.connection(spec.bind_arguments)
-    if access is Access.CLAIM:
+    if access in (Access.CLAIM, Access.HOLD):
         transactions.check_level(connection)
         transactions.begin_to_claim(connection, spec, fresh=fresh)
     return connection
@@ -92,13 +96,14 @@ def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
     outermost.connection(execution_options=options, bindkey=spec.mapper, clause=spec.bind_arguments["clause"])
 
 
-def open_to_claim(session: Session, spec: QueueSpec) -> Adapter:
+def open_to_claim(session: Session, spec: QueueSpec, *, holds: bool = False) -> Adapter:
     """Return the adapter like :func:`open_`, for operations that load the instances of locked rows.
 
-    Raises :class:`.ArgumentError` also if the session reads from another engine than it writes to.
+    ``holds``: nothing but the locks keeps others out.  Raises :class:`.ArgumentError` also if the session reads from
+    another engine than it writes to.
     """
     check_engine(session, spec, spec.selecting)
-    return open_(session, spec, Access.CLAIM)
+    return open_(session, spec, Access.HOLD if holds else Access.CLAIM)
 
 
 def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:

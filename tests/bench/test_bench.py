@@ -100,7 +100,7 @@ def test_it_measures_on_every_engine(sync_db: Database) -> None:
 
 
 @pytest.mark.requires("notifies")
-def test_pickup_is_compared_with_who_listens_by_hand(sync_db: Database) -> None:
+def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), "--only", "pickup", "--tasks", 20, "--idle", 1, "--json")
     assert result.exit_code == 0, result.stderr
     listening, looking = json.loads(result.stdout)["pickup"]
@@ -187,7 +187,7 @@ class Stumbling:
     ("make", "reason"),
     [(no_hand, "ValueError: no hand"), (dying, "a process has died"), (Stumbling, "ValueError: stumbled")],
 )
-def test_what_goes_wrong_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeHand, reason: str) -> None:
+def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeHand, reason: str) -> None:
     url = make_url(f"sqlite:///{tmp_path}/bench.db")
     plan = Plan(url=url, key=Key.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
     with pytest.raises(BenchError, match=reason), crew(plan) as processes, processes.employed(make, 1) as work:
@@ -199,7 +199,7 @@ def test_what_goes_wrong_in_a_process_ends_the_benchmark(tmp_path: Path, make: M
 
 @pytest.mark.parametrize("key", Key)
 @pytest.mark.parametrize("cycle", [apart, together, at_most_once])
-def test_what_it_is_compared_with_does_each_job_once(
+def test_yardsticks_do_each_job_once(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: Key
 ) -> None:
     plan = plan_for(sync_db, key)
@@ -215,7 +215,7 @@ def test_what_it_is_compared_with_does_each_job_once(
 
 
 @pytest.mark.parametrize("key", Key)
-def test_what_it_is_compared_with_writes_what_the_library_writes(
+def test_yardsticks_write_what_the_library_writes(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], key: Key
 ) -> None:
     plan = plan_for(sync_db, key)
@@ -264,7 +264,7 @@ def offset(difference: timedelta) -> str:
 
 @pytest.mark.parametrize("enqueue", [one_by_one, in_bulk, by_copy])
 @pytest.mark.parametrize("key", Key)
-def test_what_it_is_compared_with_enqueues_what_the_library_claims(
+def test_yardsticks_enqueue_what_the_library_claims(
     sync_db: Database,
     engine: Engine,
     compared: list[tuple[str, Clients]],

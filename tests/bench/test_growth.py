@@ -121,5 +121,5 @@ def test_the_ratios_are_of_the_last_tenth() -> None:
 
 
 @pytest.mark.parametrize("readings", [[None, None, None], [1, None, 3], [0, 0, 0], [5, 7, 6]])
-def test_what_is_not_counted_is_not_told(readings: list[float | None]) -> None:
+def test_what_is_not_counted_is_not_reported(readings: list[float | None]) -> None:
     assert ServerTime.of(readings, tasks=1) is None

@@ -72,7 +72,7 @@ def out(*arguments: str, model: str = "Task") -> str:
 # -- what people see ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_found_is_no_error(url: str) -> None:
+def test_finding_nothing_is_not_an_error(url: str) -> None:
     assert out("errors") == "Task has no such errors."
     assert out("list") == "Task has no such tasks."
     assert out("show", "7") == "There is no Task 7."
@@ -197,7 +197,8 @@ def test_what_is_paused(url: str) -> None:
 
 
 def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.cli.changes.BATCH", 2)
+    for module in ("cli.changes", "operations.mass_changes"):
+        monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
     assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."
     assert out("prune", "--older-than", "1d", "--yes") == "4 tasks of Task are deleted."
@@ -280,7 +281,7 @@ def test_progress_is_shown_at_a_terminal_alone(url: str) -> None:
         (["stats", "--by", "nothing"], "Task has no column nothing"),
         (["stats", "--bucket", "1h"], "--bucket and --since need --timeline"),
         (["stats", "--timeline", "--by", "number"], "--timeline, which cannot be combined with --by"),
-        (["stats", "--timeline", "--bucket", "7h"], "give what divides a day"),
+        (["stats", "--timeline", "--bucket", "7h"], "give a duration that divides a day"),
         (["discard", "--id", "7"], "--reason"),
         (["prune"], "Task has no retention: use --older-than"),
         (["pause", "--topic", "x"], "Task has no topics"),
@@ -347,7 +348,7 @@ def test_a_database_that_has_no_tables(command: str) -> None:
         ),
         ("nosuch://me:secret@host/shop", "--url: SQLAlchemy has no dialect 'nosuch', or it is not installed"),
         ("mysql+mysqldb://me:secret@host/shop", "--url: the driver for mysql+mysqldb is not installed"),
-        ("sqlite:////no/such/folder/shop.db", "there is no file /no/such/folder/shop.db"),
+        ("sqlite:////no/such/folder/shop.db", "the file /no/such/folder/shop.db does not exist"),
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop", "cannot connect: (2003, "),
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop?colour=red", "cannot connect: "),
     ],
@@ -499,7 +500,7 @@ def test_help_has_an_example_and_the_exit_status(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_all_that_is_written_for_it(command: str) -> None:
+def test_help_shows_the_whole_docstring(command: str) -> None:
     """Brackets are no markup, in the text and in what is said of each option."""
     asked = get_command(application()).commands[command]  # type: ignore[attr-defined]
     told = words(CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "200"}).stdout)
@@ -618,7 +619,7 @@ def work(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_worker_without_its_table_says_so_once(jobs: Path) -> None:
+def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
     told = work(jobs)
     assert (told.returncode, told.stdout) == (3, "")
     (line,) = told.stderr.splitlines()
@@ -627,14 +628,16 @@ def test_a_worker_without_its_table_says_so_once(jobs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("status", "arguments", "said"),
     [
-        (["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
-        (["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
-        (["--health", "192.0.2.1:8080"], "cannot answer for health on 192.0.2.1 port 8080: "),
+        (2, ["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
+        (2, ["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
+        (2, ["--max-tasks", "0"], "greater than or equal to 1"),
+        (2, ["--max-memory", "-1"], "greater than or equal to 1"),
+        (3, ["--health", "192.0.2.1:8080"], "cannot answer for health on 192.0.2.1 port 8080: "),
     ],
 )
-def test_addresses_at_which_a_worker_cannot_answer(jobs: Path, arguments: list[str], said: str) -> None:
+def test_options_with_which_a_worker_cannot_start(jobs: Path, status: int, arguments: list[str], said: str) -> None:
     told = work(jobs, *arguments)
-    assert (told.returncode, told.stdout) == (2, "")
+    assert (told.returncode, told.stdout) == (status, "")
     assert said in words(told.stderr)

@@ -143,7 +143,8 @@ def test_stopped_by_the_keyboard(
     sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second batch: once, and it is the last; twice, and it is rolled back."""
-    monkeypatch.setattr("sqlqueue.cli.changes.BATCH", 2)
+    for module in ("cli.changes", "operations.mass_changes"):
+        monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     sync_db.insert(Task, [{"id": n} for n in range(1, 8)])
     updates = 0
 
@@ -219,3 +220,18 @@ def test_a_snoozed_task_is_not_retried_and_the_command_says_why(sync_db: Databas
         "0 tasks of Task are available again.\nFound: 1 scheduled. sqlqueue retry changes retryable,"
     )
     assert states(sync_db) == {(7,): "scheduled"}
+
+
+def test_why(sync_db: Database) -> None:
+    sync_db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3)])
+    with sync_db.begin() as session:
+        session.claim_many(Visit, limit=2, claimed_by="worker-1")
+    found = told(sync_db, "why", "3", "--json", target="Visit")
+    (reason,) = found["reasons"]
+    assert (found["queue"], found["key"], found["status"], reason["cause"]) == ("visit", "3", "available", "limit")
+    assert [(holder["key"], holder["worker"]) for holder in reason["holders"]] == [("1", "worker-1"), ("2", "worker-1")]
+    assert datetime.fromisoformat(reason["holders"][0]["since"]).tzinfo is not None
+    assert "2 of at most 2 tasks with its key 'a' are running" in told(sync_db, "why", "3", target="Visit")
+    missing = told(sync_db, "why", "9", "--json", target="Visit")
+    assert (missing["status"], [each["cause"] for each in missing["reasons"]]) == (None, ["missing"])
+    assert called(sync_db, "why", "x", target="Visit").exit_code == 2

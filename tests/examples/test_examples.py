@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.examples.running import EXAMPLES, STARTING, free_port, run, running, served, work
@@ -20,9 +21,16 @@ def rows(database: Path, query: str) -> list[Any]:
         return connection.execute(query).fetchall()
 
 
+def dashboard(client: httpx2.Client) -> str:
+    """Return the dashboard's page of all queues."""
+    answer = client.get("/queues/")
+    assert answer.status_code == 200
+    return answer.text
+
+
 def test_every_example_is_tested() -> None:
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("__")}
-    assert folders == {"fastapi_app", "flask_app", "django_alongside", "script"}
+    assert folders == {"fastapi_app", "flask_app", "django_alongside", "monitoring", "script"}
 
 
 def test_fastapi(tmp_path: Path) -> None:
@@ -37,13 +45,14 @@ def test_fastapi(tmp_path: Path) -> None:
         assert created.status_code == 201
         path = f"/customers/{created.json()['id']}"
         eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
+        assert "Welcome" in dashboard(client)
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
 
 
 def test_flask(tmp_path: Path) -> None:
     database, port = tmp_path / "app.db", free_port()
     url = {"DATABASE_URL": f"sqlite:///{database}"}
-    flask = ("-m", "flask", "--app", "app")
+    flask = ("-m", "flask", "--app", "wsgi")
     run("flask_app", *flask, "init-db", **url)
     with (
         running("flask_app", *flask, "run", "--port", str(port), **url),
@@ -57,6 +66,7 @@ def test_flask(tmp_path: Path) -> None:
             eventually(
                 lambda: client.get(path).json() == {"status": "completed", "text": "Report for 2026"}, within=STARTING
             )
+        assert "Report" in dashboard(client)
 
 
 def test_django(tmp_path: Path) -> None:
@@ -66,7 +76,7 @@ def test_django(tmp_path: Path) -> None:
     assert "No changes detected" in run("django_alongside", "manage.py", "makemigrations", "--check", **variables)
     run("django_alongside", "-m", "shop.queues", **variables)
     with (
-        running("django_alongside", "manage.py", "runserver", "--noreload", str(port), **variables),
+        running("django_alongside", "-m", "uvicorn", "shop.asgi:application", "--port", str(port), **variables),
         served(port) as client,
     ):
         assert client.post("/customers", data={"name": "nobody"}).status_code == 400
@@ -76,6 +86,7 @@ def test_django(tmp_path: Path) -> None:
         assert client.get(path).json() == {"name": "Ada", "greeting": None}
         with running("django_alongside", *work("shop.queues:worker"), **variables):
             eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
+        assert "Welcome" in dashboard(client)
     assert rows(database, "SELECT name FROM shop_customer") == [("Ada",)]
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
 

@@ -322,7 +322,7 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_the_fixture_says_what_it_needs(pytester: pytest.Pytester) -> None:
+def test_the_fixture_names_what_it_needs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(_UNPREPARED)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(errors=1)

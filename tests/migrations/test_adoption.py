@@ -43,7 +43,7 @@ from tests.migrations.project import Project
 from tests.support.engines import ENGINES, EngineCase
 from tests.support.harness import Database
 
-MANY = 100_000
+MANY = 20_000
 OWN = [OldOrder.id, OldOrder.reference, OldOrder.status, OldOrder.amount, OldOrder.customer_id]
 MakeApplication = Callable[..., Project]
 
@@ -116,7 +116,9 @@ def _text(project: Project, message: str) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_what_was_there_is_done_and_what_comes_is_to_do(sync_db: Database, application: MakeApplication) -> None:
+def test_existing_rows_are_completed_and_new_rows_are_available(
+    sync_db: Database, application: MakeApplication
+) -> None:
     adopting = application(MANY)
     before, own = definitions(sync_db, Before.metadata), _own(sync_db)
     adopting.revise("adopt")
@@ -163,7 +165,7 @@ def test_a_queue_no_longer_and_then_again(sync_db: Database, application: MakeAp
 
 
 @pytest.mark.parametrize(("becomes", "batch"), [(Status.CANCELLED, True), ("available", False)])
-def test_rows_become_what_the_project_says(
+def test_rows_get_the_configured_status(
     sync_db: Database, application: MakeApplication, becomes: Status, batch: bool
 ) -> None:
     adopting = application(3, sqlqueue=MigrationOptions(existing_rows=becomes), render_as_batch=batch)
@@ -238,7 +240,7 @@ def test_the_script_for_an_engine_that_is_not_there(tmp_path: Path, case: Engine
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.SCHEDULED, "nonsense"])
-def test_rows_cannot_become_what_nobody_claimed(status: Any) -> None:
+def test_rows_cannot_become_running_or_retryable(status: Any) -> None:
     with pytest.raises(ArgumentError, match=r"existing_rows=.*available, completed, cancelled or discarded"):
         MigrationOptions(existing_rows=status)
 

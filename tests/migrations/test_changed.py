@@ -121,7 +121,7 @@ def test_an_index_for_pruning_that_is_missing(sync_db: Database, project: MakePr
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_renamed_column_keeps_what_is_in_it(sync_db: Database, project: MakeProject, batch: bool) -> None:
+def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject, batch: bool) -> None:
     names = {"status": "queue_status", "created_at": "queued_at", "error": "queue_error", "attempt": "tries"}
     old, new = model(QueueMixin), model(QueueMixin, columns=names)
     made = project(old.metadata, plugin=True, options={"render_as_batch": batch})

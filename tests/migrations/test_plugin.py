@@ -272,7 +272,7 @@ def _operations(project: Project) -> list[str]:
     return sorted(script.partition("def upgrade")[2].splitlines())
 
 
-def test_what_the_project_leaves_out_is_left_alone(migrated: Project, sync_db: Database) -> None:
+def test_tables_that_the_project_filters_out_are_left_alone(migrated: Project, sync_db: Database) -> None:
     _replace(sync_db, DUE, ["finished_at", "id", "available_at"], COMES_DUE)
     migrated.configured(include_object=lambda found, name, *_: name != DUE).check()
     migrated.configured(include_object=lambda found, name, *_: name != "plugin_job").check()
@@ -310,7 +310,7 @@ def test_it_is_on_by_its_import_alone_and_once(migrated: Project, sync_db: Datab
     assert script.count("create_index") == 1
 
 
-def test_a_table_of_the_same_revision_keeps_nobody_waiting(sync_db: Database, project: MakeProject) -> None:
+def test_indexes_of_a_new_table_are_not_created_concurrently(sync_db: Database, project: MakeProject) -> None:
     options = {"sqlqueue": MigrationOptions(concurrently=True, postgresql_storage=True)}
     made = project(Base.metadata, plugin=True, options=options, version_table="plugin_version")
     script = made.revise("first").read_text()

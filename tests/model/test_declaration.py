@@ -212,7 +212,7 @@ def test_queue_columns_in_the_constructor(way: Any) -> None:
         assert model(priority=3).priority == 3
 
 
-def test_dataclasses_say_nothing_of_what_was_not_given() -> None:
+def test_dataclasses_omit_values_that_were_not_given() -> None:
     letter = models.Letter("ada", priority=1)
     assert repr(letter) == "Letter(id=None, recipient='ada')"
     assert letter == models.Letter("ada")
@@ -416,7 +416,7 @@ def test_the_fix_works(base: Any) -> None:
     assert columns(model) == COLUMNS | {"id", "queue_status"}
 
 
-def test_a_collision_with_what_a_base_brings(base: Any) -> None:
+def test_a_collision_with_a_column_of_a_base(base: Any) -> None:
     class Audited:
         created_at: Mapped[int] = mapped_column(Integer)
 
@@ -516,7 +516,7 @@ def test_joined_inheritance_without_a_discriminator(base: Any) -> None:
         _joined(_root(base))
 
 
-def test_joined_inheritance_of_what_is_deleted_when_done(base: Any) -> None:
+def test_joined_inheritance_refuses_deletion_on_completion(base: Any) -> None:
     root = _root(base, __mapper_args__=POLYMORPHIC, __queue__=QueueOptions(on_complete="delete"))
     with pytest.raises(ConfigurationError, match=r"Part.*on_complete='delete'"):
         _joined(root, __mapper_args__={"polymorphic_identity": "part"})
@@ -532,20 +532,20 @@ def test_an_inheriting_class_cannot_have_other_columns_or_another_order(base: An
 
 STAGED = {"__queue__": QueueOptions(stages=("fetch", "parse"))}
 REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
-    "no stages": (StageMixin, {}, "which stages are there"),
+    "no stages": (StageMixin, {}, "stages= is missing"),
     "stages of no pipeline": (QueueMixin, STAGED, "derive from StageMixin"),
     "a stage with a long name": (StageMixin, {"__queue__": QueueOptions(stages=("x" * 65,))}, "at most 64 characters"),
     "a result that nobody finds": (
         ResultMixin,
         {"__queue__": QueueOptions(on_complete="delete")},
-        "leaves nobody to ask for the result",
+        "would delete the result with the task",
     ),
     "a key that is taken": (UniqueMixin, {"unique_key": mapped_column(String(10))}, "'queue_unique_key'"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_mixin_needs_has_to_be_said(base: Any, name: str) -> None:
+def test_a_mixin_without_its_required_options_is_refused(base: Any, name: str) -> None:
     mixin, attributes, words = REFUSED[name]
     assert words in _refused(base, mixin, **attributes)
 
@@ -553,8 +553,8 @@ def test_what_a_mixin_needs_has_to_be_said(base: Any, name: str) -> None:
 def test_an_inheriting_class_has_the_stages_of_its_base(base: Any) -> None:
     root = _root(base, StageMixin, **STAGED, __mapper_args__=POLYMORPHIC)
     for name, options, words in (
-        ("Part", QueueOptions(lease=timedelta(seconds=1)), "which stages are there"),
-        ("Piece", QueueOptions(stages=("parse",)), "stages are those of the class"),
+        ("Part", QueueOptions(lease=timedelta(seconds=1)), "stages= is missing"),
+        ("Piece", QueueOptions(stages=("parse",)), "slots and stages; set them on the base class"),
     ):
         own = {"__mapper_args__": {"polymorphic_identity": name}, "__queue__": options}
         with pytest.raises(ConfigurationError, match=words):

@@ -31,7 +31,7 @@ def at(text: str) -> datetime:
         ("0 * * * *", "10-25 23:30", ["10-26 00:00", "10-26 01:00", "10-26 02:00"]),  # twice
     ],
 )
-def test_cron_goes_by_the_clock_on_the_wall(expression: str, since: str, times: list[str]) -> None:
+def test_cron_uses_local_time(expression: str, since: str, times: list[str]) -> None:
     schedule, moment = Cron(expression, BERLIN), at(since)
     for expected in map(at, times):
         moment = schedule.after(moment)
@@ -41,7 +41,7 @@ def test_cron_goes_by_the_clock_on_the_wall(expression: str, since: str, times: 
 @pytest.mark.parametrize(
     "schedule", [Every(HOUR), Every(timedelta(days=400, seconds=0.5, minutes=90)), Cron("0 3 * * 1", BERLIN)]
 )
-def test_what_is_stored_is_what_it_was(schedule: Any) -> None:
+def test_stored_schedules_are_read_back_equal(schedule: Any) -> None:
     assert parse(str(schedule)) == schedule
 
 
@@ -83,13 +83,13 @@ def test_a_run_is_missed_once_the_next_is_due() -> None:
         lambda: Cron(3),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_schedule(make: Any) -> None:
+def test_invalid_schedules(make: Any) -> None:
     with pytest.raises(ArgumentError, match=r"schedule|interval|cron"):
         make()
 
 
 @pytest.mark.parametrize("zone", ["Nowhere", "../x", "", "Europe", 2, "Europe/Berlin\0"])
-def test_a_bad_time_zone_is_told_from_a_bad_expression(zone: Any) -> None:
+def test_a_bad_time_zone_is_distinguished_from_a_bad_expression(zone: Any) -> None:
     with pytest.raises(ArgumentError, match="not a time zone") as raised:
         Cron("0 3 * * *", zone)
     assert "cron expression" not in str(raised.value)

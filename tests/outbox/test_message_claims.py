@@ -40,7 +40,7 @@ def test_the_first_of_each_key_comes_before_the_second_of_any(db: Database) -> N
         assert claim(actor, limit=4) == [a1, a2, b1, c1]
 
 
-def test_what_is_claimed_keeps_others_from_its_key(db: Database) -> None:
+def test_a_claimed_task_keeps_others_from_its_key(db: Database) -> None:
     a1, b1, _, b2, none = fill(db, "a", "b", "a", "b", None)
     with db.session() as first, db.session() as second:
         assert claim(first, Outgoing.message_key == "a", limit=1) == [a1]
@@ -51,7 +51,7 @@ def test_what_is_claimed_keeps_others_from_its_key(db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_claim_that_is_not_committed_keeps_others_away_and_nobody_waits(db: Database) -> None:
+def test_an_uncommitted_claim_excludes_others_without_making_them_wait(db: Database) -> None:
     a1, b1, _, b2 = fill(db, "a", "b", "a", "b")
     with db.session() as first, db.session() as second:
         assert claim(first, Outgoing.message_key == "a", limit=1) == [a1]
@@ -59,7 +59,17 @@ def test_a_claim_that_is_not_committed_keeps_others_away_and_nobody_waits(db: Da
 
 
 @pytest.mark.requires("locks_rows")
-def test_what_others_have_locked_is_not_passed_by(db: Database) -> None:
+def test_messages_after_one_that_another_claim_has_are_not_locked(db: Database) -> None:
+    a1, a2, b1 = fill(db, "a", "a", "b")
+    with db.session() as first, db.session() as second:
+        assert claim(first, Outgoing.message_key == "a", limit=1) == [a1]
+        assert claim(second) == [b1]
+        changed = update(Outgoing.__table__).where(Outgoing.id == a2).values(priority=1)
+        without_waiting(second, lambda: first.execute(changed))
+
+
+@pytest.mark.requires("locks_rows")
+def test_messages_do_not_overtake_a_locked_one_of_their_key(db: Database) -> None:
     a1, a2, _, b1 = fill(db, "a", "a", "a", "b")
     with db.session() as operator, db.session() as relay:
         assert operator.claim(Outgoing, Outgoing.id == a2, lease=None).id == a2
@@ -89,7 +99,7 @@ def test_those_held_back_do_not_hide_others(db: Database) -> None:
         assert claim(actor) == [b1]
 
 
-def test_what_is_final_holds_back_nothing(db: Database) -> None:
+def test_final_messages_hold_back_nothing(db: Database) -> None:
     done, a2, dead, b2 = fill(db, "a", "a", "b", "b")
     with db.begin() as actor:
         actor.cancel(Outgoing, Outgoing.id == done)
@@ -138,7 +148,7 @@ def test_a_rollback_leaves_no_trace(db: Database) -> None:
         assert claim(actor) == ids
 
 
-def test_what_makes_no_sense_is_refused(sync_db: Database) -> None:
+def test_invalid_arguments_are_refused(sync_db: Database) -> None:
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match="Task is not an outbox: derive it from"):
             actor.run(claim_messages, Task, limit=1)

@@ -89,7 +89,7 @@ def test_one_that_fails_holds_back_its_key_and_no_other(db: Database) -> None:
     assert once(db, relay) == 0
 
 
-def test_keys_are_told_apart_to_the_letter_when_one_fails(sync_db: Database) -> None:
+def test_keys_are_compared_exactly_when_one_fails(sync_db: Database) -> None:
     upper, _, _ = fill(sync_db, "KEY", "key", "KEY")
     notes = Notes(lambda message: message.id == upper)
     once(sync_db, relay_of(sync_db, notes))
@@ -107,7 +107,7 @@ def test_after_the_backoff_it_goes_on_from_there(sync_db: Database, monkeypatch:
     assert notes.calls[-1] == ids[1:]
 
 
-def test_what_a_publisher_gives_up_holds_back_nothing(db: Database) -> None:
+def test_a_discarded_message_holds_back_nothing(db: Database) -> None:
     a1, a2 = fill(db, "a", "a")
     (b1,) = fill(db, "b")
     notes = Notes(lambda message: message.id == a1, Discard("too large"))
@@ -148,7 +148,7 @@ def test_one_that_was_taken_over_completes_nothing_of_the_others(sync_db: Databa
     assert relay.reports.counts["lost"] == 1
 
 
-def test_what_nobody_awaits_is_not_taken_for_published(sync_db: Database) -> None:
+def test_an_awaitable_that_is_not_awaited_is_not_counted_as_published(sync_db: Database) -> None:
     (only,) = fill(sync_db, "a")
 
     async def coroutine(messages: Sequence[Any]) -> None: ...

@@ -68,7 +68,7 @@ def test_a_copy_to_or_from_the_client_is_refused(sync_db: Database, request_: st
 
 @pytest.mark.parametrize("url", ["postgresql+psycopg2://", "mysql+mysqlconnector://", "mariadb+mariadbconnector://"])
 def test_a_driver_that_may_execute_several_statements_is_refused(url: str) -> None:
-    with pytest.raises(ArgumentError, match="does not refuse several statements in one request: use"):
+    with pytest.raises(ArgumentError, match="does not reject several statements in one request: use"):
         SQLTaskScheduler([SQLTaskDatabase(url=url)])
 
 
@@ -149,7 +149,7 @@ def _ends(db: Database, request: str) -> None:
     assert str(failed.value).startswith("timeout: stopped after 0.5 s")
 
 
-def test_what_takes_too_long_is_ended(sync_db: Database) -> None:
+def test_statements_that_take_too_long_are_ended(sync_db: Database) -> None:
     _ends(sync_db, ENDLESS)
 
 

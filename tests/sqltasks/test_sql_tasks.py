@@ -116,7 +116,7 @@ def test_the_types_of_columns_have_names(tasks: Database) -> None:
     assert not any(name.isdigit() for name in names.values())
 
 
-def test_the_server_ends_what_takes_too_long(tasks: Database) -> None:
+def test_the_server_ends_statements_that_take_too_long(tasks: Database) -> None:
     add(tasks, *[{"request": "SELECT 1"}] * 9, {"request": ENDLESS, "timeout": 0.5})
     with running(served(tasks)):
         eventually(ended(tasks, 10))

@@ -179,7 +179,7 @@ def test_a_claim_given_twice(session: Recorded, call: str) -> None:
 
 @settling
 @pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
-def test_what_is_no_claim(session: Recorded, call: str, nothing: Any) -> None:
+def test_arguments_that_are_not_claims(session: Recorded, call: str, nothing: Any) -> None:
     """None is what an empty queue gave."""
     with refused(session):
         getattr(session, call)(nothing, *SETTLING[call])
@@ -231,7 +231,7 @@ def test_stats_by(session: Recorded, by: Any) -> None:
         *(({"bucket": bucket}, "bucket") for bucket in (3_600, timedelta(0), -timedelta(hours=1), None)),
         *(({"since": since}, "since") for since in (86_400, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC), None)),
         *(({"bucket": timedelta(hours=hours)}, "divides a day") for hours in (5, 25, 36)),
-        ({"bucket": timedelta(seconds=8)}, "at most 10,000 buckets"),
+        ({"bucket": timedelta(seconds=8)}, "maximum is 10,000 buckets"),
         ({"bucket": timedelta(days=10_001)}, "as many days"),
         ({"bucket": timedelta(days=7), "since": timedelta(days=10_001)}, "as many days"),
     ],
@@ -303,7 +303,7 @@ def test_rows_with_a_part_of_their_key_missing_stop_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["claim", "stats", "rescue", "errors", "consume", "retry"])
-def test_an_asyncio_session_is_no_session_here(name: str) -> None:
+def test_asyncio_sessions_are_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match="run_sync"):
         getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), Task)
 
@@ -314,7 +314,7 @@ def test_nor_for_settling(name: str) -> None:
         getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), [])
 
 
-def test_an_engine_or_a_connection_is_no_session() -> None:
+def test_engines_and_connections_are_refused() -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         for wrong in (engine, connection, Session, None):

@@ -132,7 +132,7 @@ def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any]
 
 
 @pytest.mark.requires("locks_rows")
-def test_what_is_claimed_meanwhile_is_changed_all_the_same(sync_db: Database) -> None:
+def test_rows_claimed_meanwhile_are_changed_all_the_same(sync_db: Database) -> None:
     sync_db.insert(Task, rows(4, "ready"))
     spec = spec_of(Task)
     with sync_db.session() as session, sync_db.session() as worker:
@@ -146,7 +146,7 @@ def test_what_is_claimed_meanwhile_is_changed_all_the_same(sync_db: Database) ->
             worker.complete(tasks)
 
 
-def test_what_is_finished_meanwhile_is_left_as_it_is(sync_db: Database) -> None:
+def test_a_task_finished_meanwhile_is_left_unchanged(sync_db: Database) -> None:
     sync_db.insert(Task, rows(4, "ready"))
     spec = spec_of(Task)
     with sync_db.session() as session:
@@ -159,7 +159,7 @@ def test_what_is_finished_meanwhile_is_left_as_it_is(sync_db: Database) -> None:
     assert count(sync_db, Task, Task.status == "completed") == 1
 
 
-def test_tasks_whose_key_is_taken_keep_no_other_from_it(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_without_a_free_slot_do_not_block_others(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PAGE", 5)
     db.insert(Listing, [{**DEAD, "former_key": key} for key in "abcdefgh"])
     db.insert(Listing, [{"unique_key": key} for key in "bg"])

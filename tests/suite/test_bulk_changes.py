@@ -107,7 +107,7 @@ def test_rescue(db: Database) -> None:
     assert statuses(db)[1:] == ["running", "running", "retryable"]
 
 
-def test_rescue_runs_again_what_was_enqueued_anew(db: Database) -> None:
+def test_rescue_reruns_tasks_enqueued_again(db: Database) -> None:
     """Its last run has crashed, but another one was asked for meanwhile."""
     db.insert(Document, [{"id": "a", "max_attempts": 1}])
     with db.begin() as session:

@@ -68,7 +68,7 @@ copies = pytest.mark.requires("copies")
 
 
 @copies
-def test_copy_loads_what_it_is_given(db: Database) -> None:
+def test_copy_loads_the_given_rows(db: Database) -> None:
     text = 'tab\t, newline\n, backslash \\, quote ", \\N and ö'
     with executions(db) as seen, db.begin() as actor:
         actor.enqueue(Task, [{"name": text, "number": n} for n in range(MANY)], copy=True)
@@ -79,7 +79,7 @@ def test_copy_loads_what_it_is_given(db: Database) -> None:
 
 
 @copies
-def test_copy_goes_by_names(db: Database) -> None:
+def test_copy_matches_columns_by_name(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Task, [{"name": "one", "number": 1}, {"number": 2, "name": "two"}], copy=True)
     assert [(task.name, task.number) for task in db.session().claim_many(Task, limit=2)] == [("one", 1), ("two", 2)]

@@ -100,7 +100,7 @@ def test_a_plain_insert_by_another_program_enqueues(db: Database) -> None:
         assert (task.name, task.priority, task.attempt, task.max_attempts) == ("from outside", 0, 1, 3)
 
 
-def test_what_the_session_has_pending_can_be_claimed(db: Database) -> None:
+def test_pending_instances_can_be_claimed(db: Database) -> None:
     with db.begin() as session:
         session.add(Task(name="pending"))
         assert session.claim(Task).name == "pending"

@@ -129,7 +129,7 @@ def test_claim_lost_error_goes_through(db: Database) -> None:
     assert row(db, 1).status == "available"
 
 
-def test_what_is_no_exception_is_not_recorded(db: Database) -> None:
+def test_base_exceptions_are_not_recorded(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     with pytest.raises(Stop), session.claiming(Task):  # noqa: PT012 - the block is what is tested

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from threading import Thread
 from typing import Any
 
@@ -126,9 +127,26 @@ def test_the_few_behind_many_locks_are_found(sync_db: Database, condition: str, 
     assert not mine & theirs
 
 
+WAYS = {"all": (), "topic": (Mail.topic == "news",), "key": (Mail.id < 5,), "criterion": (Mail.account_id.is_(None),)}
+
+
+@locks_rows
+@pytest.mark.parametrize(("first", "second"), list(permutations(WAYS, 2)))
+def test_claims_in_two_ways_do_not_disturb_each_other(sync_db: Database, first: str, second: str) -> None:
+    sync_db.insert(Mail, [{**row, "id": n, "topic": "news"} for n, row in enumerate(rows(4), start=1)])
+    a, b = contenders(sync_db)
+    mine = [a.claim(Mail, *WAYS[first], lease=None)]
+    theirs = [without_waiting(a, lambda: b.claim(Mail, *WAYS[second], lease=None))]
+    mine += [without_waiting(b, lambda: a.claim(Mail, *WAYS[first], lease=None))]
+    assert ids(mine) | ids(theirs) == {1, 2, 3}
+    # whoever has been passed over writes to its rows while the other's transaction is open
+    without_waiting(b, lambda: a.complete(mine))
+    without_waiting(a, lambda: b.complete(theirs))
+
+
 @locks_rows
 @pytest.mark.parametrize("how", ["complete", "release"])
-def test_settling_many_waits_for_no_other_claim(sync_db: Database, how: str) -> None:
+def test_settling_many_does_not_wait_for_other_claims(sync_db: Database, how: str) -> None:
     # so many keys of a small table look like all of it to a planner, which then reads, and waits for, every row
     sync_db.insert(Task, rows(2_000))
     a, b = contenders(sync_db)
@@ -158,7 +176,7 @@ def test_no_other_row_is_locked_async(db: Database) -> None:
 
 
 @locks_rows
-def test_a_statement_used_again_claims_what_it_is_asked_for(db: Database) -> None:
+def test_a_cached_statement_claims_what_is_requested(db: Database) -> None:
     db.insert(Mail, [*rows(100, topic="news"), *rows(100, "retryable", topic="bills")])
     a, b = contenders(db)
     asked = [(10, "news"), (3, "bills"), (7, "news"), (1, "news"), (12, "bills")]
@@ -188,6 +206,7 @@ def test_the_second_claimer_waits_for_the_first_to_commit(db: Database) -> None:
 # -- many -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requires("obeys_hints")
 def test_eight_processes_do_each_row_once(sync_db: Database, processes: Processes) -> None:
     sync_db.insert(Task, rows(4_000))
     drainers = [processes.spawn(children.drain, sync_db.url, 5_000, f"worker {n}") for n in range(8)]

@@ -219,9 +219,7 @@ def test_another_unique_key_names_no_task(sync_db: Database, on_conflict: str) -
 
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
-def test_an_enqueuer_of_the_same_key_is_no_victim_and_makes_none(
-    sync_db: Database, on_conflict: str, lease: Any
-) -> None:
+def test_enqueueing_the_same_key_does_not_deadlock(sync_db: Database, on_conflict: str, lease: Any) -> None:
     sync_db.insert(Listing, [{"unique_key": "k"}])
     errors: list[BaseException] = []
     began = threading.Event()
@@ -246,7 +244,7 @@ def test_an_enqueuer_of_the_same_key_is_no_victim_and_makes_none(
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_deadlock_of_two_who_enqueue_the_same_keys_is_told_as_one(sync_db: Database) -> None:
+def test_a_deadlock_between_two_enqueuers_is_reported_as_one(sync_db: Database) -> None:
     adapter, both = adapter_for(sync_db.session_engine.dialect), threading.Barrier(2)
 
     def enqueue(first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_many_in_claim_order(db: Database) -> None:
     assert [task.status for task in rows(db, Task)] == ["available"] + ["completed"] * 4 + ["scheduled"]
 
 
-def test_what_is_deleted_when_done_comes_detached(db: Database) -> None:
+def test_a_task_deleted_on_completion_is_returned_detached(db: Database) -> None:
     db.insert(Spool, [{"id": n, "text": f"text {n}"} for n in (1, 2, 3)])
     with db.begin() as session:
         tasks = session.consume_many(Spool, limit=2)

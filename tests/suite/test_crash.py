@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from sqlalchemy import select
 
+from sqlqueue._support.claim import WorkerTokens
+from sqlqueue.operations.claiming import Wanted, claim_wanted
+from sqlqueue.operations.upkeep import next_due
+from sqlqueue.queue.spec import spec_of
 from tests.suite import children
-from tests.suite.scenes import clock, count, end_leases, row, rows
+from tests.suite.scenes import PAST, clock, count, end_leases, row, rows
 from tests.support.harness import Database
-from tests.support.models import Ledger, Task
+from tests.support.models import Ledger, Listing, Report, Task
 from tests.support.processes import Processes
 
 
@@ -77,7 +83,7 @@ def test_a_row_that_crashes_every_claimer_is_given_up(db: Database) -> None:
     assert claimed(db) is None
 
 
-def test_rescue_leaves_who_may_yet_finish(db: Database) -> None:
+def test_rescue_leaves_tasks_that_may_still_finish(db: Database) -> None:
     db.insert(Task, rows(1, max_attempts=2))
     assert rescued(db) == 0  # nobody has it
     crash(db)
@@ -103,3 +109,81 @@ def test_the_last_attempt_can_still_be_finished(db: Database) -> None:
     actor.commit()
     assert rescued(db) == 0
     assert row(db, task)["status"] == "completed"
+
+
+def claimed_by_worker(db: Database, model: type[Any] = Task) -> Any:
+    """A worker claims, and nothing is heard of it again until its lease has ended."""
+    with db.begin() as actor:
+        (task,) = actor.run(claim_wanted, Wanted(spec_of(model)), 1, tokens=WorkerTokens())
+        found = task
+    end_leases(db, model)
+    return found
+
+
+def test_the_lapsed_lease_of_a_worker_counts_no_attempt_and_makes_a_suspect(db: Database) -> None:
+    db.insert(Task, rows(1, max_attempts=1))
+    claimed_by_worker(db)
+    for _ in range(2):
+        assert rescued(db) == 0
+        with db.begin() as actor:
+            assert actor.run(next_due, Task) == timedelta(0)
+        task = claimed_by_worker(db)
+        found = row(db, task)
+        assert (found["crashes"], found["max_attempts"] - found["attempt"]) == (1, 0)
+    assert found["attempt"] == 3
+
+
+def test_the_lapsed_lease_of_an_application_is_an_attempt(db: Database) -> None:
+    db.insert(Task, rows(1, max_attempts=2))
+    crash(db)
+    found = row(db, crash(db))
+    assert (found["attempt"], found["max_attempts"], found["crashes"]) == (2, 2, 0)
+    assert rescued(db) == 1
+
+
+def test_a_suspect_that_is_only_locked_has_its_attempt_too(db: Database) -> None:
+    db.insert(Task, rows(1, max_attempts=1))
+    claimed_by_worker(db)
+    with db.begin() as actor:
+        task = actor.claim(Task, lease=None)
+        assert (task.crashes, task.max_attempts) == (1, 2)
+        actor.rollback()
+        assert row(db, task)["crashes"] == 0
+    claimed_by_worker(db)
+    with db.begin() as actor:
+        actor.fail(actor.claim(Task, lease=None), "in vain")
+    assert row(db, task)["status"] == "discarded"  # by its one attempt, not by the crashes
+    assert row(db, task)["attempt"] == 3
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "release", "snooze", "cancel", "discard"])
+def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, end: str) -> None:
+    db.insert(Task, rows(1))
+    claimed_by_worker(db)
+    arguments = {"fail": ("a failure",), "snooze": (timedelta(0),), "discard": ("a reason",)}.get(end, ())
+    with db.begin() as actor:
+        task = actor.claim(Task)
+        assert task.crashes == 1
+        getattr(actor, end)(task, *arguments)
+    left = 1 if end == "discard" else 0  # a dead letter tells of it
+    assert row(db, task)["crashes"] == left
+    with db.begin() as actor:
+        actor.retry(Task)
+    assert row(db, task)["crashes"] == 0
+
+
+def test_the_next_run_of_a_recurring_task_is_not_a_suspect(db: Database) -> None:
+    db.insert(Report, [{"schedule": "PT1M", "available_at": PAST, "crashes": 1}])
+    with db.begin() as actor:
+        task = actor.claim(Report)
+        actor.complete(task)
+    found = row(db, task)
+    assert (found["status"], found["crashes"]) == ("scheduled", 0)
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
+def test_a_new_life_is_that_of_no_suspect(db: Database, on_conflict: str) -> None:
+    db.insert(Listing, rows(1, unique_key="a", crashes=2))
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a"), on_conflict=on_conflict)
+        assert actor.scalars(select(Listing.crashes)).all() == [0]

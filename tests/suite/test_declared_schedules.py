@@ -130,13 +130,13 @@ STOPS: dict[str, Callable[[Database], object]] = {
 
 
 @pytest.mark.parametrize("how", STOPS)
-def test_what_was_stopped_by_hand_stays_so(db: Database, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_schedules_stopped_by_hand_stay_stopped(db: Database, how: str, caplog: pytest.LogCaptureFixture) -> None:
     declare(db, chore())
     STOPS[how](db)
     before = found(db)
     with caplog.at_level(logging.WARNING, "sqlqueue"):
         assert declare(db, chore(schedule=DAILY), remove_missing=True) == {"stopped": ("a",)}
-    assert "reschedule() starts them again" in caplog.text
+    assert "reschedule() restarts them" in caplog.text
     assert found(db) == before
     do(db, lambda actor: actor.reschedule(Chore, schedule=HOURLY))
     assert declare(db, chore(schedule=DAILY)) == {"updated": ("a",)}
@@ -185,7 +185,7 @@ def test_a_run_that_was_removed_is_the_last(db: Database) -> None:
     assert found(db)["status"] == "scheduled"
 
 
-def test_what_no_declaration_is_about_is_not_removed(db: Database) -> None:
+def test_tasks_of_others_are_not_removed(db: Database) -> None:
     others = [
         {"task": "app.chore", "schedule": HOURLY},
         {"task": "app.chore", "unique_key": "once"},
@@ -230,7 +230,7 @@ def test_eight_processes_at_once(sync_db: Database, processes: Processes) -> Non
 
 
 @pytest.mark.parametrize("looked_before", [False, pytest.param(True, marks=pytest.mark.requires("locks_rows"))])
-def test_what_another_inserts_meanwhile_is_left_unchanged(sync_db: Database, looked_before: bool) -> None:
+def test_a_row_inserted_by_another_meanwhile_is_left_unchanged(sync_db: Database, looked_before: bool) -> None:
     """A transaction that reads what was there when it began does not see it, and knows of it nevertheless."""
     with sync_db.session() as actor:
         if looked_before:
@@ -257,7 +257,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no schedule": (Chore, [{"task": "x", "unique_key": "a"}], "schedule is missing"),
     "not a schedule": (Chore, [chore(schedule="hourly")], "'hourly' is not a schedule"),
     "not an attribute": (Chore, [chore(nots="")], "no attribute nots"),
-    "status": (Chore, [chore(status="available", attempt=3)], "leave attempt, status out"),
+    "status": (Chore, [chore(status="available", attempt=3)], "leave out attempt, status"),
     "an expression": (Chore, [chore(note=Chore.task)], "not SQL expressions"),
     "another model": (Chore, [Report(id=1, schedule=HOURLY)], "not Report"),
     "not a list": (Chore, chore(), "iterable of dictionaries"),
@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_declared(sync_db: Database, name: str) -> None:
+def test_declarations_that_are_refused(sync_db: Database, name: str) -> None:
     model, tasks, words = WRONG[name]
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match=words):
@@ -278,7 +278,7 @@ def test_what_cannot_be_declared(sync_db: Database, name: str) -> None:
 
 def test_another_key_that_stands_in_the_way(db: Database) -> None:
     declare(db, chore())
-    with db.session() as actor, pytest.raises(DuplicateTaskError, match="another row has a unique key"):
+    with db.session() as actor, pytest.raises(DuplicateTaskError, match="another row has one of its unique keys"):
         actor.declare_schedules(Chore, [chore(id=999)])
 
 

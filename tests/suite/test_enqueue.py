@@ -179,7 +179,7 @@ def test_raise(db: Database, as_rows: bool) -> None:
         session.enqueue(Document(id="b"))
 
 
-def test_another_violation_is_no_duplicate(db: Database) -> None:
+def test_other_violations_are_not_duplicates(db: Database) -> None:
     with pytest.raises(DBAPIError):
         db.session().enqueue(Letter, [{"recipient": None}])
 
@@ -338,7 +338,7 @@ def test_rerun_survives_a_crash(db: Database) -> None:
     assert row(db, Document, "a").status == "completed"
 
 
-def test_rerun_of_what_is_deleted_when_done(db: Database) -> None:
+def test_rerun_of_a_task_that_is_deleted_on_completion(db: Database) -> None:
     first = _running(db, Spool, 1, "rerun", text="again")
     db.insert(Spool, [{"id": 2}])
     with db.begin() as session:

@@ -30,7 +30,7 @@ def in_turns(db: Database, limit: int, *kinds: str, **arguments: Any) -> Counter
     return counts
 
 
-def test_each_has_its_share_and_what_one_leaves_goes_to_the_others(db: Database) -> None:
+def test_each_has_its_share_and_the_rest_goes_to_the_others(db: Database) -> None:
     messages(db, many=50, some=10, few=2, others=10)
     assert in_turns(db, 9, "many", "some", "others") == {"many": 3, "some": 3, "others": 3}
     assert in_turns(db, 12, "many", "some", "few", "none") == {"many": 5, "some": 5, "few": 2}
@@ -42,7 +42,7 @@ def test_each_has_its_share_and_what_one_leaves_goes_to_the_others(db: Database)
 
 
 @pytest.mark.requires("foresees")
-def test_a_claim_of_one_kind_goes_by_an_index_of_its_own(sync_db: Database) -> None:
+def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
     messages(sync_db, many=2_000, few=2)
     analyze(sync_db, Message)
     adapter = adapter_for(sync_db.engine.dialect)
@@ -60,7 +60,7 @@ def test_a_claim_of_one_kind_goes_by_an_index_of_its_own(sync_db: Database) -> N
         assert not plan.sorted
 
 
-def test_it_is_kept_who_has_read_a_message(db: Database) -> None:
+def test_the_reader_of_a_message_is_recorded(db: Database) -> None:
     messages(db, a=2, b=1)
     with db.begin() as actor:
         found = actor.claim_in_turns(Message, Message.kind, ["a", "b"], limit=9, claimed_by="reader 7")
@@ -77,11 +77,11 @@ def test_or_is_deleted_with_it(db: Database) -> None:
 
 
 @pytest.mark.parametrize("values", ["ab", ["a", "a"], {"a"}, [["a"]]])
-def test_what_are_no_values(sync_db: Database, values: Any) -> None:
+def test_invalid_values(sync_db: Database, values: Any) -> None:
     with sync_db.session() as actor, pytest.raises(ArgumentError, match="give a sequence of different values"):
         actor.claim_in_turns(Message, Message.kind, values, limit=1)
 
 
-def test_what_is_no_attribute(sync_db: Database) -> None:
+def test_an_unknown_attribute(sync_db: Database) -> None:
     with sync_db.session() as actor, pytest.raises(ArgumentError, match="by='kind': give an attribute"):
         actor.claim_in_turns(Message, "kind", ["a"], limit=1)

@@ -81,7 +81,7 @@ def test_an_instance_that_was_refreshed(db: Database, call: str) -> None:
 
 
 @every_call
-def test_an_instance_whose_session_is_closed(db: Database, call: str) -> None:
+def test_an_instance_of_a_closed_session(db: Database, call: str) -> None:
     actor, task = claimed(db)
     actor.close()
     assert_lost(db, db.session(), call, task, task.id)
@@ -158,7 +158,7 @@ def test_a_deleting_queue_deletes_nothing_for_a_zombie(db: Database) -> None:
 
 
 @every_call
-def test_a_lease_that_ended_with_nobody_else_there_still_holds(sync_db: Database, call: str) -> None:
+def test_an_ended_lease_that_was_not_taken_over_still_holds(sync_db: Database, call: str) -> None:
     actor, task = claimed(sync_db)
     end_leases(sync_db)
     SETTLING[call](actor, task)

@@ -133,7 +133,7 @@ def test_discard_of_some_takes_claims_away(db: Database) -> None:
         worker.complete(tasks[0])
 
 
-def test_discard_of_what_was_to_run_again(db: Database) -> None:
+def test_discard_a_task_that_was_to_run_again(db: Database) -> None:
     db.insert(Document, [{"id": "a"}])
     with db.begin() as session:
         session.claim(Document)
@@ -156,11 +156,11 @@ def test_discard_on_renamed_columns(db: Database) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((Task,), {}, "says why"),
-        ((Task, Task.id == 7), {}, "says why"),
-        (([],), {}, "criteria go with a model"),
-        (([], "a"), {"error": "b"}, "criteria go with a model"),
-        (([], Task.id == 7), {"error": "b"}, "criteria go with a model"),
+        ((Task,), {}, "requires error="),
+        ((Task, Task.id == 7), {}, "requires error="),
+        (([],), {}, "by criteria with discard"),
+        (([], "a"), {"error": "b"}, "by criteria with discard"),
+        (([], Task.id == 7), {"error": "b"}, "by criteria with discard"),
         ((Account,), {"error": "b"}, "not a queue model"),
         ((Task,), {"error": 7}, "give an exception or a string"),
     ],
@@ -173,7 +173,7 @@ def test_discard_of_nothing_in_particular(sync_db: Database, arguments: Any, err
 # -- stats and errors --------------------------------------------------------------------------------------------------
 
 
-def test_what_hangs_is_counted(db: Database) -> None:
+def test_hung_tasks_are_counted(db: Database) -> None:
     db.insert(Task, [{"id": 1, **HUNG}, {"id": 2, **HUNG, "attempt": 3}, {"id": 3, **RUNNING}])
     db.insert(Task, [{"id": 4, "status": "scheduled", "available_at": PAST}])
     with db.begin() as session:

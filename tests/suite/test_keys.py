@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select
 
-from sqlqueue import ArgumentError, LinearBackoff, QueueOptions, Worker
+from sqlqueue import ArgumentError, LinearBackoff, QueueOptions, Worker, check
 from tests.suite.scenes import count
 from tests.support.harness import Actor, Database
 from tests.support.models import (
+    Document,
     Film,
     Job,
     Listing,
@@ -65,6 +66,23 @@ def test_limit_keys(db: Database) -> None:
     with db.begin() as actor:
         claimed = [visit.limit_key for visit in actor.claim_many(Visit, limit=99)]
     assert sorted(claimed) == sorted([*DIFFERENT, *DIFFERENT])
+
+
+@pytest.mark.parametrize("other", ["A", "a ", "\u00e4"])
+@pytest.mark.parametrize("on_conflict", ["ignore", "replace"])
+def test_primary_keys_of_the_application(db: Database, on_conflict: str, other: str) -> None:
+    """Whatever the collation: both are tasks, or one is refused, or a check has told that they are the same."""
+    with db.engine.connect() as connection:
+        noted = "inexact-primary-key" in {finding.code for finding in check(connection, Document)}
+    with db.session() as actor:
+        actor.enqueue(Document, [{"id": "a", "version": 1}])
+        if other.endswith(" ") and db.case.drops_blanks:
+            with pytest.raises(ArgumentError, match="id='a ' ends in a space"):
+                actor.enqueue(Document, [{"id": other}], on_conflict=on_conflict)
+            return
+        actor.enqueue(Document, [{"id": other, "version": 2}], on_conflict=on_conflict)
+        found = actor.scalars(select(Document.id)).all()
+        assert noted or sorted(found) == sorted(["a", other])
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

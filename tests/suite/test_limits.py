@@ -31,7 +31,7 @@ from sqlqueue import (
     claim_of,
 )
 from sqlqueue.dialects import adapter_for
-from sqlqueue.kinds.slots import Slots
+from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.fetching import poller
 from tests.suite import children
@@ -97,7 +97,7 @@ def test_one_transaction_gets_so_many_and_no_more(db: Database, lease: Any) -> N
 
 @locks_rows
 @leases
-def test_what_is_not_committed_yet_counts(db: Database, lease: Any) -> None:
+def test_uncommitted_claims_count(db: Database, lease: Any) -> None:
     visits(db, *"aaab")
     a, b = contenders(db)
     assert ids(a.claim_many(Visit, Visit.limit_key == "a", limit=1, lease=lease)) == {1}
@@ -108,7 +108,7 @@ def test_what_is_not_committed_yet_counts(db: Database, lease: Any) -> None:
 
 
 @locks_rows
-def test_many_who_meet_new_keys_at_once(sync_db: Database) -> None:
+def test_many_claimers_of_new_keys_at_once(sync_db: Database) -> None:
     visits(sync_db, *(str(n % 4) for n in range(100)))
     barrier = Barrier(6)
 
@@ -206,14 +206,14 @@ def test_those_that_are_ended_by_criteria_give_up_their_slots(db: Database, end:
 @locks_rows
 def test_what_changes_hands_while_all_are_cancelled(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     visits(sync_db, *"ab", None)
-    claims, end = claim(sync_db), Slots.end
+    claims, end = claim(sync_db), bulk._end_running
 
     def released_first(*arguments: Any) -> int:
         with sync_db.begin() as other:
             other.release(claims[:1])
         return end(*arguments)
 
-    monkeypatch.setattr(Slots, "end", released_first)
+    monkeypatch.setattr(bulk, "_end_running", released_first)
     with sync_db.variant(isolation_level="READ COMMITTED").begin() as actor:
         assert actor.cancel(Visit) == 3
     assert count(sync_db, Visit, Visit.status == "cancelled") == 3
@@ -231,7 +231,7 @@ def test_a_slot_is_taken_once_however_long_the_transaction_lasts(db: Database, m
         actor.rollback()
 
 
-def test_a_savepoint_gives_back_what_was_claimed_in_it(db: Database) -> None:
+def test_rolling_back_a_savepoint_releases_its_claims(db: Database) -> None:
     visits(db, *"aaa")
     with db.session() as actor:
         assert actor.claim(Visit).id == 1
@@ -357,7 +357,7 @@ def test_a_worker_with_more_room_than_the_limit(
     assert meeting.most == 3
 
 
-def test_a_worker_hears_of_what_is_cancelled_elsewhere(
+def test_a_worker_learns_of_tasks_cancelled_elsewhere(
     sync_db: Database,
     workers: Workers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -374,6 +374,7 @@ def test_a_worker_hears_of_what_is_cancelled_elsewhere(
     eventually(lambda: count(sync_db, Visit, Visit.status == "completed"), AT_ONCE)
 
 
+@pytest.mark.requires("obeys_hints")
 def test_a_worker_that_holds_its_tasks_by_their_locks(
     db: Database,
     workers: Workers,  # noqa: F811
@@ -429,9 +430,9 @@ class Other(DeclarativeBase):
 @pytest.mark.parametrize(
     ("mixin", "options", "message"),
     [
-        (LimitMixin, {}, r"where are its slots\? Name the model that derives from SlotMixin"),
-        (LimitMixin, {"slots": Visit}, "its slots are no slots: Visit does not derive from SlotMixin"),
-        (QueueMixin, {"slots": Slot}, "slots are for models that derive from LimitMixin"),
+        (LimitMixin, {}, "slots= is missing: name the model that derives from SlotMixin"),
+        (LimitMixin, {"slots": Visit}, "slots= must name a model of slots: Visit does not derive from SlotMixin"),
+        (QueueMixin, {"slots": Slot}, "slots= is for models that derive from LimitMixin"),
         (QueueMixin, {"partitions": ("kind",)}, "partitions names 'kind', which is not a column of"),
     ],
 )
@@ -447,7 +448,7 @@ def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], mess
 
 def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
     own = {"__queue__": QueueOptions(slots=SQLSlot)}
-    with pytest.raises(ConfigurationError, match="slots and stages are those of the class"):
+    with pytest.raises(ConfigurationError, match="slots and stages; set them on the base class"):
         type("Elsewhere", (Visit,), own)
 
 
@@ -461,6 +462,6 @@ def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
         ((Visit, 7, 1), "key=7"),
     ],
 )
-def test_what_is_no_limit(sync_db: Database, arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_limits(sync_db: Database, arguments: tuple[Any, ...], message: str) -> None:
     with sync_db.session() as actor, pytest.raises(ArgumentError, match=message):
         actor.set_limit(*arguments)

@@ -172,7 +172,7 @@ def test_one_of_several_is_enough_to_refuse(db: Database) -> None:
     assert sorted(claim.identity for claim in refused.value.claims) == [(2,), (3,)]
 
 
-def test_a_savepoint_is_no_commit(db: Database) -> None:
+def test_releasing_a_savepoint_is_not_a_commit(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     savepoint = session.run(lambda sync: sync.begin_nested())
@@ -237,7 +237,7 @@ def test_by_the_value_of_the_claim(db: Database) -> None:
     assert row(db, Task, 1).status == row(db, Task, 2).status == "completed"
 
 
-def test_by_the_value_of_a_claim_whose_instance_is_gone(db: Database) -> None:
+def test_settling_by_a_claim_without_its_instance(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         session.complete(claim_of(session.claim(Task, lease=None)))

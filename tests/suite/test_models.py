@@ -368,6 +368,7 @@ def test_in_the_schema_that_is_the_default(sync_db: Database) -> None:
         _lives_in(sync_db, model)
 
 
+@pytest.mark.requires("claims_in_schemas")
 def test_in_a_schema_of_its_own(sync_db: Database) -> None:
     try:
         with sync_db.engine.begin() as connection:

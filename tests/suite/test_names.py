@@ -21,7 +21,7 @@ NAMES = [
     "back`tick",
     'dou"ble',
     "sin'gle",
-    "[brackets]",
+    pytest.param("[brackets]", marks=pytest.mark.requires("names_brackets")),
     "two  spaces",
     "select",
     "merge",  # a word of hints

@@ -99,7 +99,7 @@ def test_many_at_once(sync_db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_the_victim_of_a_deadlock_is_told_so(sync_db: Database) -> None:
+def test_the_victim_of_a_deadlock_gets_an_error(sync_db: Database) -> None:
     sync_db.insert(Task, rows(1))
     engine = sync_db.variant(isolation_level="READ COMMITTED")
     slower, faster = engine.session(), sync_db.session()
@@ -154,7 +154,7 @@ def test_what_a_pause_is_told(db: Database) -> None:
         (lambda session: session.pause(QueuePause), "not a queue model"),
     ],
 )
-def test_what_cannot_be_paused(sync_db: Database, call: Any, said: str) -> None:
+def test_arguments_that_cannot_be_paused(sync_db: Database, call: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         call(sync_db.session())
 

@@ -41,7 +41,7 @@ def claimable(db: Database, model: Any = Task) -> list[str]:
     return sorted(found)
 
 
-def test_what_is_inserted_without_a_time_is_available_now(sync_db: Database) -> None:
+def test_a_task_inserted_without_a_time_is_available_now(sync_db: Database) -> None:
     for number, db in enumerate(zones(sync_db)):
         before = clock(sync_db) - sync_db.case.time_resolution
         by_plain_sql(db, Task, name=f"now {number}")
@@ -61,7 +61,7 @@ def test_defaults_are_as_fine_as_the_clock(sync_db: Database) -> None:
     assert any(each.microsecond for each, _ in rows)
 
 
-def test_what_is_inserted_for_later_is_not_claimed_before(sync_db: Database) -> None:
+def test_a_task_inserted_for_later_is_not_claimed_before(sync_db: Database) -> None:
     now = clock(sync_db)
     for db in zones(sync_db):
         by_plain_sql(db, Task, name="later", available_at=now + HOUR)
@@ -165,7 +165,7 @@ def test_postpone(db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_postpone_passes_over_what_is_locked(db: Database) -> None:
+def test_postpone_skips_locked_rows(db: Database) -> None:
     for _ in range(3):
         by_plain_sql(db, Task, name="later", available_at=TOMORROW)
     holder = db.session()
@@ -220,7 +220,7 @@ def test_a_schedule_with_a_time_begins_at_that_time(db: Database) -> None:
         assert actor.scalars(select(Report.available_at)).one() == TOMORROW
 
 
-def test_what_is_no_schedule_runs_once(db: Database) -> None:
+def test_a_task_with_an_invalid_schedule_runs_once(db: Database) -> None:
     by_plain_sql(db, Report, schedule="now and then")
     with db.begin() as actor:
         task = actor.claim(Report)

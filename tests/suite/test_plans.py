@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
+from sqlqueue import Claim
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.upkeep import exhausted, next_due, promote
@@ -65,6 +66,10 @@ UPKEEP: Mapping[str, Call] = {
     "promote": lambda session, model: session.run(promote, model),
     "rescue": lambda session, model: session.rescue(model),
     "prune": lambda session, model: session.prune(model, HOUR, limit=OLD) if model is Mail else None,
+}
+WHY: Mapping[str, Call] = {
+    "why the first": lambda session, model: session.why(Claim(model, key_of(model, 0), 0)),
+    "why the last": lambda session, model: session.why(Claim(model, key_of(model, READY + DUE - 1), 0)),
 }
 OF_TOPIC: Mapping[str, Call] = {
     "claim ready tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY),
@@ -200,8 +205,8 @@ def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
 
 @MODELS
 @pytest.mark.requires("statistics")
-def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
-    calls = {**CLAIMS, **UPKEEP, **(OF_TOPIC if model is Mail else {})}
+def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
+    calls = {**CLAIMS, **UPKEEP, **WHY, **(OF_TOPIC if model is Mail else {})}
     start = to_be_found(sync_db, model)
     in_the_way(sync_db, model, start, FEW)
     small = efforts(sync_db, model, calls)
@@ -214,7 +219,7 @@ def test_what_is_read_does_not_grow(sync_db: Database, counted: Callable[[Any], 
 
 
 @pytest.mark.requires("statistics")
-def test_what_is_due_is_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
+def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
     if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
         pytest.skip("no index has the running tasks but that of all which are due")
     calls: Mapping[str, Call] = {
@@ -234,7 +239,7 @@ def test_what_is_due_is_not_read_for_crashed_tasks(sync_db: Database, counted: C
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["planned anew", "prepared"])
 @pytest.mark.requires("searched_sql", "generic_plans")
-def test_settling_does_not_look_at_what_is_scheduled(crowded: Database, prepared: bool) -> None:
+def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:
     setting, driver = crowded.case.generic_plans
     options = {"on_connect": setting, "connect_args": driver} if prepared else {}
     found = efforts(crowded, Task, {}, **options)

@@ -80,7 +80,7 @@ def test_a_little_chance_spreads_them(policy: Any) -> None:
         (lambda: QueueOptions(discarded_retention=-DAY), "discarded_retention"),
     ],
 )
-def test_what_is_no_policy(make: Any, message: str) -> None:
+def test_invalid_policies(make: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
 
@@ -105,7 +105,7 @@ def test_by_the_class_of_the_error(db: Database, error: str) -> None:
         assert before - TICK <= found["available_at"] - delay <= clock(db) + TICK
 
 
-def test_what_the_caller_says_comes_first(sync_db: Database) -> None:
+def test_retry_in_overrides_the_policy(sync_db: Database) -> None:
     sync_db.insert(Message, [{}])
     with sync_db.begin() as actor:
         task = actor.claim(Message)
@@ -153,7 +153,7 @@ def test_dead_letters_are_listed_and_brought_back(db: Database) -> None:
         ]
 
 
-def test_what_hangs_is_brought_back_too(db: Database) -> None:
+def test_hung_tasks_are_rescued_too(db: Database) -> None:
     db.insert(Task, [{}, {}])
     with db.begin() as actor:
         hung, busy = actor.claim_many(Task, limit=2)

@@ -148,7 +148,7 @@ def test_rows_that_others_refer_to_stay_and_the_rest_goes(strict_db: Database, n
     assert keys(strict_db, Task) == [1, 2, 3, 4, 9, 20]
 
 
-def test_what_the_transaction_has_done_before_is_not_undone(strict_db: Database, note: Table) -> None:
+def test_earlier_work_of_the_transaction_is_kept(strict_db: Database, note: Table) -> None:
     strict_db.insert(Task, [{"id": n, **DONE} for n in (1, 2)])
     with strict_db.engine.begin() as connection:
         connection.execute(insert(note), [{"task_id": 1}])
@@ -182,7 +182,7 @@ def test_rows_of_several_tables_that_others_refer_to(strict_db: Database) -> Non
         other.drop(strict_db.engine)
 
 
-def test_the_command_says_how_many_stay(sync_db: Database) -> None:
+def test_the_command_reports_how_many_rows_stay(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
     sync_db.insert(Attachment, [{"mail_id": 1}])
     said = told(sync_db, "prune", "--yes", target="Mail").splitlines()

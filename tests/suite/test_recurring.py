@@ -105,7 +105,7 @@ def test_a_completed_run_is_followed_by_the_next(db: Database, kind: str, lease:
 
 
 @pytest.mark.parametrize("lease", ["default", None])
-def test_what_comes_too_late_is_skipped(db: Database, lease: Any) -> None:
+def test_late_runs_are_skipped(db: Database, lease: Any) -> None:
     now = clock(db)
     moments = {"late": now - 2.5 * HOUR, "in time": now - HOUR / 2, "also late": now - 1.5 * HOUR}
     tasks = {name: recurring(db, Ping, available_at=moment) for name, moment in moments.items()}
@@ -214,7 +214,7 @@ def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any
     assert row(db, task)["available_at"] == planned + 2 * HOUR
 
 
-def test_what_is_enqueued_anew_while_it_runs_runs_at_once(db: Database) -> None:
+def test_a_running_task_that_is_enqueued_again_runs_again_at_once(db: Database) -> None:
     task = recurring(db)
     run = claim(db)
     with db.begin() as actor:
@@ -276,7 +276,7 @@ def test_a_change_counts_that_the_transaction_of_the_run_has_not_seen(db: Databa
     assert row(db, task)["available_at"] - clock(db) > 22 * HOUR
 
 
-def test_unschedule_what_waits_and_start_it_anew(db: Database) -> None:
+def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
     tasks = [recurring(db), recurring(db, schedule=NEVER), recurring(db, schedule=None)]
     with db.begin() as actor:
         assert actor.unschedule(Report) == 2
@@ -290,7 +290,7 @@ def test_unschedule_what_waits_and_start_it_anew(db: Database) -> None:
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "crash"])
-def test_unschedule_what_runs(db: Database, end: str) -> None:
+def test_unschedule_a_running_task(db: Database, end: str) -> None:
     """No further run, however often this one has to be tried."""
     task = recurring(db, Ping, available_at=clock(db), max_attempts=2)
     run = claim(db, Ping)
@@ -352,7 +352,7 @@ def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  #
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_schedule_is_refused(sync_db: Database) -> None:
+def test_invalid_schedules_are_refused(sync_db: Database) -> None:
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match="not a schedule"):
             actor.enqueue(Report, [{"schedule": "hourly"}])

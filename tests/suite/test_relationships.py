@@ -140,7 +140,7 @@ def test_an_instance_may_be_enqueued_again_after_a_rollback(db: Database, on_con
     assert found(db) == {"k": clients(db)[0]}
 
 
-def test_what_is_pending_is_not_inserted_twice(db: Database) -> None:
+def test_pending_instances_are_not_inserted_twice(db: Database) -> None:
     db.insert(Errand, [{"unique_key": "k"}])
     with db.begin() as actor:
         errand = Errand(unique_key="k")
@@ -161,7 +161,7 @@ def test_a_relationship_goes_before_its_columns(db: Database) -> None:
     assert found(db, Errand.client_code)["by code"] == "a"
 
 
-def test_what_is_stored_already_is_enqueued_as_it_is(db: Database) -> None:
+def test_a_stored_instance_is_enqueued_with_its_current_values(db: Database) -> None:
     db.insert(Client, [{"id": 7, "code": "a"}, {"id": 8, "code": "b"}])
     db.insert(Errand, [{"id": 1, "unique_key": "k", "client_id": 7, "status": "running"}])
     with db.begin() as actor:
@@ -174,7 +174,7 @@ def test_what_is_stored_already_is_enqueued_as_it_is(db: Database) -> None:
 
 
 @pytest.mark.parametrize("on_conflict", HOWS)
-def test_what_one_row_cannot_hold_is_refused(db: Database, on_conflict: Any) -> None:
+def test_related_rows_that_cannot_be_stored_are_refused(db: Database, on_conflict: Any) -> None:
     with db.session() as actor, db.session() as other:
         elsewhere, away = Client(code="a"), Client(code="b")
         other.add_all([elsewhere, away])

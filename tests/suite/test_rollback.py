@@ -51,7 +51,7 @@ def test_a_claim_in_a_savepoint(db: Database, lease: Any, expire_on_commit: bool
         assert [shown(actor, task) for task in again] == [("running", 1, "again")] * 2
 
 
-def test_a_claim_in_a_savepoint_whose_release_is_undone(db: Database) -> None:
+def test_a_claim_in_a_released_savepoint_that_is_rolled_back(db: Database) -> None:
     db.insert(Task, rows(1))
     with db.begin() as actor:
         with undone(actor):
@@ -62,7 +62,7 @@ def test_a_claim_in_a_savepoint_whose_release_is_undone(db: Database) -> None:
         assert shown(actor, task) == AVAILABLE
 
 
-def test_a_claim_whose_transaction_is_rolled_back(db: Database) -> None:
+def test_a_claim_in_a_transaction_that_is_rolled_back(db: Database) -> None:
     db.insert(Task, rows(1))
     with db.session() as actor:
         task = actor.claim(Task)
@@ -114,7 +114,7 @@ def test_a_settlement_in_a_savepoint(db: Database, model: Any, settle: Any) -> N
         actor.complete(task)
 
 
-def test_what_the_session_has_given_up_is_let_alone(db: Database) -> None:
+def test_expunged_instances_are_left_alone(db: Database) -> None:
     db.insert(Task, rows(1))
     with db.begin() as actor:
         with undone(actor):

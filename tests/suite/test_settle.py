@@ -297,7 +297,7 @@ def test_those_lost_among_several_are_named(db: Database) -> None:
         session.complete([tasks[0], tasks[3]])
 
 
-def test_an_ended_lease_that_nobody_took_still_settles(db: Database) -> None:
+def test_a_claim_settles_after_its_lease_if_not_taken_over(db: Database) -> None:
     """Nothing else has happened to the row, so nothing is lost."""
     db.insert(Task, [{"id": 1}])
     task = claim(db, Task)

@@ -243,7 +243,7 @@ def test_full_and_closed_keys_cost_a_claim_few_statements(db: Database) -> None:
 
 
 @locks_rows
-def test_many_who_meet_many_new_keys_at_once(sync_db: Database) -> None:
+def test_many_claimers_of_many_new_keys_at_once(sync_db: Database) -> None:
     keys = [str(number) for number in range(40)]
     visits(sync_db, *keys * 3)
     barrier = Barrier(6)
@@ -295,7 +295,7 @@ def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> N
     assert sync_db.session().limits(Visit) == [Limit("a", limit=2, running=0)]
 
 
-def test_a_running_task_keeps_the_key_whose_slot_it_holds(db: Database) -> None:
+def test_a_running_task_keeps_the_key_of_its_slot(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}])
     with db.begin() as actor:
         claim = claim_of(actor.claim(Visit))

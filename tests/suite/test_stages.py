@@ -142,7 +142,7 @@ ENDS: dict[str, Callable[[Actor, Any], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_is_enqueued_anew_begins_at_the_first_stage(db: Database, end: str) -> None:
+def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str) -> None:
     """However its present run ends, which is its last attempt."""
     with db.begin() as actor:
         actor.add(Film(id=1, stage="dub"))
@@ -194,7 +194,7 @@ def test_what_ends_early_ends_where_it_is(db: Database) -> None:
 
 
 @pytest.mark.parametrize("lease", ["default", None])
-def test_what_is_deleted_when_done_is_so_after_its_last_stage(db: Database, lease: Any) -> None:
+def test_a_task_deleted_on_completion_is_deleted_after_its_last_stage(db: Database, lease: Any) -> None:
     with db.begin() as actor:
         actor.enqueue(Leaflet, [{}, {"stage": "post"}])
     for left in (1, 0):
@@ -205,7 +205,7 @@ def test_what_is_deleted_when_done_is_so_after_its_last_stage(db: Database, leas
         assert count(db, Leaflet) == count(db, Leaflet, Leaflet.stage == "post") == left
 
 
-def test_what_is_consumed_at_its_last_stage_is_gone(db: Database) -> None:
+def test_a_task_consumed_at_its_last_stage_is_gone(db: Database) -> None:
     db.insert(Leaflet, [{"id": 7, "stage": "post"}])
     with db.begin() as actor:
         task = actor.consume(Leaflet)
@@ -213,13 +213,14 @@ def test_what_is_consumed_at_its_last_stage_is_gone(db: Database) -> None:
     assert count(db, Leaflet) == 0
 
 
+@pytest.mark.requires("explains")
 def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
     sync_db.insert(Film, [{"stage": "cut"}] * 3_000 + [{"stage": "dub"}] * 30)
     analyze(sync_db, Film)
     adapter, spec = adapter_for(sync_db.session_engine.dialect), Film.__queue_spec__
     with sync_db.engine.connect() as connection:
         for kind, step in zip(("claim", "due"), picks(spec, [Film.stage == "dub"], ()), strict=True):
-            plan = adapter.plans.of(connection, adapter.locking.picking(step(10), *spec.primary_key))
+            plan = adapter.plans.of(connection, adapter.locking.finding(step(10), *spec.primary_key))
             assert (plan.indexes, plan.sorted) == ({f"ix_film_stage_{kind}"}, 0)
 
 

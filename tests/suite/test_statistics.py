@@ -243,7 +243,7 @@ def test_overview_of_nothing_and_of_what_is_available_for_tomorrow(db: Database)
 
 
 @pytest.mark.parametrize("model", [Task, Mail])  # without an index of what is finished, and with one
-def test_counting_ends_at_the_cap_and_says_so(db: Database, model: Any) -> None:
+def test_counting_ends_at_the_cap_and_reports_it(db: Database, model: Any) -> None:
     now = clock(db)
     db.insert(model, [finished(now - 30 * SECOND)] * 4)
     db.insert(model, [finished(now - 2 * HOUR, status="discarded")])
@@ -319,7 +319,7 @@ def test_a_cap_is_a_positive_number(db: Database, call: Any) -> None:
         session.run(call, Task, cap=0)
 
 
-def test_what_hangs_can_be_found(db: Database) -> None:
+def test_hung_tasks_can_be_found(db: Database) -> None:
     for number, columns in scene(db).items():
         db.insert(Task, [{"id": number, **columns}])
     with db.begin() as session:

@@ -200,7 +200,7 @@ def test_a_listener_that_executes_by_itself(db: Database) -> None:
         assert tenants(actor.claim_many(Letterbox, limit=6)) == [7, 7, 7]
 
 
-def test_what_is_pending_is_claimed_too(db: Database) -> None:
+def test_pending_instances_are_claimed_too(db: Database) -> None:
     with tenant(db) as actor:
         actor.add(Letterbox(tenant=7))
         actor.add(Letterbox(tenant=6))

@@ -88,7 +88,7 @@ def test_the_clock_is_the_worlds(db: Database, host_zone: str) -> None:
         assert abs(each.session().scalar(select(utcnow())) - clock(db)) < timedelta(seconds=10)
 
 
-def test_what_is_due_in_an_hour_is_due_in_an_hour_everywhere(sync_db: Database, host_zone: str) -> None:
+def test_an_hour_from_now_is_the_same_in_every_time_zone(sync_db: Database, host_zone: str) -> None:
     now = clock(sync_db)
     for db in zones(sync_db):
         with db.begin() as actor:

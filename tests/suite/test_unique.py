@@ -87,7 +87,7 @@ def test_whatever_ends_a_task_frees_its_key(db: Database) -> None:
         assert count(db, Listing) == number
 
 
-def test_what_is_deleted_frees_its_key(db: Database) -> None:
+def test_a_deleted_task_frees_its_key(db: Database) -> None:
     for _ in range(2):
         with db.begin() as actor:
             actor.enqueue(Leaflet(unique_key="a", stage="post"))
@@ -138,7 +138,7 @@ BY_EITHER = "^Listing with id 1 or an unfinished Listing with unique_key 'a' exi
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"unique_key": "a"}], "^an unfinished Listing with unique_key 'a' exists: roll back, or say what to do by"),
+        ([{"unique_key": "a"}], "^an unfinished Listing with unique_key 'a' exists: roll back, or choose on_conflict="),
         ([{"id": 1}], "^Listing with id 1 exists: "),
         ([{"id": 1, "unique_key": "a"}], BY_EITHER),
         ([{"unique_key": key} for key in "bacd"], BY_THREE),
@@ -208,7 +208,7 @@ def test_a_delay_and_a_moment_of_its_own(db: Database, said: dict[str, Any], on_
     with db.session() as actor:
         tasks = [Listing(unique_key="a"), Listing(unique_key="b", **said)]
         for given in ([tasks], [Listing, [{"unique_key": "a"}, {"unique_key": "b", **said}]]):
-            with pytest.raises(ArgumentError, match="row 1: delay= says when; leave available_at and status out"):
+            with pytest.raises(ArgumentError, match="row 1: delay= sets the time: leave out available_at and status"):
                 actor.enqueue(*given, **how)
         assert [task.available_at for task in tasks] == [None, said.get("available_at")]
         assert list(actor.new) == []
@@ -228,7 +228,7 @@ def test_rows_in_several_tables_meet_no_others(db: Database, on_conflict: Any) -
         assert (note.amount, note.status) == (3, "scheduled")
 
 
-def test_what_is_there_though_this_transaction_does_not_see_it(db: Database) -> None:
+def test_a_row_that_the_snapshot_does_not_contain(db: Database) -> None:
     early = db.session()
     assert early.scalar(select(Listing.id)) is None
     if db.case.one_writer:
@@ -265,7 +265,7 @@ def test_a_race_by_both_keys(sync_db: Database) -> None:
 
 
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
-def test_a_primary_key_made_here_is_no_way_around_the_unique_key(db: Database, on_conflict: str) -> None:
+def test_a_generated_primary_key_does_not_bypass_the_unique_key(db: Database, on_conflict: str) -> None:
     db.insert(Listing, [{"id": 1, "unique_key": "k", "version": 1}])
     with db.begin() as actor:
         actor.enqueue(Listing, [{"id": 99, "unique_key": "k", "version": 2}], on_conflict=on_conflict)

@@ -191,6 +191,6 @@ def test_a_version_that_the_server_makes_is_read_again(db: Database) -> None:
         Press.metadata.drop_all(db.engine)
 
 
-def test_the_columns_of_the_queue_are_no_versions(sync_db: Database) -> None:
+def test_the_columns_of_the_queue_are_not_version_columns(sync_db: Database) -> None:
     with sync_db.begin() as actor, pytest.raises(ArgumentError, match="version="):
         actor.enqueue(Listing, [{"unique_key": "k", "priority": 1}], on_conflict="replace", version=Listing.priority)

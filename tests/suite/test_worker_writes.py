@@ -17,7 +17,7 @@ from tests.support.harness import Database
 from tests.support.models import Leaflet, Slot, Spool, Task, Visit
 
 
-def test_a_lost_slot_costs_no_other_its_lease(db: Database) -> None:
+def test_a_lost_slot_does_not_cost_others_their_lease(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
     with db.begin() as actor:
         claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
@@ -51,7 +51,7 @@ def beat(db: Database, claims: list[Claim]) -> list[Claim]:
 
 @pytest.mark.requires("locks_rows")
 @pytest.mark.parametrize("settle", [extend, write_what_is_free])
-def test_what_a_worker_writes_is_read_committed(sync_db: Database, settle: Any) -> None:
+def test_workers_write_in_read_committed(sync_db: Database, settle: Any) -> None:
     """Whatever the engine's level is, which might know of no lock that is passed over."""
     sync_db.insert(Task, [{"id": 1}])
     with sync_db.begin() as actor:
@@ -87,7 +87,7 @@ def test_what_was_locked_for_a_moment_is_deleted_or_still_running(sync_db: Datab
         assert connection.execute(select(model.__table__)).all() == []
 
 
-def test_two_claims_of_one_row_are_told_apart(db: Database) -> None:
+def test_two_claims_of_one_row_are_distinguished(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     stale = take(db)
     end_leases(db)

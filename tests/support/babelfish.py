@@ -7,6 +7,7 @@ that look at statements see the library's own.  How a server is to be set up is 
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -21,11 +22,11 @@ from tests.support.babelfish_catalog import with_own_views
 PLUGIN = "sqlqueue_babelfish"
 
 _CLAIM = re.compile(
-    r"WITH picked AS \n\((?P<picked>SELECT .*\nFROM (?P<table>\S+) WITH \(.*)\)\n"
+    r"WITH picked AS \n\((?P<picked>SELECT .*\nFROM (?P<table>[^\n]+?) WITH \(.*)\)\n"
     r" UPDATE picked SET (?P<values>.*?) OUTPUT (?P<output>.*)",
     re.DOTALL,
 )
-_KEY = re.compile(r"inserted\.(\S+?)(?= AS |,|$)")
+_KEY = re.compile(r"inserted\.(.+?)(?= AS |, |$)")
 
 
 class Babelfish(CreateEnginePlugin):
@@ -40,6 +41,8 @@ class Babelfish(CreateEnginePlugin):
         # INSERT .. OUTPUT .. SELECT FROM (VALUES ..) ORDER BY is a syntax error there: rows are inserted one by one
         dialect.insertmanyvalues_implicit_sentinel = InsertmanyvaluesSentinelOpts.NOT_SUPPORTED
         event.listen(engine, "connect", _limit_waiting)
+        if dialect.is_async:
+            event.listen(engine, "do_connect", _keep_to_one_thread)
 
 
 plugins.register(PLUGIN, __name__, Babelfish.__name__)
@@ -71,6 +74,14 @@ def _claiming(picked: str, table: str, values: str, output: str) -> str:
     """It updates no common table expression."""
     same = " AND ".join(f"{table}.{key} = picked.{key}" for key in _KEY.findall(output))
     return f"WITH picked AS ({picked}) UPDATE {table} SET {values} OUTPUT {output} FROM picked WHERE {same}"
+
+
+def _keep_to_one_thread(_dialect: object, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+    """A statement goes on in its thread when its coroutine is cancelled, and SQLAlchemy closes the connection.
+
+    From another thread, that crashes FreeTDS.
+    """
+    options["executor"] = ThreadPoolExecutor(1)
 
 
 def _limit_waiting(connection: Any, _record: object) -> None:

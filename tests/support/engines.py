@@ -1,6 +1,6 @@
-"""The engines that the tests run on: how each is reached, where a server of it comes from and what it can do.
+"""The engines that the tests run on: their drivers, where their servers come from, and their capabilities.
 
-A new engine is one more entry in `ENGINES`. Tests ask for a capability, never for an engine by its name.
+To add an engine, add an entry to `ENGINES`. Tests ask for capabilities, never for the name of an engine.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from sqlalchemy import URL, NullPool, create_engine, make_url
 from tests.support.babelfish import PLUGIN
 
 ACCOUNT = "sqlqueue"
-PASSWORD = "Sql-queue-0"  # SQL Server and Oracle refuse one without capitals and digits
+PASSWORD = "Sql-queue-0"  # SQL Server and Oracle require capitals and digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A server in a container, and how the tests log in to it."""
+    """A server in a container, and the account that the tests use."""
 
     image: str
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     fast: str = ""
-    """Settings beside: most tests need it fast, not durable."""
+    """Further settings that make it fast but not durable, for most tests."""
     in_memory: str | None = None
-    """The directory of the image that holds the data."""
+    """The data directory of the image, which is kept in memory."""
     stop_signal: str = "SIGTERM"
-    """Ends a server that has clients."""
+    """The signal that stops a server despite connected clients."""
     host_port: int | None = None
-    """Any that is free if not given, and another one after each start."""
+    """The port on the host; by default any free one, which may change at each start."""
     username: str = ACCOUNT
     password: str | None = PASSWORD
     database: str | None = ACCOUNT
     query: Mapping[str, str] = field(default_factory=dict)
     prepare: tuple[str, ...] = ()
-    """Run once, in the server's default database, where the image itself cannot make `database`."""
+    """Statements that create `database`, run once in the server's default database, if the image cannot create it."""
     large: bool = False
-    """Gigabytes: pulled only when the engine is asked for by name."""
+    """Whether the image has gigabytes: it is pulled only if the engine is asked for by name."""
     patience: timedelta = timedelta(minutes=1)
 
     @property
     def durable(self) -> Container:
-        """What is committed survives the server's death."""
+        """The same server with settings under which commits survive a crash."""
         return replace(self, fast="", in_memory=None)
 
     def url(self, driver: str, host: str, port: int) -> URL:
@@ -65,148 +65,160 @@ class EngineCase:
     async_driver: str
     container: Container | None = None
     embedded: Callable[[Path], str] | None = None
-    """Starts the engine without Docker, in a directory, and returns its URL."""
+    """A function that starts the engine in a directory, without Docker, and returns its URL."""
     small: bool = False
-    """Its directory has room in memory, where a commit waits for no disk."""
+    """Its data fits in memory, where commits need not wait for a disk."""
 
     plugin: str | None = None
-    """Of SQLAlchemy's engines; makes up for what the server lacks."""
+    """A plugin for SQLAlchemy's engines that works around what the server lacks."""
     only_by_url: bool = False
-    """Tests run on it if its URL is given, and otherwise only when it is asked for by name."""
+    """Tests run on it only if its URL is given or if it is asked for by name."""
 
+    tells_lock_owners: bool = False
+    """The server reports which transaction has locked a row."""
     one_writer: bool = False
-    """A writer locks the database; without it, claimers lock single rows."""
+    """A writer locks the whole database; on other engines, claimers lock single rows."""
     obeys_hints: bool = True
-    """Rows are locked, and passed over, as the statements say; without it, two claimers may get the same row."""
+    """Rows are locked and skipped as the statements' hints say; without this, two claimers may get the same row."""
     statements_row: str = ""
-    """The row of the table of guarantees in docs/explanation/semantics.md that counts its statements."""
+    """The label of its row of statement counts in docs/explanation/semantics.md."""
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
-    """The foreign key of a new row takes no lock that a claim of its parent minds, nor the other way round."""
+    """A claim and an insert of a child of the claimed row do not wait for each other."""
     foreign_keys_sql: str | None = None
-    """Has a connection enforce foreign keys, where it does not by itself."""
+    """Makes a connection enforce foreign keys, if it does not by default."""
     notifies: bool = False
-    """A commit can tell other processes."""
+    """A commit can notify other processes."""
     copies: bool = False
     """Rows can be loaded by COPY."""
     insert_returns: bool = False
     """An INSERT can return rows."""
     odd_values: Mapping[str, object] = field(default_factory=dict)
-    """Expressions, and what a response makes of them."""
+    """SQL expressions, and their values in a response."""
     timeout_preparation: tuple[Sequence[str], Sequence[str]] = ((), ())
-    """Makes what the statements below are about, and removes it."""
+    """Statements that create, and statements that drop, what the statements below need."""
     timeout_liftings: tuple[str, ...] = ()
-    """Statements that go on for minutes, and see to it that no timeout of their session ends them."""
+    """Statements that run for minutes and lift the timeouts of their session."""
     transaction_pooler: bool = False
-    """PgBouncer speaks for it."""
+    """Connections go through PgBouncer in transaction mode."""
     analyze: str | None = None
-    """Tells the planner what a `{table}` holds, where it does not look by itself."""
+    """Collects the planner's statistics of a `{table}`, if the engine does not do so by itself."""
     statistics: str | None = None
-    """Counts a `{table}` for the planner now, whether or not it would by itself."""
+    """Collects the planner's statistics of a `{table}` at once, even if the engine would do so by itself."""
     no_statistics: str | None = None
-    """Forgets that, where emptying a table does not."""
+    """Discards the statistics, if emptying the table does not."""
     reads_sql: str | None = None
-    """How much this connection has read so far, in rows or in blocks."""
+    """The number of rows or blocks that this connection has read so far."""
     requests_sql: str | None = None
-    """How many requests this connection has made so far."""
+    """The number of requests that this connection has made so far."""
     searched_sql: str | None = None
-    """How often this connection has searched each index so far, and read through each table."""
+    """The number of scans of each index and each table by this connection so far."""
     tells_steps: bool = False
-    """The driver calls back as statements go on, step by step."""
+    """The driver has a progress callback during statements."""
     generic_plans: tuple[str, Mapping[str, object]] | None = None
-    """Has a session prepare its statements, and plan them without regard to values: a setting, and the driver's."""
+    """Makes a session prepare its statements with generic plans: a statement, and arguments of the driver."""
     time_resolution: timedelta = timedelta(microseconds=1)
     time_zone_sql: str | None = None
-    """Moves a session to an `{offset}` from UTC, also given in `{hours}`, where sessions have a time zone."""
+    """Sets a session's time zone to an `{offset}` from UTC, or the offset in `{hours}`, if sessions have one."""
     own_clock_default: bool = False
-    """CURRENT_TIMESTAMP, as the default of a moment, goes by the session's time zone or the server's."""
+    """CURRENT_TIMESTAMP as a column default uses the time zone of the session or the server."""
     truncate: tuple[str, ...] = ()
-    """Empties a large `{table}` at once, foreign keys or not."""
+    """Statements that empty a large `{table}` quickly, despite foreign keys."""
     loose_collation: str | None = None
-    """By which a text is the same in upper and lower case."""
+    """A collation that ignores case."""
     blanks_count: bool = True
-    """A blank at the end tells a text from others, and the empty text is not NULL."""
+    """Trailing blanks are significant in comparisons, and the empty text is not NULL."""
+    drops_blanks: bool = False
+    """All collations ignore trailing blanks."""
     schemas: bool = False
-    """An account can make schemas, and use them beside its own."""
+    """An account can create and use several schemas."""
     adds_any_column: bool = True
-    """A column can be added to a table with rows whatever its default; else Alembic needs its batch mode."""
+    """Columns with any default can be added to a table with rows; otherwise Alembic needs its batch mode."""
     drops_any_column: bool = True
-    """A column can be dropped that has a default; else the operation has to say that the default goes too."""
+    """Columns with a default can be dropped; otherwise the operation must drop the default explicitly."""
     names_defaults: bool = False
-    """A default is a constraint with a name of its own, which goes before its column can."""
+    """A default is a named constraint, which must be dropped before its column."""
     reads_defaults_back: bool = True
-    """The default of a column is reported in the words in which it was given, as far as Alembic minds."""
+    """Reflected column defaults are equal to the given ones in Alembic's comparison."""
     reflects_descending: bool = True
-    """SQLAlchemy reads of an index which columns descend in it."""
+    """SQLAlchemy reflects which columns of an index are descending."""
     partial_indexes: bool = False
-    """An index may have a condition."""
+    """An index may have a predicate."""
     concurrent_indexes: bool = False
-    """Indexes are made CONCURRENTLY, which may fail halfway."""
+    """Indexes can be created CONCURRENTLY, which may fail halfway."""
     hide_index: str | None = None
-    """Keeps an `{index}` of a `{table}` from serving queries."""
+    """Makes an `{index}` of a `{table}` unusable for queries."""
     storage_parameters: bool = False
-    """Tables have a fillfactor, and settings of their own for autovacuum."""
+    """Tables have storage parameters for fillfactor and autovacuum."""
     administrator: str = ACCOUNT
-    """Who may make accounts; its password is that of the tests."""
+    """The account that may create other accounts; its password is `PASSWORD`."""
     grants: str = ""
-    """What an administrator may do for the account of this `{name}`, to let the tests use its `{database}`."""
+    """Grants the account `{name}` the privileges on `{database}` that the tests need; run by the administrator."""
     condition: tuple[str, str] | None = None
-    """Whether a database is set up as the documentation asks for, and what to do if it is not."""
+    """A query for whether the database has the settings that the documentation requires, and the fix if not."""
     another_database: tuple[Sequence[str], Sequence[str]] | None = None
-    """Makes a database of this `{name}` that is not set up so, from another one, and removes it."""
+    """Statements that create, and statements that drop, a database `{name}` without these settings."""
     account_sql: str | None = None
-    """Makes an account of this `{name}` and `{password}`, without rights."""
+    """Creates an account `{name}` with `{password}` and no privileges."""
     partitions_sql: str | None = None
-    """Tables may be in partitions whose indexes are locked as they are read; counts those of the table `parted`."""
+    """Counts the locked indexes of the partitioned table `parted`, on engines that lock indexes when planning."""
     row_version: str | None = None
-    """A system column that differs from version to version of a row."""
+    """A system column that differs between versions of a row."""
     sequences: bool = False
-    """Keys come from a sequence, which takes a right of its own."""
+    """Keys come from a sequence, which needs a privilege of its own."""
     read_only_sql: str | None = None
-    """Lets the transactions of a session only read."""
+    """Makes the transactions of a session read-only."""
     naive_moments: str | None = None
-    """How bad it is for a moment to be kept in a plain `DateTime()`: `error`, `warning`, or not at all."""
+    """The severity of the finding for times in a plain `DateTime()`: `error`, `warning`, or `None` for no finding."""
     other_storage: str | None = None
-    """Tables may be stored by this, which knows no transactions."""
+    """A storage engine without transactions."""
+    distribute_sql: Sequence[str] = ()
+    """Makes {table} look as if an extension had divided it among servers, and undoes that."""
     misleading_index: str | None = None
-    """Terms on the columns of the claim index that do not have its order."""
+    """The columns of the claim index in an order that claims cannot use."""
+    explains: bool = True
+    """The library reads query plans."""
+    names_brackets: bool = True
+    """A name may contain square brackets."""
+    claims_in_schemas: bool = True
+    """Tables outside the account's own schema can be claimed from."""
     foresees: bool = False
-    """Of an empty table, too, it can be told whether an index would serve."""
+    """Whether an index would be used can be determined for empty tables too."""
     without_indexes: str | None = None
-    """Keeps a session's planner from reading in the order of an index."""
+    """Keeps a session's planner from using the order of an index."""
     waits_sql: str = ""
-    """Whether a `{connection}` waits for another's lock, as its administrator sees it."""
+    """A query, run by the administrator, for whether a `{connection}` waits for a lock."""
     connections_sql: str | None = None
-    """Names the connections of this account but the one that asks."""
+    """Names the connections of this account to this database but the one that asks."""
     connection_id: str | None = None
-    """The function that says what this connection is called there."""
+    """The SQL function that returns the current connection's id."""
     kill_sql: str | None = None
     """Ends a `{connection}`."""
     hardships: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
-    """What its administrator does to let it only read, or take no more connections, and how that is undone."""
+    """Statements of the administrator that make the server read-only or refuse connections, and those that undo it."""
     impatient_sql: str | None = None
+    """Limits a session's waits for locks to a second."""
     conflict_sql: str | None = None
-    """Fails as the victim of another transaction does."""
+    """Raises the error of a deadlock victim."""
     failing_sql: Mapping[str, str] = field(default_factory=dict)
-    """Statements that fail as those of a cluster do, and what such an error is: "transient" or "outage"."""
-    """Lets a session wait for locks only shortly."""
+    """Statements that raise errors of a cluster, and their class: "transient" or "outage"."""
     idle_sql: str | None = None
-    """Lets the server end a session that does nothing in a transaction for long, and say so."""
+    """Makes the server end a session that stays idle in a transaction, with an error."""
     strict_snapshots: bool = False
-    """In REPEATABLE READ, what has changed since it was first looked at cannot be written."""
+    """In REPEATABLE READ, rows that changed after the snapshot cannot be written."""
     definition_sql: str | None = None
-    """Says in the engine's own words how the indexes of a `{table}` are defined, and more if it likes."""
+    """Returns the engine's own DDL of a `{table}` or its indexes."""
 
     def time_zones(self) -> Iterator[str]:
-        """Statements that move a session half a day apart from others, to the east and to the west of UTC."""
+        """Yield statements that set a session's time zone to one east and one west of UTC."""
         if self.time_zone_sql is not None:
             yield self.time_zone_sql.format(offset="+05:30", hours="5.5")
             yield self.time_zone_sql.format(offset="-08:00", hours="-8")
 
     @property
     def locks_rows(self) -> bool:
-        """What is about claimers beside each other can be tested."""
+        """Whether several claimers can work side by side."""
         return not self.one_writer and self.obeys_hints
 
     @property
@@ -215,7 +227,7 @@ class EngineCase:
 
     @property
     def given(self) -> URL | None:
-        """The database that somebody else keeps, if one is given."""
+        """The URL of an external database, if one is given."""
         if not (given := os.environ.get(self.url_variable)):
             return None
         return make_url(given).update_query_dict({"plugin": self.plugin} if self.plugin else {})
@@ -230,11 +242,11 @@ def _sqlite(directory: Path) -> str:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
-    return f"sqlite:///{path}?timeout=60"  # that long one writer waits for another, on a busy machine too
+    return f"sqlite:///{path}?timeout=60"  # seconds that a writer waits for another, generous for busy machines
 
 
 def _postgresql_wheel(directory: Path) -> str:
-    # else its lock is a file that belongs to whichever user of this host was the first
+    # by default its lock file belongs to the first user of this host who ran it
     runtime = directory / "runtime"
     runtime.mkdir(mode=0o700)
     (runtime / "python_PostgresServer").mkdir()
@@ -338,7 +350,7 @@ _MYSQL_VALUES = {
 }
 _SIGNAL = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
 _FAILING = {_SIGNAL.format(3101): "transient", _SIGNAL.format(1047): "outage", _SIGNAL.format(1180): "outage"}
-_MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id()"
+_MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND db = database()"
 # which is made anew only when nobody has asked for a tenth of a second; but performance_schema.data_lock_waits names
 # the wrong thread where an implicit lock had to be made explicit
 _MYSQL_WAITS = (
@@ -358,6 +370,8 @@ _SQL_SERVER = EngineCase(
     name="mssql",
     own_clock_default=True,
     blanks_count=False,
+    drops_blanks=True,
+    explains=False,
     names_defaults=True,
     hide_index="ALTER INDEX {index} ON {table} DISABLE",
     partial_indexes=True,
@@ -389,7 +403,7 @@ _SQL_SERVER = EngineCase(
 ENGINES = (
     EngineCase(
         name="sqlite",
-        statements_row="on MySQL, SQLite",
+        statements_row="on SQLite",
         partial_indexes=True,
         sync_driver="sqlite+pysqlite",
         async_driver="sqlite+aiosqlite",
@@ -398,6 +412,7 @@ ENGINES = (
         one_writer=True,
         reuses_keys=True,
         foreign_keys_sql="PRAGMA foreign_keys = ON",
+        impatient_sql="PRAGMA busy_timeout = 100",
         statistics="ANALYZE {table}",
         no_statistics="DELETE FROM sqlite_stat1 WHERE tbl = '{table}'",
         tells_steps=True,
@@ -418,6 +433,7 @@ ENGINES = (
     ),
     EngineCase(
         name="postgresql",
+        tells_lock_owners=True,
         statements_row="statements on PostgreSQL",
         partial_indexes=True,
         concurrent_indexes=True,
@@ -439,6 +455,11 @@ ENGINES = (
         notifies=True,
         copies=True,
         transaction_pooler=True,
+        distribute_sql=(
+            # the catalog of Citus
+            "CREATE TABLE pg_dist_partition AS SELECT '{table}'::regclass AS logicalrelid, 'h'::\"char\" AS partmethod",
+            "DROP TABLE pg_dist_partition",
+        ),
         analyze="ANALYZE {table}",
         statistics="ANALYZE {table}",
         reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
@@ -447,7 +468,10 @@ ENGINES = (
         time_zone_sql="SET TIME ZONE {hours}",
         truncate=("TRUNCATE TABLE {table} CASCADE",),
         schemas=True,
-        connections_sql="SELECT pid FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()",
+        connections_sql=(
+            "SELECT pid FROM pg_stat_activity WHERE usename = current_user AND datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        ),
         hardships=(
             (
                 ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"),
@@ -479,7 +503,7 @@ ENGINES = (
     EngineCase(
         name="mysql",
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MySQL, SQLite",
+        statements_row="on MySQL, MariaDB",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
         sync_driver="mysql+pymysql",
         async_driver="mysql+aiomysql",
@@ -515,7 +539,7 @@ ENGINES = (
     EngineCase(
         name="mariadb",
         loose_collation="utf8mb4_general_ci",
-        statements_row="on MariaDB",
+        statements_row="on MySQL, MariaDB",
         hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
         sync_driver="mariadb+pymysql",
         async_driver="mariadb+aiomysql",
@@ -553,6 +577,7 @@ ENGINES = (
     _SQL_SERVER,
     EngineCase(
         name="oracle",
+        explains=False,
         own_clock_default=True,
         blanks_count=False,
         hide_index="ALTER INDEX {index} INVISIBLE",
@@ -595,6 +620,8 @@ ENGINES = (
         only_by_url=True,
         container=None,
         obeys_hints=False,
+        names_brackets=False,
+        claims_in_schemas=False,
         hide_index=None,
         condition=None,
         another_database=None,

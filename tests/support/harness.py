@@ -144,11 +144,12 @@ class Database:
             yield actor
             actor.commit()
 
-    def variant(self, *, on_connect: str | None = None, **options: Any) -> Database:
-        """The same server through an engine with other options, or whose connections start with a statement."""
+    def variant(self, *, on_connect: str | Sequence[str] | None = None, **options: Any) -> Database:
+        """The same server through an engine with other options, or whose connections start with statements."""
         variant = Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
-        if on_connect:
-            event.listen(variant.session_engine, "connect", partial(_execute_on_connect, on_connect))
+        statements = [on_connect] if isinstance(on_connect, str) else on_connect
+        if statements:
+            event.listen(variant.session_engine, "connect", partial(_execute_on_connect, statements))
         self._variants.append(variant)
         return variant
 
@@ -186,8 +187,9 @@ def _moments(connection: Connection, model: type[DeclarativeBase], row: Mapping[
     return dict(zip(called, connection.execute(select(*called.values())).one(), strict=True)) if called else {}
 
 
-def _execute_on_connect(statement: str, connection: Any, _record: object) -> None:
+def _execute_on_connect(statements: Sequence[str], connection: Any, _record: object) -> None:
     cursor = connection.cursor()
-    cursor.execute(statement)
+    for statement in statements:
+        cursor.execute(statement)
     cursor.close()
     connection.commit()  # PostgreSQL takes a setting back with the transaction that made it

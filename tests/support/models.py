@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import DateTime, ForeignKey, Identity, Integer, String, UniqueConstraint, Uuid, desc
+from sqlalchemy import DateTime, ForeignKey, Identity, Integer, String, Unicode, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship
 
 from sqlqueue import (
@@ -66,7 +66,7 @@ class Mail(TopicMixin, Base):
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     account_id: Mapped[int | None] = mapped_column(ForeignKey("account.id"))
-    subject: Mapped[str] = mapped_column(String(100), default="")
+    subject: Mapped[str] = mapped_column(Unicode(100), default="")
     account: Mapped[Account | None] = relationship(back_populates="mails")
     attachments: Mapped[list[Attachment]] = relationship(back_populates="mail")
 

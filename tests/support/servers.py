@@ -122,7 +122,7 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
     """A server that answers, and its container, which ends with the stack."""
     image = os.environ.get(case.image_variable, container.image)
     _check_odbc_driver(container)
-    _fetch(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
+    fetch_image(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
     running = _run(image, container)
     stack.callback(running.stop)
     url = container.url(case.sync_driver, *_address(running, container))
@@ -149,8 +149,8 @@ def _check_odbc_driver(container: Container) -> None:
             raise Unavailable(f"{driver} is not installed")
 
 
-def _fetch(image: str, *, wanted: bool) -> None:
-    client = _docker()
+def fetch_image(image: str, *, wanted: bool) -> None:
+    client = docker_client()
     try:
         client.images.get(image)
         return
@@ -164,7 +164,7 @@ def _fetch(image: str, *, wanted: bool) -> None:
         raise Unavailable(f"{image} is not here and cannot be pulled") from error
 
 
-def _docker() -> Any:
+def docker_client() -> Any:
     if os.environ.get("SQLQUEUE_TEST_NO_DOCKER"):
         raise NoDocker("SQLQUEUE_TEST_NO_DOCKER is set")
     try:
@@ -211,6 +211,13 @@ def _run(image: str, container: Container) -> Any:
             return description.start()
     except OSError as error:
         raise Unavailable(f"{image} does not start: {_first_line(error)}") from error
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:

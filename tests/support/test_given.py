@@ -49,7 +49,7 @@ def test_a_missing_privilege_is_named(url: URL) -> None:
         move_in(replace(CASE, grants="GRANT ALL ON {database}"), reader)
 
 
-def test_what_is_not_set_up_is_named(url: URL) -> None:
+def test_missing_set_up_is_named(url: URL) -> None:
     with pytest.raises(Refused, match="not set up for queues: turn it on"):
         move_in(replace(CASE, condition=("SELECT 0", "turn it on")), url)
     move_in(replace(CASE, condition=("SELECT 1", "turn it on")), url)

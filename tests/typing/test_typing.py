@@ -32,6 +32,7 @@ from sqlqueue import (
     RecurringMixin,
     Status,
     TopicMixin,
+    WorkerInfo,
     hung,
     utcnow,
 )
@@ -118,6 +119,7 @@ def settling(session: QueueSession, email: Email, letters: list[Letter], claims:
 def sets(session: QueueSession) -> None:
     assert_type(session.retry(Email, Email.id == 7), int)
     assert_type(session.rescue(Email), int)
+    assert_type(session.run_now(Email), int)
     assert_type(session.prune(Email, MINUTE), Pruned)
     assert_type(session.prune(Email, MINUTE, adopted=True).protected, int)
     assert_type(session.stats(Email), QueueStats)
@@ -137,6 +139,14 @@ def pausing(session: QueueSession) -> None:
     assert_type(session.resume(Letter, "news"), bool)
     assert_type(session.paused(Letter), list[Pause])
     assert_type(QueuePause().reason, str | None)
+
+
+def workers(session: QueueSession) -> None:
+    assert_type(session.workers(Base), list[WorkerInfo])
+    assert_type(session.unserved(Letter), list[type[QueueMixin]])
+    assert_type(session.drain_workers(Base, "web-1:211"), int)
+    assert_type(session.set_concurrency(Base, None), int)
+    assert_type(sqlqueue.Worker(sessionmaker(), version="1.2").metrics(), bytes | None)
 
 
 def enqueueing(session: QueueSession, emails: list[Email]) -> None:

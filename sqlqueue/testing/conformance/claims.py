@@ -18,6 +18,8 @@ _JOBS = 40
 
 
 class TestClaims(Suite):
+    """Claims: their order, their locks, their leases and their rollback."""
+
     def test_a_claim_is_written_down(self, sessions: Sessions) -> None:
         enqueue(sessions, {"name": "it"})
         with sessions() as session:

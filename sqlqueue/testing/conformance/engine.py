@@ -24,6 +24,8 @@ _MANY = timedelta(days=40, microseconds=1)
 
 
 class TestEngine(Suite):
+    """Facts about the engine that the adapter states: its clock, its errors and its schema."""
+
     def test_the_clock_is_in_utc(self, sessions: Sessions) -> None:
         with sessions() as session:
             now, later = session.execute(select(utcnow(), utcnow(timedelta(hours=1)))).one()

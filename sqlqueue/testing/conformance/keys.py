@@ -13,6 +13,8 @@ from .suite import Sessions, Suite, claim, enqueue, numbered, stored
 
 
 class TestKeys(Suite):
+    """Unique keys, conflicts, limits and foreign keys."""
+
     def test_one_unfinished_task_for_each_key(self, sessions: Sessions) -> None:
         enqueue(sessions, {"name": "first", "unique_key": "k"}, {"name": "none"}, {"name": "none"})
         with sessions() as session:

@@ -25,6 +25,8 @@ _every_end = pytest.mark.parametrize("how", _ENDS)
 
 
 class TestSettling(Suite):
+    """Settlements: the states that follow, fencing, leases and retries."""
+
     @_every_end
     def test_the_state_that_follows(self, sessions: Sessions, how: str) -> None:
         end, status = _ENDS[how]

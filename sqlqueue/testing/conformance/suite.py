@@ -35,12 +35,14 @@ class Suite:
 
 
 def enqueue(sessions: Sessions, *rows: Mapping[str, Any], model: type[QueueMixin] = Job) -> None:
+    """Enqueue ``rows`` in a transaction of their own."""
     with sessions() as session:
         session.enqueue(model, rows)
         session.commit()
 
 
 def numbered(count: int) -> list[Mapping[str, Any]]:
+    """Return ``count`` rows whose names are their numbers, from 0."""
     return [{"name": str(number)} for number in range(count)]
 
 

@@ -1,0 +1,268 @@
+"""Why a task is not running: an answer for every state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sqlqueue import Cause, Claim, Explanation, Status
+from tests.suite.scenes import PAST, TOMORROW, clock, contenders, end_leases
+from tests.support.harness import Actor, Database
+from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
+
+HOUR = timedelta(hours=1)
+
+
+def why(db: Database, model: Any = Task, key: Any = 1) -> Explanation:
+    with db.begin() as session:
+        return session.why(Claim(model, key if isinstance(key, tuple) else (key,), attempt=0))
+
+
+def causes(found: Explanation) -> list[Cause]:
+    return [reason.cause for reason in found.reasons]
+
+
+def claimed(db: Database, model: Any, count: int = 1, **options: Any) -> list[Any]:
+    with db.begin() as session:
+        return list(session.claim_many(model, limit=count, claimed_by="worker-1", **options))
+
+
+# -- what the row itself says ------------------------------------------------------------------------------------------
+
+
+def test_missing(db: Database) -> None:
+    found = why(db)
+    assert (found.status, causes(found)) == (None, [Cause.MISSING])
+    assert abs(found.at - clock(db)) < HOUR
+
+
+def test_ready(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    found = why(db)
+    assert (found.status, causes(found)) == (Status.AVAILABLE, [Cause.READY])
+    assert str(found) == "Task 1: nothing is in its way: the next claim takes it."
+
+
+@pytest.mark.parametrize("status", ["completed", "cancelled", "discarded"])
+def test_finished(db: Database, status: str) -> None:
+    db.insert(
+        Task, [{"id": 1, "status": status, "finished_at": PAST, "available_at": PAST, "error": "boom\nat line 1"}]
+    )
+    (reason,) = why(db).reasons
+    assert (reason.cause, reason.since) == (Cause.FINISHED, PAST)
+    assert reason.text.startswith(f"it is {status} since 2020-01-01 00:00:00 UTC")
+    assert reason.text.endswith(": boom") == (status == "discarded")
+
+
+def test_running(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    (task,) = claimed(db, Task, lease=HOUR)
+    (reason,) = why(db).reasons
+    assert (reason.cause, reason.by) == (Cause.RUNNING, "worker-1")
+    assert (reason.since, reason.until) == (task.claimed_at, task.available_at)
+
+
+def test_its_lease_has_expired(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    claimed(db, Task)
+    end_leases(db)
+    found = why(db)
+    assert causes(found) == [Cause.LEASE_EXPIRED, Cause.READY]
+    assert (found.reasons[0].by, found.reasons[0].since) == ("worker-1", PAST)
+
+
+def test_attempts_used_up(db: Database) -> None:
+    db.insert(Task, [{"id": 1, "status": "running", "attempt": 3, "max_attempts": 3, "available_at": PAST}])
+    (reason,) = why(db).reasons
+    assert reason.cause is Cause.EXHAUSTED
+    assert "attempt 3 was the last one" in reason.text
+    with db.begin() as session:
+        assert session.rescue(Task)
+
+
+def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
+    db.insert(
+        Task,
+        [{"id": 1, "status": "running", "attempt": 3, "max_attempts": 3, "available_at": PAST, "claim_token": -7}],
+    )
+    assert causes(why(db)) == [Cause.LEASE_EXPIRED, Cause.READY]
+    with db.begin() as session:
+        assert session.claim(Task).id == 1
+
+
+@pytest.mark.parametrize("status", ["available", "scheduled", "retryable"])
+def test_not_due(db: Database, status: str) -> None:
+    moment = TOMORROW.replace(microsecond=0)
+    db.insert(Task, [{"id": 1, "status": status, "available_at": moment, "attempt": 2, "max_attempts": 3}])
+    (reason,) = why(db).reasons
+    assert (reason.cause, reason.until) == (Cause.NOT_DUE, moment)
+    assert reason.text.startswith("attempt 2 of 3 failed") == (status == "retryable")
+
+
+def test_a_key_of_several_columns(db: Database) -> None:
+    db.insert(Seat, [{"line": "a", "number": 7}])
+    assert causes(why(db, Seat, ("a", 7))) == [Cause.READY]
+    assert causes(why(db, Seat, ("a", 8))) == [Cause.MISSING]
+
+
+def test_an_instance_is_asked_about_as_its_row_is_now(db: Database) -> None:
+    db.insert(Task, [{"id": 1}])
+    with db.begin() as session:
+        (task,) = session.find(Task)
+        session.commit()
+        with db.begin() as other:
+            other.cancel(Task)
+        assert causes(session.why(task)) == [Cause.FINISHED]
+
+
+# -- pauses ------------------------------------------------------------------------------------------------------------
+
+
+def test_paused(db: Database) -> None:
+    db.insert(Mail, [{"id": 1, "topic": "news"}, {"id": 2, "topic": "bills"}])
+    with db.begin() as session:
+        session.pause(Mail, "news", reason="the provider is down", paused_by="ada")
+    (reason,) = why(db, Mail, 1).reasons
+    assert (reason.cause, reason.by) == (Cause.PAUSED, "ada")
+    assert abs(reason.since - clock(db)) < HOUR
+    assert reason.text.endswith(": the provider is down")
+    assert Cause.PAUSED not in causes(why(db, Mail, 2))
+    with db.begin() as session:
+        session.pause(Mail)
+    assert causes(why(db, Mail, 1)).count(Cause.PAUSED) == 2
+    assert Cause.PAUSED in causes(why(db, Mail, 2))
+
+
+def test_paused_and_not_due(db: Database) -> None:
+    db.insert(Mail, [{"id": 1, "status": "scheduled", "available_at": TOMORROW}])
+    with db.begin() as session:
+        session.pause(Mail)
+    assert causes(why(db, Mail)) == [Cause.NOT_DUE, Cause.PAUSED]
+
+
+# -- others come first -------------------------------------------------------------------------------------------------
+
+
+def test_others_come_first(db: Database) -> None:
+    moments = [PAST, PAST, PAST + HOUR, PAST + 2 * HOUR]
+    db.insert(Task, [{"id": n, "available_at": moment} for n, moment in enumerate(moments, 1)])
+    db.insert(Task, [{"id": 5, "available_at": PAST, "priority": -1}])
+    db.insert(Task, [{"id": 6, "available_at": PAST, "status": "completed"}])
+    assert [why(db, key=key).reasons[0].ahead for key in (5, 1, 2, 3, 4)] == [None, 1, 2, 3, 4]
+    assert causes(why(db, key=5)) == [Cause.READY]
+    assert "4 tasks come first" in why(db, key=4).reasons[0].text
+
+
+def test_ready_tasks_come_before_due_tasks(db: Database) -> None:
+    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
+    db.insert(Task, [{"id": n, "status": "scheduled", "available_at": PAST + n * HOUR} for n in (4, 5)])
+    assert [why(db, key=key).reasons[0].ahead for key in (4, 5)] == [3, 4]
+
+
+def test_in_the_order_of_the_model(db: Database) -> None:
+    db.insert(Order, [{"id": n, "available_at": PAST} for n in (1, 2, 3)])
+    with db.begin() as session:
+        order = [task.id for task in session.claim_many(Order, limit=3)]
+        session.rollback()
+    assert [why(db, Order, key).reasons[0].ahead or 0 for key in order] == [0, 1, 2]
+
+
+def test_counting_ends_at_a_thousand(db: Database) -> None:
+    db.insert(Task, [{"available_at": PAST, "name": "x"} for _ in range(1_100)])
+    db.insert(Task, [{"id": 5_000}])
+    (reason,) = why(db, key=5_000).reasons
+    assert reason.ahead == 1_000
+    assert "1,000 tasks or more come first" in reason.text
+
+
+def test_how_long_they_take_at_the_present_rate(db: Database) -> None:
+    done = {"status": "completed", "finished_at": clock(db), "available_at": PAST}
+    db.insert(Mail, [{"id": n, **done} for n in range(1, 7)])
+    db.insert(Mail, [{"id": n, "available_at": PAST} for n in range(10, 22)])
+    (reason,) = why(db, Mail, 21).reasons
+    assert (reason.ahead, reason.estimate) == (11, timedelta(seconds=110))
+
+
+# -- limits and keys ---------------------------------------------------------------------------------------------------
+
+
+def test_its_limit_is_full(db: Database) -> None:
+    db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3)])
+    with db.begin() as session:
+        session.set_limit(Visit, "a", 2)
+    first, second = claimed(db, Visit, 2)
+    (reason,) = why(db, Visit, 3).reasons
+    assert reason.cause is Cause.LIMIT
+    assert [holder.identity for holder in reason.holders] == [(first.id,), (second.id,)]
+    assert {holder.worker for holder in reason.holders} == {"worker-1"}
+    assert reason.holders[0].since == first.claimed_at
+    with db.begin() as session:
+        session.set_limit(Visit, "b", 0)
+    db.insert(Visit, [{"id": 9, "limit_key": "b"}])
+    assert Cause.LIMIT in causes(why(db, Visit, 9))
+
+
+def test_behind_others_of_its_limit_key(db: Database) -> None:
+    db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3, 4)])
+    db.insert(Visit, [{"id": 9, "limit_key": "b", "available_at": PAST}])
+    with db.begin() as session:
+        session.set_limit(Visit, "a", 3)
+        session.set_limit(Visit, "b", 3)
+    found = why(db, Visit, 4)
+    assert causes(found) == [Cause.KEY_ORDER, Cause.ORDER]
+    assert found.reasons[0].ahead == 3
+    assert causes(why(db, Visit, 9)) == [Cause.ORDER]
+
+
+def test_a_message_behind_others_of_its_key(db: Database) -> None:
+    db.insert(Outgoing, [{"id": n, "message_key": key} for n, key in ((1, "a"), (2, "b"), (3, "a"), (4, "a"))])
+    found = why(db, Outgoing, 4)
+    assert (found.reasons[0].cause, found.reasons[0].ahead) == (Cause.KEY_ORDER, 2)
+    assert Cause.KEY_ORDER not in causes(why(db, Outgoing, 2))
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def open_claim(db: Database) -> tuple[Actor, Actor]:
+    db.insert(Task, [{"id": 1}, {"id": 2}])
+    holder, other = contenders(db)
+    assert holder.claim(Task, Task.id == 1, lease=None).id == 1
+    return holder, other
+
+
+def test_locked_by_an_open_transaction(db: Database) -> None:
+    holder, other = open_claim(db)
+    (reason,) = other.why(Claim(Task, (1,), 0)).reasons
+    assert reason.cause is Cause.LOCKED
+    assert (reason.by is not None) == db.case.tells_lock_owners
+    other.rollback()
+    holder.rollback()
+    assert causes(why(db)) == [Cause.READY]
+
+
+@pytest.mark.requires("locks_rows")
+def test_others_are_not_locked_and_nothing_stays_locked(db: Database) -> None:
+    holder, other = open_claim(db)
+    assert causes(other.why(Claim(Task, (2,), 0))) != [Cause.LOCKED]
+    with db.begin() as third:
+        assert third.claim(Task).id == 2
+    holder.rollback()
+
+
+def test_locked_by_the_asking_transaction(db: Database) -> None:
+    holder, _ = open_claim(db)
+    (reason,) = holder.why(Claim(Task, (1,), 0)).reasons
+    assert (reason.cause, reason.by) == (Cause.LOCKED, "this transaction")
+    holder.rollback()
+
+
+def test_not_committed(db: Database) -> None:
+    with db.session() as session:
+        session.add(Task(id=1))
+        found = session.why(Claim(Task, (1,), 0))
+        assert causes(found) == [Cause.UNCOMMITTED]
+        session.rollback()
+    assert causes(why(db)) == [Cause.MISSING]
