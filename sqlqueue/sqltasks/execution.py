@@ -78,18 +78,19 @@ class Executor:
         with connection.begin() as transaction:
             interrupt = adapter.requests.interruption(connection)
             adapter.requests.limit_time(connection, limit)
-            with Watchdog(limit, interrupt) as watchdog:
-                try:
+            watchdog = Watchdog(limit, interrupt)
+            try:
+                with watchdog:
                     with adapter.requests.answer(connection, request) as answer:
                         told = response(answer, self.limit)
                     watchdog.check()
                     transaction.commit()  # may be slow, too
-                except DBAPIError as error:  # includes outages: the watchdog may have closed the connection
-                    watchdog.check(_failed(adapter, error))
-                    raise
-                finally:
-                    if watchdog.is_up:
-                        connection.invalidate()  # closing rolls back; a ROLLBACK might be interrupted, too
+            except DBAPIError as error:  # includes outages: the watchdog may have closed the connection
+                watchdog.check(_failed(adapter, error))
+                raise
+            finally:  # after the watchdog has ended, which must not interrupt a closed connection
+                if watchdog.is_up:
+                    connection.invalidate()  # closing rolls back; a ROLLBACK might be slow, too
         return told
 
     def _within(self, timeout: float | None) -> timedelta:

@@ -158,6 +158,13 @@ def test_a_statement_that_writes_is_ended_and_undone(sync_db: Database) -> None:
     assert value(sync_db, "COUNT(*) FROM ledger") == 0
 
 
+@pytest.mark.requires("one_writer")  # its driver interrupts connections, not the server
+def test_a_statement_is_not_interrupted_once_its_connection_is_closed(sync_db: Database) -> None:
+    for _ in range(40):
+        with pytest.raises(RequestFailed):
+            run(sync_db, ENDLESS, timeout=0.02)
+
+
 def test_rows_that_do_not_end(sync_db: Database) -> None:
     _ends(sync_db, f"SELECT 'a row' FROM {MUCH}")
 
