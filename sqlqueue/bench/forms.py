@@ -87,13 +87,19 @@ def _loops(
 
 
 def _ways(driver: str, ours: str | None, make: Callable[[Clients], Any]) -> list[Contender]:
-    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library's."""
+    return [
+        Contender(who=ours if kind == "sqlqueue" and ours else who, kind=kind, make=make(clients))
+        for who, kind, clients in ways(driver)
+        if kind != "sqlqueue" or ours is not None
+    ]
+
+
+def ways(driver: str) -> list[tuple[str, Kind, Clients]]:
+    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library."""
     yardstick = YARDSTICKS.get(driver)
-    found: list[Contender] = []
+    found: list[tuple[str, Kind, Clients]] = []
     if yardstick is not None:
-        found.append(Contender(who=f"{driver} by hand", kind="driver", make=make(by_driver)))
+        found.append((f"{driver} by hand", "driver", by_driver))
         if yardstick.skips_locked:
-            found.append(Contender(who="SQLAlchemy ORM by hand", kind="orm", make=make(by_orm)))
-    if ours is not None:
-        found.append(Contender(who=ours, kind="sqlqueue", make=make(by_library)))
-    return found
+            found.append(("SQLAlchemy ORM by hand", "orm", by_orm))
+    return [*found, ("sqlqueue", "sqlqueue", by_library)]
