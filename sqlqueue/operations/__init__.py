@@ -1,10 +1,11 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
 from ..transaction.connection import default_claimer
-from .bulk import ErrorGroup, errors, rescue, retry
+from .bulk import rescue, retry
 from .claiming import claim, claim_many, claiming, consume, consume_many
 from .declared_schedules import DeclaredSchedules, declare_schedules
 from .enqueueing import enqueue
+from .failures import ErrorGroup, errors
 from .fair import claim_in_turns
 from .finding import find
 from .history import PastAttempt, history, prune_history

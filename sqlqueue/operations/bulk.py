@@ -1,14 +1,12 @@
-"""Operations on sets of tasks, without claims: retry, cancel, discard, rescue, and the report of errors."""
+"""Operations on sets of tasks, without claims: retry, cancel, discard and rescue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Executable, and_, func, literal_column, or_, select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
@@ -167,71 +165,6 @@ def _renew_crashed(
     ending.write(values)
     record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)
-
-
-LAST = 20_000
-"""The number of failures that :func:`errors` reads by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
-    """Failures with the same text: the number of tasks, and when the first and the last of them was claimed."""
-
-    message: str
-    """The text of the error."""
-    count: int
-    """How many tasks failed with it."""
-    first_seen: datetime | None
-    """When the first of them was claimed."""
-    last_seen: datetime | None
-    """When the last of them was claimed."""
-    example: Identity
-    """The primary key of one of them, the last by key."""
-    capped: bool = False
-    """Whether there are more failures than were looked at, so that ``count`` is a lower bound."""
-
-
-def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
-    """Return the failures of tasks that are not completed, grouped by their text, the most frequent first.
-
-    Exact while there are fewer than ``cap`` failures.  Of more, the last ``cap`` by primary key are read, and
-    :attr:`ErrorGroup.capped` says so.  ``cap=None`` reads all.  One query, which locks nothing.
-    """
-    spec = spec_of(entity)
-    session = session_of(session)
-    if cap is not None:
-        checks.count("cap", cap)
-    adapter = open_(session, spec)
-    failed = (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
-    statement = _grouped(spec, only(spec, *failed, *within(session, spec, where)), cap)
-    rows: Any = adapter.rows.execute(session, spec, statement).all()
-    is_capped = cap is not None and sum(row.tasks for row in rows) >= cap
-    return [ErrorGroup(text, tasks, first, last, tuple(key), is_capped) for text, tasks, first, last, *key in rows]
-
-
-def _grouped(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Executable:
-    key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
-    found = select(spec["error"].label("message"), spec["claimed_at"].label("claimed_at"), *key).where(criterion)
-    if cap is not None:
-        found = found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
-    last = found.cte("last_failures")
-    # the example is a row's whole key, of any number of columns; min() and max() are not window functions here, because
-    # MariaDB evaluates those in time quadratic in the number of rows
-    newest = [last.c[column.name].desc() for column in key]
-    position = func.row_number().over(partition_by=last.c.message, order_by=newest).label("position")
-    examples = select(last, position).subquery("examples")
-    tasks, first, last_seen = func.count(), func.min(last.c.claimed_at), func.max(last.c.claimed_at)
-    groups = (
-        select(last.c.message, tasks.label("tasks"), first.label("first_seen"), last_seen.label("last_seen"))
-        .group_by(last.c.message)
-        .subquery("message_groups")
-    )
-    return (
-        select(*groups.c, *(examples.c[column.name] for column in key))
-        .join_from(groups, examples, examples.c.message == groups.c.message)
-        .where(examples.c.position == literal_column("1"))
-        .order_by(groups.c.tasks.desc(), groups.c.message)
-    )
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
