@@ -298,9 +298,14 @@ def is_hung(spec: QueueSpec) -> Criterion:
 
 def is_exhausted(spec: QueueSpec) -> Criterion:
     """Return whether the last lease has ended and no attempts are left; never true of rows claimed by workers."""
-    return and_(
+    return and_(is_held(spec), *_used_up(spec))
+
+
+def _used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
+    """The conditions of :func:`is_exhausted`, except that the row is running."""
+    return (
         spec["finished_at"].is_(None),
-        is_hung(spec),
+        has_come(spec),
         is_due(spec),
         spec["attempt"] >= spec["max_attempts"],
         spec["claim_token"] >= literal_column("0"),
@@ -320,4 +325,5 @@ def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool)
     """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
     ready, due = picks(spec, where)
     step = ready if by_claims else due
-    return lambda limit: replace(step(limit), state=(is_exhausted(spec),), exact=False)
+    held = is_held(spec) if by_claims else present_status(spec) == state(Status.RUNNING)
+    return lambda limit: replace(step(limit), state=(held, *_used_up(spec)), exact=False)

@@ -83,6 +83,10 @@ def _claiming() -> Iterator[tuple[str, Call]]:
     yield "Task.complete(locked)", lambda s: s.complete(_locked(s))
     yield "Task.snooze(locked)", lambda s: s.snooze(_locked(s), MINUTE)
     yield "Mail.claim(topic)", lambda s: s.claim(Mail, Mail.topic == "t")
+    topics = Mail.topic.in_(["a", "b"])
+    yield "Mail.claim(topics)", lambda s: s.claim(Mail, topics)
+    yield "Mail.claim_many(topics, locked)", lambda s: s.claim_many(Mail, topics, limit=300, lease=None)
+    yield "Mail.consume(topics)", lambda s: s.consume(Mail, topics)
     yield "Mail.claim(related)", lambda s: s.claim(Mail, Mail.account.has(name="x"))
     yield "CreditNote.claim(where)", lambda s: s.claim(CreditNote, CreditNote.amount > 7)
     yield "Task.consume", lambda s: s.consume(Task)
@@ -203,6 +207,7 @@ def _upkeep() -> Iterator[tuple[str, Call]]:
         yield f"{model.__name__}.postpone", lambda s, m=model: postpone(s, m, limit=100)
         yield f"{model.__name__}.extend", lambda s, m=model: extend(s, _claims(m, 3), MINUTE)
     yield "Mail.next_due(topic)", lambda s: next_due(s, Mail, Mail.topic == "t")
+    yield "Mail.next_due(topics)", lambda s: next_due(s, Mail, Mail.topic.in_(["a", "b"]))
 
 
 def _recurring() -> Iterator[tuple[str, Call]]:
