@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Identity, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import QueueMixin
+from sqlqueue import JobMixin, QueueMixin
 
 
 class Key(StrEnum):
@@ -47,6 +47,14 @@ class UuidJob(QueueMixin, Base):
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
     payload: Mapped[str] = mapped_column(Text)
+
+
+class Call(JobMixin, Base):
+    """A call of a function."""
+
+    __tablename__ = "sqlqueue_bench_call"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 JOBS: dict[Key, type[Any]] = {Key.INT: Job, Key.UUID: UuidJob}

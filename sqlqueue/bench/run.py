@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, inspect
@@ -18,6 +19,7 @@ from .figures import Figure
 from .forms import drains, enqueues, ways
 from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
 from .models import Base, Key
+from .peers.measure import PeerPlan, PeerReport, measure_peers
 from .pickup import Pickup, measure_pickup
 from .plan import BenchError, Plan
 from .proxy import proxy
@@ -26,6 +28,7 @@ from .yardsticks import YARDSTICKS
 
 STANDARD = ("enqueue", "drain", "pickup", "roundtrips")
 SECTIONS = (*STANDARD, "growth")
+PEERS = "peers"
 _AMID = 2_000
 """Jobs drained from each queue of the growth measurement."""
 _LEAST_DELAY = 1.0
@@ -49,6 +52,8 @@ class Wanted:
     sizes: tuple[int, ...]
     delay: float
     """Milliseconds that a proxy adds each way; 0 for no proxy."""
+    environments: Path | None
+    """The directory for the environments of other libraries; ``None`` for a temporary one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,7 @@ class Report:
     roundtrips: list[RoundTrips] | None
     """``None`` also on engines without a network."""
     growth: Grown | None
+    peers: PeerReport | None
 
     def plain(self) -> dict[str, Any]:
         """Return the report as values for JSON, without sections that were not requested."""
@@ -96,7 +102,7 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
         found = {
             # the count of round trips has a proxy of its own
             name: _MEASURES[name](engine if name == "roundtrips" else slowed, wanted, say)
-            for name in SECTIONS
+            for name in _MEASURES
             if name in wanted.sections
         }
         return Report(
@@ -108,6 +114,7 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
             pickup=found.get("pickup"),
             roundtrips=found.get("roundtrips"),
             growth=found.get("growth"),
+            peers=found.get(PEERS),
         )
 
 
@@ -185,10 +192,25 @@ def _growth(engine: Engine, wanted: Wanted, say: Say) -> Grown:
     return Grown(amid=amid, under_snapshot=measure_held_snapshot(engine, make, tasks=wanted.jobs, say=say))
 
 
+def _peers(engine: Engine, wanted: Wanted, say: Say) -> PeerReport:
+    if engine.dialect.name != "postgresql":
+        raise BenchError("other libraries are measured on PostgreSQL alone")
+    plan = PeerPlan(
+        jobs=wanted.jobs,
+        rounds=wanted.rounds,
+        processes=wanted.processes,
+        threads=wanted.threads,
+        batch=wanted.batch,
+        tasks=wanted.tasks,
+    )
+    return measure_peers(engine, plan, wanted.environments, say)
+
+
 _MEASURES: dict[str, Callable[[Engine, Wanted, Say], Any]] = {
     "enqueue": _enqueue,
     "drain": _drain,
     "pickup": _pickup,
     "roundtrips": _round_trips,
     "growth": _growth,
+    PEERS: _peers,
 }

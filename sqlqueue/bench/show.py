@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .figures import YARDS, Figure, Spread
 from .growth import HeldSnapshot
+from .peers.show import show_peers
 from .pickup import Delays, Pickup
 from .roundtrips import RoundTrips
 from .run import Grown, Report
@@ -34,6 +35,8 @@ def show(console: Console, report: Report) -> None:
         _show_round_trips(console, report.roundtrips)
     if report.growth is not None:
         _show_growth(console, report.growth)
+    if report.peers is not None:
+        show_peers(console, report.peers)
 
 
 def _show_facts(console: Console, facts: dict[str, Any]) -> None:
