@@ -16,6 +16,7 @@ from .._support.processes import settle_in
 from ..demo.database import sessions
 from ..worker.handling.handlers import Mode
 from .clients import Client, Clients
+from .models import CALL, Call
 from .plan import BenchError, Plan
 from .tally import Tally
 
@@ -110,13 +111,17 @@ def at_most_once(client: Client, limit: int) -> int:
     return len(jobs)
 
 
+Register: TypeAlias = Callable[[Worker, Plan], None]
+"""A function that registers what a worker does."""
+
+
 class Working:
     """A worker in a thread; the main thread takes the commands."""
 
-    def __init__(self, plan: Plan, tally: Tally, *, handler: Callable[..., None], mode: Mode) -> None:
+    def __init__(self, plan: Plan, tally: Tally, *, register: Register) -> None:
         self._engine = plan.engine()
         self._worker = worker = Worker(sessions(tally.watch(self._engine)), poll=_POLL)
-        worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+        register(worker, plan)
         settle_in()
         self._thread = Thread(target=worker.run, daemon=True)
         self._thread.start()
@@ -143,6 +148,24 @@ def with_session(session: Any, job: Any) -> None:
 
 def without_session(job: Any) -> None:
     """Do nothing, so that only the queue is measured."""
+
+
+async def coroutine(job: Any) -> None:
+    """Do nothing, as a coroutine."""
+
+
+def call() -> None:
+    """Do nothing, as a function whose calls are enqueued."""
+
+
+def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mode = "lease") -> None:
+    """Register a handler of jobs."""
+    worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+
+
+def run_calls(worker: Worker, plan: Plan) -> None:
+    """Register the function whose calls are enqueued."""
+    worker.task(Call, name=CALL, concurrency=plan.threads)(call)
 
 
 class Enqueueing:

@@ -57,6 +57,9 @@ class Call(JobMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
+CALL = "call"
+"""The name of the function that is called."""
+
 JOBS: dict[Key, type[Any]] = {Key.INT: Job, Key.UUID: UuidJob}
 
 

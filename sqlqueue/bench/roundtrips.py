@@ -19,7 +19,7 @@ from .clients import Client, Clients
 from .contest import Contest
 from .crew import Crew, crew
 from .figures import Kind
-from .hands import MakeHand, Working, with_session, without_session
+from .hands import MakeHand, Working, handle, with_session, without_session
 from .models import Probe
 from .pickup import empty
 from .plan import Plan
@@ -113,7 +113,7 @@ def measure_round_trips(
             found += _operations(contest, through, who, clients)
         for who, handler in (("handler(job)", without_session), ("handler(session, job)", with_session)):
             say(f"worker, {who}")
-            found.append(_job(contest, through, who, partial(Working, handler=handler, mode="lease")))
+            found.append(_job(contest, through, who, partial(Working, register=partial(handle, handler=handler))))
         say("pick-up")
         if listens:
             found.append(

@@ -102,6 +102,7 @@ def test_other_engines_are_refused(tmp_path: Path) -> None:
     assert "on PostgreSQL alone" in result.stderr
 
 
+@pytest.mark.timeout(1_200)
 @pytest.mark.requires("notifies")
 @pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"installs packages from PyPI: set {ON_DEMAND}=1 to run it")
 def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path) -> None:
