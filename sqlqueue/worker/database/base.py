@@ -14,6 +14,7 @@ from ..._support.exc import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ...transaction.connection import check_engine
+from .lines import write_in_turn
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -97,13 +98,14 @@ class OwnConnections(Protocol):
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
     """Return a copy of ``engine`` with a pool of its own, the same one at each call with ``engines``."""
     if engine not in engines:
-        engines[engine] = Engine(
+        engines[engine] = own = Engine(
             engine.pool.recreate(),
             engine.dialect,
             engine.url,
             execution_options=engine.get_execution_options(),
             hide_parameters=engine.hide_parameters,
         )
+        write_in_turn(own)
     return engines[engine]
 
 
