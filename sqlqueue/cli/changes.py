@@ -84,7 +84,7 @@ def cancel(
 
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
 
-    Workers learn of it at their next heartbeat; a running handler can no longer complete its task, nor commit with it.
+    Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
     For more than one task, the command shows their number and asks first.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
@@ -131,7 +131,7 @@ def discard(
 
         sqlqueue discard --url postgresql+psycopg://me@host/shop shop.models:Email --id 4711 --reason 'no such address'
 
-    Workers learn of it at their next heartbeat; a running handler can no longer complete its task, nor commit with it.
+    Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
     sqlqueue retry brings dead letters back. For more than one task, the command shows their number and asks first.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
