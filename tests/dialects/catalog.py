@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, Engine, Uuid
+from sqlalchemy import Boolean, ColumnElement, Engine, Uuid, inspect
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.exc import FlushError
@@ -18,14 +18,20 @@ from sqlqueue import Claim, ClaimLostError, QueueSession, Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.kinds.new_slots import introduce
+from sqlqueue.model.registry import worker_table
 from sqlqueue.operations.claiming import Claimer, Wanted, _claim_due
+from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
+from sqlqueue.sql.clock import utcnow
 from sqlqueue.sql.selection import picks
-from tests.dialects.recorder import KEY
+from sqlqueue.worker.process import registration
+from tests.dialects.recorder import KEY, LANES
+from tests.support import history as past
+from tests.support.fleet import Errand, Fleet, FleetWorker
 from tests.support.models import (
     Base,
     Chore,
@@ -50,6 +56,8 @@ from tests.support.models import (
     Visit,
 )
 
+BASES = (Base, DataBase, past.Base, Fleet)
+"""Those of the models whose statements these are."""
 Call = Callable[[QueueSession], Any]
 MINUTE = timedelta(minutes=1)
 
@@ -72,6 +80,8 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _statistics()
     yield from _upkeep()
     yield from _outbox()
+    yield from _history()
+    yield from _registry()
 
 
 def _claiming() -> Iterator[tuple[str, Call]]:
@@ -267,6 +277,46 @@ def _outbox() -> Iterator[tuple[str, Call]]:
     yield "Outgoing.complete", lambda s: s.complete(_claims(Outgoing, 3))
 
 
+def _history() -> Iterator[tuple[str, Call]]:
+    parcel, flare, boat, rota = past.Parcel, past.Flare, past.Boat, past.Rota
+    yield "Past.claim", lambda s: s.claim(parcel)
+    yield "Past.claim(locked)", lambda s: s.claim(parcel, lease=None)
+    taking_over = Wanted(parcel.__queue_spec__)
+    yield "Past.claim(due)", lambda s: _claim_due(s, taking_over, 10, Claimer("claimer", MINUTE))
+    yield "Past.consume", lambda s: s.consume(parcel)
+    yield "Past.complete(many)", lambda s: s.complete(_claims(parcel, 3))
+    yield "Past.complete(deletes)", lambda s: s.complete(_claims(flare, 3))
+    yield "Past.fail", lambda s: s.fail(_claims(parcel, 1), "no")
+    yield "Past.release", lambda s: s.release(_claims(parcel, 1))
+    for model in (parcel, boat):
+        yield f"Past.cancel({model.__name__})", lambda s, m=model: s.cancel(m, m.priority == 7)
+    yield "Past.retry", lambda s: s.retry(parcel)
+    for model in (parcel, rota):
+        yield f"Past.rescue({model.__name__})", lambda s, m=model: s.rescue(m)
+    yield "Past.history", lambda s: s.history(_claims(parcel, 1)[0])
+    yield "Past.prune_history", lambda s: s.prune_history(parcel)
+    yield "Past.prune_history(limit)", lambda s: s.prune_history(parcel, MINUTE, limit=1_000)
+    yield "Past.count_old_attempts", lambda s: count_old_attempts(s, parcel, None, cap=1_000)
+    for cap in (None, 1_000):
+        yield f"Past.errors({cap})", lambda s, c=cap: s.errors(parcel, cap=c)
+        yield f"Past.timeline({cap})", lambda s, c=cap: s.timeline(parcel, cap=c)
+
+
+def _registry() -> Iterator[tuple[str, Call]]:
+    spec, table = Errand.__queue_spec__, worker_table(Fleet.metadata)
+    facts = {"id": "x", "name": "a", "host": "b", "process": 7, "version": "1", "last_claim_at": None, "memory": 9}
+    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "lanes": LANES}
+    yield "Fleet.report", lambda s: registration._report(s, spec, table, row)
+    yield "Fleet.read", lambda s: registration._read(s, spec, table, "x")
+    yield "Fleet.leave", lambda s: registration._leave(s, spec, table, "x")
+    yield "Fleet.forget", lambda s: registration._forget(s, spec, table)
+    yield "Fleet.workers", lambda s: s.workers(Fleet)
+    yield "Fleet.unserved", lambda s: s.unserved(Fleet)
+    yield "Fleet.drain_workers", lambda s: s.drain_workers(Fleet)
+    yield "Fleet.set_concurrency", lambda s: s.set_concurrency(Fleet, 3)
+    yield "Fleet.why", lambda s: _why(s, Errand)
+
+
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
     """What is asked of a server and of an account; not what SQLAlchemy asks of a schema."""
     log.clear()
@@ -286,17 +336,22 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
 
 def _mappers() -> list[Mapper[Any]]:
     """Those of the tests' models; a test may add its own to the same registry."""
-    return [
+    mine = [
         mapper
         for base in (Base, DataBase)
         for mapper in base.registry.mappers
         if mapper.class_.__module__ == Base.__module__
     ]
+    return [*mine, inspect(past.Past), inspect(FleetWorker)]
 
 
 def _claims(model: type[sqlqueue.QueueMixin], count: int) -> list[Claim]:
     """Claims of `count` rows in two different attempts."""
-    keys: dict[type, Callable[[int], tuple[Any, ...]]] = {Seat: lambda n: ("x", n), Parcel: lambda n: (KEY,)}
+    keys: dict[type, Callable[[int], tuple[Any, ...]]] = {
+        Seat: lambda n: ("x", n),
+        Parcel: lambda n: (KEY,),
+        past.Flare: lambda n: ("x", n),
+    }
     key = keys.get(model, lambda n: (n,))
     return [Claim(model, key(n + 1), 1 + n % 2, 7) for n in range(count)]
 

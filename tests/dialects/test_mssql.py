@@ -108,10 +108,9 @@ def test_rows_without_conflicts_are_inserted_in_bulk(on_conflict: Any) -> None:
 _TRIGGERED = """
 import json
 import re
-from tests.dialects.catalog import statements
+from tests.dialects.catalog import BASES, statements
 from tests.dialects.test_mssql import engine_of
-from tests.support.models import Base, DataBase
-for base in (Base, DataBase):
+for base in BASES:
     for table in base.metadata.tables.values():
         table.implicit_returning = False
 print(json.dumps(statements(*engine_of())))

@@ -15,12 +15,11 @@ from sqlalchemy.dialects import mssql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
-from tests.dialects.catalog import statements
+from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Base, DataBase
 
-TABLES = {table.name: table for base in (Base, DataBase) for table in base.metadata.tables.values()}
+TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
 LEFT = {
     # criteria of the application's that happen to name rows, to find those that are then written by key
@@ -28,6 +27,8 @@ LEFT = {
     "Task.run_now 1",  # likewise
     *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
     *("Mail.pause 1", "Mail.resume 1"),  # not rows of a queue
+    *("Fleet.report 1", "Fleet.report 2", "Fleet.read 1", "Fleet.leave 1", "Fleet.forget 2"),  # likewise
+    *("Fleet.drain_workers 2", "Fleet.set_concurrency 2", "Past.prune_history(limit) 2"),  # likewise
 }
 
 
