@@ -62,6 +62,7 @@ class Draining:
         self._running: list[Future[None]] = []
 
     def begin(self, jobs: int) -> None:
+        """Start the loops."""
         self._running = [self._threads.submit(self._drain, client) for client in self._clients]
 
     def _drain(self, client: Client) -> None:
@@ -73,15 +74,18 @@ class Draining:
             time.sleep(_AGAIN)  # the remaining jobs are locked by others, which may roll back
 
     def check(self) -> None:
+        """Raise the error of a loop that has failed."""
         for each in self._running:
             if each.done():
                 each.result()
 
     def end(self) -> None:
+        """Wait for the loops, and raise the error of one that has failed."""
         for each in self._running:
             each.result()
 
     def close(self) -> None:
+        """Close the clients."""
         self._stack.close()
 
 
@@ -130,6 +134,7 @@ class Working:
         """Do nothing: the worker finds the jobs by itself."""
 
     def check(self) -> None:
+        """Raise :class:`.BenchError` if the worker has ended."""
         if not self._thread.is_alive():
             raise BenchError("the worker has ended")
 
@@ -137,6 +142,7 @@ class Working:
         """Do nothing: the worker keeps looking for jobs."""
 
     def close(self) -> None:
+        """Stop the worker, wait for it, and close its connections."""
         self._worker.stop()
         self._thread.join()
         self._engine.dispose()
@@ -178,6 +184,7 @@ class Enqueueing:
         self._enqueue = enqueue
 
     def begin(self, jobs: int) -> None:
+        """Enqueue ``jobs`` jobs."""
         self._enqueue(self._client, [self._payload] * jobs)
 
     def check(self) -> None:
@@ -187,6 +194,7 @@ class Enqueueing:
         """Do nothing: :meth:`begin` has enqueued all jobs."""
 
     def close(self) -> None:
+        """Close the client."""
         self._stack.close()
 
 

@@ -32,7 +32,9 @@ class Database(Protocol):
     """Runs a worker's own transactions."""
 
     @property
-    def is_async(self) -> bool: ...
+    def is_async(self) -> bool:
+        """Whether the sessions are asyncio sessions."""
+        ...
 
     @property
     def engines(self) -> Collection[Engine]:
@@ -92,7 +94,9 @@ class OwnConnections(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections.  Called on the thread that uses them."""
+        ...
 
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
