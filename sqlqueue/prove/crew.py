@@ -36,7 +36,6 @@ class Member:
 
     @property
     def lives(self) -> bool:
-        """Whether the process is running."""
         lives: bool = self._process.is_alive()
         return lives
 

@@ -15,7 +15,7 @@ from ...queue.retries import ConstantBackoff
 
 
 class Base(DeclarativeBase):
-    """The declarative base of the suite's models."""
+    pass
 
 
 class Job(UniqueMixin, Base):
@@ -47,8 +47,6 @@ class Seat(QueueMixin, Base):
 
 
 class Slot(SlotMixin, Base):
-    """A slot of the suite's limited queue."""
-
     __tablename__ = "conformance_slot"
 
 

@@ -45,8 +45,6 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Address(NamedTuple):
-    """An address to listen on."""
-
     host: str
     port: int
 

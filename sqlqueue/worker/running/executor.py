@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -24,7 +24,7 @@ from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
 from ...operations.recording import shown
-from ...transaction.claims import carry, is_unsettled, may_have_written
+from ...transaction.claims import carry, is_unsettled
 from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.silence import Call, NoAnswer, answer_within
@@ -34,7 +34,6 @@ from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 from .started import StartedTasks
 
-R = TypeVar("R")
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
 RETURNS = 10
@@ -82,24 +81,24 @@ class Executor:
 
     def _performed(self, job: Job) -> Outcome | None:
         # it may have been lost while it was queued
-        ended = Ended(None) if job.is_lost else self.attempt(job)
-        if ended.outcome is None:
+        outcome, error = Ended(None) if job.is_lost else self.attempt(job)
+        if outcome is None:
             self.reports.lost(job)
             return None
-        self.reports.finished(job, ended.outcome, ended.error)
-        return None if ended.is_written else ended.outcome
+        self.reports.finished(job, outcome, error)
+        return None if error is None and self.handler.takes_session else outcome
 
     def attempt(self, job: Job) -> Ended:
         """Call the handler, and return what becomes of the task.  Reports nothing."""
         try:
-            ended = self.known(job, lambda: self._try(job))
+            outcome = completed(self.known(job, lambda: self._try(job)))
         except BaseException as error:
             job.end()
             return Ended(self.judge(job, error), error)
         job.end()
-        return ended
+        return Ended(outcome)
 
-    def known(self, job: Job, work: Callable[[], R]) -> R:
+    def known(self, job: Job, work: Callable[[], object]) -> object:
         """Return what ``work`` returns; within it, :func:`.current_job` returns ``job``."""
         token, slot = current.set(job), self._started.begin(job)
         try:
@@ -109,15 +108,15 @@ class Executor:
             self._started.end(slot)
             current.reset(token)
 
-    def _try(self, job: Job) -> Ended:
-        """Call the handler, again after a deadlock."""
+    def _try(self, job: Job) -> object:
+        """Call the handler, again after a deadlock.  Returns what it returned."""
         for left in reversed(range(TRIES)):
             try:
                 if self.handler.takes_session:
                     return self._in_session(job)
                 result = self.call(job.task)
                 job.settle()
-                return Ended(completed(result))
+                return result
             except DBAPIError as error:
                 if not left or not self.handler.takes_session or not self.adapter.errors.is_transient(error):
                     raise
@@ -126,12 +125,8 @@ class Executor:
                 self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
         raise AssertionError
 
-    def _in_session(self, job: Job) -> Ended:
-        """Commit the handler's writes and the completion together.
-
-        If the handler has not used its session, there is nothing to commit with the completion, which is left to be
-        written with others.
-        """
+    def _in_session(self, job: Job) -> object:
+        """Commit the handler's writes and the completion together."""
         handed, session = self.database.open()
         with self.watched() as call, closing(session):
             job.farewell = call.end_soon
@@ -143,11 +138,10 @@ class Executor:
                     result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settle()
-                is_used = may_have_written(session)
-                if is_used and is_unsettled(task):
+                if is_unsettled(task):
                     operations.complete(session, task, result)
                 session.commit()
-                return Ended(completed(result), is_written=is_used)
+                return result
             except BaseException:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
