@@ -29,9 +29,11 @@ class AddQueueColumnsOp(MigrateOperation):
         self.schema = schema
 
     def reverse(self) -> DropQueueColumnsOp:
+        """Return the operation that drops the columns."""
         return DropQueueColumnsOp(self)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
+        """Return the name, schema, table and columns, for ``alembic check``."""
         return ("add_queue_columns", self.schema, self.table_name, [column.name for column in self.columns])
 
 
@@ -42,9 +44,11 @@ class DropQueueColumnsOp(MigrateOperation):
         self.addition = addition
 
     def reverse(self) -> AddQueueColumnsOp:
+        """Return the operation that adds the columns."""
         return self.addition
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
+        """Return the name, schema, table and columns, for ``alembic check``."""
         return ("drop_queue_columns", *self.addition.to_diff_tuple()[1:])
 
 
@@ -52,6 +56,7 @@ class MomentDefaultsOps(ModifyTableOps):
     """Sets the defaults of time columns to the current time in UTC, on engines that can change a default."""
 
     def reverse(self) -> MomentDefaultsOps:
+        """Return the operations that restore the previous defaults, in reverse order."""
         return MomentDefaultsOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
@@ -59,6 +64,7 @@ class ConcurrentIndexesOps(ModifyTableOps):
     """Creates or drops indexes concurrently, without blocking writers."""
 
     def reverse(self) -> ConcurrentIndexesOps:
+        """Return the operations that undo the changes to the indexes, in reverse order."""
         return ConcurrentIndexesOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
@@ -72,10 +78,12 @@ class RenameColumnsOp(MigrateOperation):
         self.schema = schema
 
     def reverse(self) -> RenameColumnsOp:
+        """Return the operation that restores the previous names."""
         columns = {column.name: _named(name, column) for name, column in self.columns.items()}
         return RenameColumnsOp(self.table_name, columns, schema=self.schema)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
+        """Return the name, schema, table and pairs of names, for ``alembic check``."""
         names = [(column.name, name) for name, column in self.columns.items()]
         return ("rename_queue_columns", self.schema, self.table_name, names)
 
@@ -88,6 +96,7 @@ class SetDefaultsOp(ModifyTableOps):
     """Changes the defaults of columns of a queue."""
 
     def reverse(self) -> SetDefaultsOp:
+        """Return the operations that restore the previous defaults, in reverse order."""
         return SetDefaultsOp(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
@@ -99,9 +108,11 @@ class StorageOp(MigrateOperation):
         self.give = give
 
     def reverse(self) -> StorageOp:
+        """Return the operation that undoes this one: resets the parameters, or sets them."""
         return StorageOp(self.table, give=not self.give)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
+        """Return the name, schema and table, for ``alembic check``."""
         return ("storage_parameters", self.table.schema, self.table.name)
 
 

@@ -19,6 +19,7 @@ from ..dialects.postgresql.notifications import CHANNEL
 from ..queue.spec import spec_of
 from .models import Probe
 from .plan import Shape
+from .proxy import Counter
 from .tally import Tally
 from .yardsticks import YARDSTICKS, raw_connection
 
@@ -30,21 +31,26 @@ class Begun(NamedTuple):
     monotonic: float
     """``time.monotonic``, which all processes of a machine share."""
     wall: float
+    round_trips: int
+    """The count of the proxy at that time; 0 without one."""
 
 
 @contextmanager
-def worker_process(url: URL, *, notify: bool) -> Iterator[Connection]:
-    """Yield the pipe of a worker, which sends a :class:`Begun` for each task, and its statement count on request."""
-    with _process(_work, url, notify) as (process, channel):
+def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterator[Connection]:
+    """Yield the pipe of a worker, which sends a :class:`Begun` for each task, and its statement count on request.
+
+    ``counter``: of the proxy in ``url``, if there is one.
+    """
+    with _process(_work, url, counter, notify) as (process, channel):
         yield channel
         channel.send("stop")
         process.join(30)
 
 
 @contextmanager
-def listener_process(url: URL) -> Iterator[Connection]:
+def listener_process(url: URL, *, counter: Counter = None) -> Iterator[Connection]:
     """Yield the pipe of a process that does the same by hand, with only the driver; it takes no requests."""
-    with _process(_listen, url) as (_, channel):
+    with _process(_listen, url, counter) as (_, channel):
         yield channel
 
 
@@ -64,13 +70,17 @@ def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, 
         process.join()
 
 
-def _work(channel: Connection, url: URL, notify: bool) -> None:
+def _begun(task: int, counter: Counter) -> Begun:
+    return Begun(task, time.monotonic(), time.time(), 0 if counter is None else counter.value)
+
+
+def _work(channel: Connection, url: URL, counter: Counter, notify: bool) -> None:
     tally = Tally()
     worker = Worker(sessions(tally.watch(connect(url))), notify=notify)
 
     @worker.handler(Probe)
     def begin(probe: Probe) -> None:
-        channel.send(Begun(probe.id, time.monotonic(), time.time()))
+        channel.send(_begun(probe.id, counter))
 
     def obey() -> None:
         channel.send("ready")
@@ -82,7 +92,7 @@ def _work(channel: Connection, url: URL, notify: bool) -> None:
     worker.run()
 
 
-def _listen(channel: Connection, url: URL) -> None:
+def _listen(channel: Connection, url: URL, counter: Counter) -> None:
     engine = connect(url)
     spec = spec_of(Probe)
     shape = Shape(table=spec.table.name, index=spec.index_name("claim"), makes_keys=True, columns=("id", "attempt"))
@@ -92,7 +102,7 @@ def _listen(channel: Connection, url: URL) -> None:
             channel.send("ready")
         while rows := client.claim(1):
             client.commit()
-            channel.send(Begun(rows[0][0], time.monotonic(), time.time()))
+            channel.send(_begun(rows[0][0], counter))
             client.complete(rows)
             client.commit()
         client.commit()

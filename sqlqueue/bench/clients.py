@@ -102,21 +102,27 @@ class Library(_InSession[QueueSession]):
         super().__init__(sessions(engine), plan.model)
 
     def claim(self, limit: int) -> Jobs:
+        """Claim up to ``limit`` jobs with a lease."""
         return self.anew().claim_many(self.model, limit=limit)
 
     def complete(self, jobs: Jobs) -> None:
+        """Complete claimed jobs."""
         self.session.complete(jobs)
 
     def consume(self, limit: int) -> Jobs:
+        """Claim and complete up to ``limit`` jobs at once."""
         return self.anew().consume_many(self.model, limit=limit)
 
     def add(self, payload: str) -> None:
+        """Enqueue one job as an instance."""
         self.anew().enqueue(self.model(payload=payload))
 
     def insert(self, payloads: Sequence[str]) -> None:
+        """Enqueue jobs in bulk, as dictionaries."""
         self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
+        """Enqueue jobs by COPY."""
         self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads], copy=True)
 
 
@@ -128,6 +134,7 @@ class ByHand(_InSession[Session]):
         self.claimer = f"{socket.gethostname()}:{os.getpid()}"
 
     def claim(self, limit: int) -> Jobs:
+        """Lock up to ``limit`` jobs with SKIP LOCKED and mark them as running."""
         now = datetime.now(UTC)
         jobs = _locked(self.anew(), self.model, limit)
         for job in jobs:
@@ -139,11 +146,13 @@ class ByHand(_InSession[Session]):
         return jobs
 
     def complete(self, jobs: Jobs) -> None:
+        """Mark jobs as completed, one by one."""
         now = datetime.now(UTC)
         for job in jobs:
             _end(job, now)
 
     def consume(self, limit: int) -> Jobs:
+        """Lock up to ``limit`` jobs and mark them as completed."""
         now = datetime.now(UTC)
         jobs = _locked(self.anew(), self.model, limit)
         for job in jobs:
@@ -155,12 +164,15 @@ class ByHand(_InSession[Session]):
         job.claimed_by, job.claimed_at, job.attempt = self.claimer, now, job.attempt + 1
 
     def add(self, payload: str) -> None:
+        """Add one job to the session."""
         self.anew().add(self.model(payload=payload))
 
     def insert(self, payloads: Sequence[str]) -> None:
+        """Add jobs to the session, which inserts them in bulk."""
         self.anew().add_all([self.model(payload=payload) for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
+        """Raise ``NotImplementedError``: the ORM has no COPY."""
         raise NotImplementedError  # COPY by hand is done by the driver's client
 
 

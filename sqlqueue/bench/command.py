@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from sqlqueue._support.error_text import readable
 from ..demo.errors import DemoError
 from .models import Key
 from .plan import BenchError
-from .run import SECTIONS, STANDARD, Wanted, measured
+from .run import PEERS, SECTIONS, STANDARD, Wanted, measured
 from .show import show
 
 Url = Annotated[
@@ -52,6 +53,26 @@ Idle = Annotated[float, typer.Option("--idle", min=1, help="pickup: seconds for 
 Sizes = Annotated[
     str, typer.Option("--sizes", metavar="0,1000", help="growth: numbers of finished tasks, and of scheduled ones.")
 ]
+Delay = Annotated[
+    float,
+    typer.Option(
+        "--delay",
+        min=0,
+        metavar="MS",
+        help="Milliseconds that a proxy adds to the network each way; 0 for no proxy. roundtrips: at least 1.",
+    ),
+]
+Peers = Annotated[
+    bool, typer.Option("--peers", help="Measure other libraries instead, beside sqlqueue; only on PostgreSQL.")
+]
+Environments = Annotated[
+    Path | None,
+    typer.Option(
+        "--environments",
+        metavar="DIRECTORY",
+        help="--peers: where virtual environments are made and kept; a temporary directory by default.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
 _WIDE = 140
 """Width in characters if the output is not a terminal."""
@@ -72,6 +93,9 @@ def bench(
     tasks: Tasks = 300,
     idle: Idle = 20,
     sizes: Sizes = "0,200000,2000000",
+    delay: Delay = 0,
+    peers: Peers = False,
+    environments: Environments = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the costs of a queue on your database, compared with the same work written by hand.
@@ -84,14 +108,20 @@ def bench(
 
     pickup: how soon a worker starts enqueued and scheduled tasks, and how many statements an idle worker sends.
 
+    roundtrips: how often each operation waits for the server, counted by a proxy, and how long it takes if each round
+    trip takes 2 ms longer; not on SQLite.
+
     growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
 
-    Tables named sqlqueue_bench_... are created and dropped. Exit status: 0; 2 if it cannot measure; 130 if it was
-    stopped.
+    --peers: procrastinate, chancy, pgqueuer and oban, in their latest releases from PyPI, beside sqlqueue and the same
+    by hand. A library that cannot be installed or fails is named with the reason.
+
+    Tables and schemas named sqlqueue_bench_... are created and dropped. Exit status: 0; 2 if it cannot measure; 130 if
+    it was stopped.
     """
     console = Console(stderr=True, highlight=False)
     wanted = Wanted(
-        sections=_sections(only),
+        sections=(PEERS,) if peers else _sections(only),
         processes=_numbers("--processes", processes, least=1),
         jobs=jobs,
         rounds=rounds,
@@ -102,6 +132,8 @@ def bench(
         tasks=tasks,
         idle=idle,
         sizes=_numbers("--sizes", sizes, least=0),
+        delay=delay,
+        environments=environments,
     )
     with _refusals(console), console.status("starting") as status:
         report = measured(url, wanted, say=status.update)

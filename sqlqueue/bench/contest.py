@@ -14,6 +14,7 @@ from ..demo.database import sessions
 from .crew import Crew, Spent
 from .figures import Entry, Figure, Kind, Round
 from .hands import MakeHand
+from .models import CALL, Call
 from .plan import BenchError, Plan
 from .yardsticks import YARDSTICKS
 
@@ -32,6 +33,8 @@ class Contender:
     who: str
     kind: Kind
     make: MakeHand
+    model: type[Any] | None = None
+    """The model of its jobs; that of the plan by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,9 @@ class Contest:
 
     # -- the table ----------------------------------------------------------------------------------------------------
 
-    def renew(self) -> None:
-        """Recreate the table, so that contenders do not affect each other."""
+    def renew(self, model: type[Any] | None = None) -> None:
+        """Recreate the table of ``model``, the plan's by default, so that contenders do not affect each other."""
+        self._model = model or self.plan.model
         table = self._model.__table__
         table.drop(self._engine, checkfirst=True)
         table.create(self._engine)
@@ -88,8 +92,8 @@ class Contest:
         """Replace all rows by ``jobs`` new jobs in one transaction."""
         with self._sessions.begin() as session:
             session.execute(delete(self._model))
-            rows = [{"payload": self.plan.text}] * jobs
-            session.enqueue(self._model, rows, copy=bool(self._yardstick and self._yardstick.copies))
+            row = {"task": CALL, "arguments": {}} if self._model is Call else {"payload": self.plan.text}
+            session.enqueue(self._model, [row] * jobs, copy=bool(self._yardstick and self._yardstick.copies))
             if self._yardstick and self._yardstick.analyze:
                 table = self._model.__tablename__
                 session.connection().exec_driver_sql(self._yardstick.analyze.format(table=table))
@@ -125,7 +129,7 @@ class Contest:
 
 def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
     """Measure how a contender claims and completes ``jobs``; :class:`.BenchError` if one was not done exactly once."""
-    contest.renew()
+    contest.renew(contender.model)
     with contest.crew.employed(contender.make, processes) as work:
         for some in (min(_WARM, jobs), jobs):
             contest.fill(some)

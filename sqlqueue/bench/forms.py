@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from .clients import Clients, by_driver, by_library, by_orm
@@ -14,21 +16,28 @@ from .hands import (
     Draining,
     Enqueue,
     Enqueueing,
+    Register,
     Working,
     apart,
     at_most_once,
     by_copy,
+    coroutine,
+    handle,
     in_bulk,
     one_by_one,
+    run_calls,
     together,
     with_session,
     without_session,
 )
+from .models import Call
 from .plan import Plan
 from .yardsticks import YARDSTICKS
 
 _SLOWER = 5
 """Divisor of the number of jobs for contenders that commit each job."""
+HAS_GREENLET = find_spec("greenlet") is not None
+"""Whether workers can run coroutines."""
 _Make = Callable[[Kind, str, Clients], Contender]
 
 
@@ -37,12 +46,14 @@ def drains(plan: Plan, driver: str) -> list[Form]:
     batch, threads, few = plan.batch, plan.threads, max(plan.jobs // _SLOWER, 1)
     many = partial(_loops, plan, driver, in_batches=True, threads=1)
     single = partial(_loops, plan, driver, in_batches=False)
-    without = _worker("worker, handler(job)", without_session, "lease")
-    within = _worker("worker, handler(session, job)", with_session, "lease")
-    locking = _worker("worker, mode='lock'", with_session, "lock")
-    once = _worker("worker, mode='at-most-once'", without_session, "at-most-once")
+    without = _worker("worker, handler(job)", partial(handle, handler=without_session))
+    awaited = [_worker("worker, coroutine handler(job)", partial(handle, handler=coroutine))] * HAS_GREENLET
+    called = replace(_worker("worker, @worker.task", run_calls), model=Call)
+    within = _worker("worker, handler(session, job)", partial(handle, handler=with_session))
+    locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"))
+    once = _worker("worker, mode='at-most-once'", partial(handle, handler=without_session, mode="at-most-once"))
     return [
-        _form(f"{batch} at a time", plan.jobs, many(apart, "claim_many, complete"), without),
+        _form(f"{batch} at a time", plan.jobs, many(apart, "claim_many, complete"), without, *awaited, called),
         _form(f"{batch} at a time, at most once", plan.jobs, many(at_most_once, "consume_many"), once),
         _form("one by one, two commits", few, single(apart, "claim, complete", threads=1)),
         _form(f"one by one, two commits, {threads} threads", few, single(apart, None, threads=threads), within),
@@ -73,8 +84,8 @@ def _form(name: str, jobs: int, contenders: Sequence[Contender], *more: Contende
     return Form(name=name, jobs=jobs, contenders=[*contenders, *more])
 
 
-def _worker(who: str, handler: Callable[..., None], mode: Any) -> Contender:
-    return Contender(who=who, kind="sqlqueue", make=partial(Working, handler=handler, mode=mode))
+def _worker(who: str, register: Register) -> Contender:
+    return Contender(who=who, kind="sqlqueue", make=partial(Working, register=register))
 
 
 def _loops(
@@ -87,13 +98,19 @@ def _loops(
 
 
 def _ways(driver: str, ours: str | None, make: Callable[[Clients], Any]) -> list[Contender]:
-    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library's."""
+    return [
+        Contender(who=ours if kind == "sqlqueue" and ours else who, kind=kind, make=make(clients))
+        for who, kind, clients in ways(driver)
+        if kind != "sqlqueue" or ours is not None
+    ]
+
+
+def ways(driver: str) -> list[tuple[str, Kind, Clients]]:
+    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library."""
     yardstick = YARDSTICKS.get(driver)
-    found: list[Contender] = []
+    found: list[tuple[str, Kind, Clients]] = []
     if yardstick is not None:
-        found.append(Contender(who=f"{driver} by hand", kind="driver", make=make(by_driver)))
+        found.append((f"{driver} by hand", "driver", by_driver))
         if yardstick.skips_locked:
-            found.append(Contender(who="SQLAlchemy ORM by hand", kind="orm", make=make(by_orm)))
-    if ours is not None:
-        found.append(Contender(who=ours, kind="sqlqueue", make=make(by_library)))
-    return found
+            found.append(("SQLAlchemy ORM by hand", "orm", by_orm))
+    return [*found, ("sqlqueue", "sqlqueue", by_library)]

@@ -16,6 +16,7 @@ from .._support.processes import settle_in
 from ..demo.database import sessions
 from ..worker.handling.handlers import Mode
 from .clients import Client, Clients
+from .models import CALL, Call
 from .plan import BenchError, Plan
 from .tally import Tally
 
@@ -61,6 +62,7 @@ class Draining:
         self._running: list[Future[None]] = []
 
     def begin(self, jobs: int) -> None:
+        """Start the loops."""
         self._running = [self._threads.submit(self._drain, client) for client in self._clients]
 
     def _drain(self, client: Client) -> None:
@@ -72,15 +74,18 @@ class Draining:
             time.sleep(_AGAIN)  # the remaining jobs are locked by others, which may roll back
 
     def check(self) -> None:
+        """Raise the error of a loop that has failed."""
         for each in self._running:
             if each.done():
                 each.result()
 
     def end(self) -> None:
+        """Wait for the loops, and raise the error of one that has failed."""
         for each in self._running:
             each.result()
 
     def close(self) -> None:
+        """Close the clients."""
         self._stack.close()
 
 
@@ -110,13 +115,17 @@ def at_most_once(client: Client, limit: int) -> int:
     return len(jobs)
 
 
+Register: TypeAlias = Callable[[Worker, Plan], None]
+"""A function that registers what a worker does."""
+
+
 class Working:
     """A worker in a thread; the main thread takes the commands."""
 
-    def __init__(self, plan: Plan, tally: Tally, *, handler: Callable[..., None], mode: Mode) -> None:
+    def __init__(self, plan: Plan, tally: Tally, *, register: Register) -> None:
         self._engine = plan.engine()
         self._worker = worker = Worker(sessions(tally.watch(self._engine)), poll=_POLL)
-        worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+        register(worker, plan)
         settle_in()
         self._thread = Thread(target=worker.run, daemon=True)
         self._thread.start()
@@ -125,6 +134,7 @@ class Working:
         """Do nothing: the worker finds the jobs by itself."""
 
     def check(self) -> None:
+        """Raise :class:`.BenchError` if the worker has ended."""
         if not self._thread.is_alive():
             raise BenchError("the worker has ended")
 
@@ -132,6 +142,7 @@ class Working:
         """Do nothing: the worker keeps looking for jobs."""
 
     def close(self) -> None:
+        """Stop the worker, wait for it, and close its connections."""
         self._worker.stop()
         self._thread.join()
         self._engine.dispose()
@@ -145,6 +156,24 @@ def without_session(job: Any) -> None:
     """Do nothing, so that only the queue is measured."""
 
 
+async def coroutine(job: Any) -> None:
+    """Do nothing, as a coroutine."""
+
+
+def call() -> None:
+    """Do nothing, as a function whose calls are enqueued."""
+
+
+def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mode = "lease") -> None:
+    """Register a handler of jobs."""
+    worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+
+
+def run_calls(worker: Worker, plan: Plan) -> None:
+    """Register the function whose calls are enqueued."""
+    worker.task(Call, name=CALL, concurrency=plan.threads)(call)
+
+
 class Enqueueing:
     """Enqueueing of jobs by one client."""
 
@@ -155,6 +184,7 @@ class Enqueueing:
         self._enqueue = enqueue
 
     def begin(self, jobs: int) -> None:
+        """Enqueue ``jobs`` jobs."""
         self._enqueue(self._client, [self._payload] * jobs)
 
     def check(self) -> None:
@@ -164,6 +194,7 @@ class Enqueueing:
         """Do nothing: :meth:`begin` has enqueued all jobs."""
 
     def close(self) -> None:
+        """Close the client."""
         self._stack.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Identity, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import QueueMixin
+from sqlqueue import JobMixin, QueueMixin
 
 
 class Key(StrEnum):
@@ -48,6 +48,17 @@ class UuidJob(QueueMixin, Base):
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
     payload: Mapped[str] = mapped_column(Text)
 
+
+class Call(JobMixin, Base):
+    """A call of a function."""
+
+    __tablename__ = "sqlqueue_bench_call"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+CALL = "call"
+"""The name of the function that is called."""
 
 JOBS: dict[Key, type[Any]] = {Key.INT: Job, Key.UUID: UuidJob}
 

@@ -59,7 +59,7 @@ def measure_pickup(
     """Measure a worker in another process; the tasks are rows of :class:`.Probe`, whose table must exist."""
     yardstick = YARDSTICKS.get(engine.driver)
     by_hand = _by_hand(engine, sessions, tasks, say) if notify and yardstick and yardstick.listens else None
-    _empty(sessions)
+    empty(sessions)
     with worker_process(engine.url, notify=notify) as worker:
         say("enqueueing one by one")
         enqueued = _enqueued(sessions, worker, tasks)
@@ -75,13 +75,14 @@ def measure_pickup(
         )
 
 
-def _empty(sessions: sessionmaker[QueueSession]) -> None:
+def empty(sessions: sessionmaker[QueueSession]) -> None:
+    """Delete all probes."""
     with sessions.begin() as session:
         session.execute(delete(Probe))
 
 
 def _by_hand(engine: Engine, sessions: sessionmaker[QueueSession], tasks: int, say: Progress) -> Delays:
-    _empty(sessions)
+    empty(sessions)
     with listener_process(engine.url) as listener:
         say("enqueueing one by one, for a listener written by hand")
         return _enqueued(sessions, listener, tasks)

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, inspect
 
-from ..demo.database import reached, sessions
+from ..demo.database import connect, reached, sessions
 from ..dialects import adapter_for
 from .contest import Contest, Measure, Say, drain, enqueue
 from .crew import crew
 from .facts import machine_facts
 from .figures import Figure
-from .forms import drains, enqueues
+from .forms import drains, enqueues, ways
 from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
 from .models import Base, Key
+from .peers.measure import PeerPlan, PeerReport, measure_peers
 from .pickup import Pickup, measure_pickup
 from .plan import BenchError, Plan
+from .proxy import proxy
+from .roundtrips import RoundTrips, measure_round_trips
 from .yardsticks import YARDSTICKS
 
-STANDARD = ("enqueue", "drain", "pickup")
+STANDARD = ("enqueue", "drain", "pickup", "roundtrips")
 SECTIONS = (*STANDARD, "growth")
+PEERS = "peers"
 _AMID = 2_000
 """Jobs drained from each queue of the growth measurement."""
+_LEAST_DELAY = 1.0
+"""Milliseconds each way when round trips are counted, see :mod:`.proxy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,10 @@ class Wanted:
     tasks: int
     idle: float
     sizes: tuple[int, ...]
+    delay: float
+    """Milliseconds that a proxy adds each way; 0 for no proxy."""
+    environments: Path | None
+    """The directory for the environments of other libraries; ``None`` for a temporary one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,10 @@ class Report:
     enqueue: list[Figure] | None
     drain: list[Figure] | None
     pickup: list[Pickup] | None
+    roundtrips: list[RoundTrips] | None
+    """``None`` also on engines without a network."""
     growth: Grown | None
+    peers: PeerReport | None
 
     def plain(self) -> dict[str, Any]:
         """Return the report as values for JSON, without sections that were not requested."""
@@ -84,7 +98,13 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
         _refuse_present(engine)
         stack.callback(Base.metadata.drop_all, engine)
         Base.metadata.create_all(engine)
-        found = {name: _MEASURES[name](engine, wanted, say) for name in SECTIONS if name in wanted.sections}
+        slowed = stack.enter_context(_slowed(engine, wanted.delay))
+        found = {
+            # the count of round trips has a proxy of its own
+            name: _MEASURES[name](engine if name == "roundtrips" else slowed, wanted, say)
+            for name in _MEASURES
+            if name in wanted.sections
+        }
         return Report(
             machine=machine_facts(engine),
             wanted=wanted,
@@ -92,8 +112,22 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
             enqueue=found.get("enqueue"),
             drain=found.get("drain"),
             pickup=found.get("pickup"),
+            roundtrips=found.get("roundtrips"),
             growth=found.get("growth"),
+            peers=found.get(PEERS),
         )
+
+
+@contextmanager
+def _slowed(engine: Engine, delay: float) -> Iterator[Engine]:
+    """Yield an engine of the same database with ``delay`` milliseconds each way."""
+    if not delay:
+        yield engine
+        return
+    with proxy(engine.url, delay / 1_000) as through:
+        slowed = connect(through.url)
+        yield slowed
+        slowed.dispose()
 
 
 def _refuse_present(engine: Engine) -> None:
@@ -138,15 +172,45 @@ def _pickup(engine: Engine, wanted: Wanted, say: Say) -> list[Pickup]:
     ]
 
 
+def _round_trips(engine: Engine, wanted: Wanted, say: Say) -> list[RoundTrips] | None:
+    if not adapter_for(engine.dialect).network.is_there:
+        return None
+    yardstick = YARDSTICKS.get(engine.driver)
+    return measure_round_trips(
+        engine,
+        _plan(engine, wanted, (1,)),
+        delay=max(wanted.delay, _LEAST_DELAY) / 1_000,
+        contenders=ways(engine.driver),
+        listens=bool(yardstick and yardstick.listens),
+        say=lambda text: say(f"round trips: {text}"),
+    )
+
+
 def _growth(engine: Engine, wanted: Wanted, say: Say) -> Grown:
     make = sessions(engine)
     amid = measure_growth(engine, make, sizes=wanted.sizes, tasks=_AMID, rounds=wanted.rounds, say=say)
     return Grown(amid=amid, under_snapshot=measure_held_snapshot(engine, make, tasks=wanted.jobs, say=say))
 
 
+def _peers(engine: Engine, wanted: Wanted, say: Say) -> PeerReport:
+    if engine.dialect.name != "postgresql":
+        raise BenchError("other libraries are measured on PostgreSQL alone")
+    plan = PeerPlan(
+        jobs=wanted.jobs,
+        rounds=wanted.rounds,
+        processes=wanted.processes,
+        threads=wanted.threads,
+        batch=wanted.batch,
+        tasks=wanted.tasks,
+    )
+    return measure_peers(engine, plan, wanted.environments, say)
+
+
 _MEASURES: dict[str, Callable[[Engine, Wanted, Say], Any]] = {
     "enqueue": _enqueue,
     "drain": _drain,
     "pickup": _pickup,
+    "roundtrips": _round_trips,
     "growth": _growth,
+    PEERS: _peers,
 }

@@ -12,13 +12,17 @@ from rich.table import Table
 
 from .figures import YARDS, Figure, Spread
 from .growth import HeldSnapshot
+from .peers.show import show_peers
 from .pickup import Delays, Pickup
+from .roundtrips import RoundTrips
 from .run import Grown, Report
 
 
 def show(console: Console, report: Report) -> None:
     """Print ``report`` as tables."""
     _show_facts(console, report.machine)
+    if report.wanted.delay:
+        console.print(f"A proxy adds {report.wanted.delay:g} ms to the network each way.")
     if report.yardstick is None and (report.enqueue or report.drain):
         console.print("There is no yardstick for this driver: nothing is compared with SQL written by hand.")
     if report.enqueue is not None:
@@ -27,8 +31,12 @@ def show(console: Console, report: Report) -> None:
         _show_contest(console, "Drain", report.drain)
     if report.pickup is not None:
         _show_pickup(console, report.pickup)
+    if report.roundtrips is not None:
+        _show_round_trips(console, report.roundtrips)
     if report.growth is not None:
         _show_growth(console, report.growth)
+    if report.peers is not None:
+        show_peers(console, report.peers)
 
 
 def _show_facts(console: Console, facts: dict[str, Any]) -> None:
@@ -87,6 +95,25 @@ def _show_pickup(console: Console, figures: Sequence[Pickup]) -> None:
 
 def _delay_cells(delays: Delays) -> list[str]:
     return [str(delays.count), *(f"{value:.1f}" for value in (delays.p50, delays.p95, delays.p99, delays.most))]
+
+
+def _show_round_trips(console: Console, figures: Sequence[RoundTrips]) -> None:
+    table = Table(
+        "",
+        "round trips",
+        "statements",
+        "ms",
+        title="Round trips, 1 ms or more each way",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    for operation, group in groupby(sorted(figures, key=lambda each: each.operation), lambda each: each.operation):
+        table.add_section()
+        table.add_row(f"[b]{operation}")
+        for figure in group:
+            cells = (figure.round_trips, figure.statements, figure.milliseconds)
+            table.add_row(f"  {figure.who}", *("" if each is None else f"{each:.2f}" for each in cells))
+    console.print(table)
 
 
 def _show_growth(console: Console, grown: Grown) -> None:

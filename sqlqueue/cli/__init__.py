@@ -29,11 +29,12 @@ def application() -> typer.Typer:
     from ..bench.command import bench  # noqa: PLC0415
     from ..demo.command import demo  # noqa: PLC0415
     from ..prove.command import prove  # noqa: PLC0415
-    from .changes import cancel, discard, prune, retry  # noqa: PLC0415
+    from .changes import cancel, discard, retry  # noqa: PLC0415
     from .check import check  # noqa: PLC0415
     from .dashboard import dashboard  # noqa: PLC0415
     from .limits import limits, set_limit  # noqa: PLC0415
     from .pausing import pause, resume  # noqa: PLC0415
+    from .pruning import prune  # noqa: PLC0415
     from .sqltasks import sql_tasks  # noqa: PLC0415
     from .stats import errors, stats  # noqa: PLC0415
     from .tasks import list_tasks, show, why  # noqa: PLC0415

@@ -84,6 +84,7 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 
 
 def prepared(engine: Engine) -> Engine:
+    """Return ``engine``, set up so that errors on connecting are recognized and a silent host is given up."""
     event.listen(engine, "do_connect", _open)
     follow(engine, SILENCE)
     return engine

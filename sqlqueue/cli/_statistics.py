@@ -87,6 +87,7 @@ def _bucket(found: Bucket) -> dict[str, Any]:
         "completed": found.completed,
         "failed": found.failed,
         "cancelled": found.cancelled,
+        "attempts": found.attempts,
         "run_time": _durations(found.run_time),
         "waiting_time": _durations(found.waiting_time),
     }

@@ -68,15 +68,17 @@ def stats(
     counted that are available, otherwise unfinished, or final; --exact counts all. Below the table are the functions
     whose calls have waited for more than five minutes while none was running: no worker seems to know them.
 
-    With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. For completed tasks,
-    p50 and p95 are the median and 95th percentile of their run time, and of their waiting time since creation.
+    With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
+    and without options that select tasks, the attempts that ended: "failed" counts those that failed, were discarded or
+    crashed, retried or not. For the completed ones, p50 and p95 are the median and 95th percentile of their run time,
+    and of the waiting time of tasks since creation.
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
     claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, unserved_functions
     (how long their calls have waited), capped (an array of the names of lower bounds) and paused: an array of topic
     (null for the whole queue), paused_at, paused_by and reason. With --by: value, the states, hung, total and
-    unfinished. With --timeline: start, completed, failed, cancelled, and run_time and waiting_time, with count, mean,
-    p50 and p95. All times are in seconds.
+    unfinished. With --timeline: start, completed, failed, cancelled, attempts (whether these are attempts, instead of
+    tasks), and run_time and waiting_time, with count, mean, p50 and p95. All times are in seconds.
 
     Exit status: 0; 2 for bad usage or a database that does not answer.
     """
@@ -128,11 +130,14 @@ def errors(
 
         sqlqueue errors --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded
 
-    Tasks completed since are not counted. "example" is the key of one of the tasks, for sqlqueue show. Of more than
-    20,000 failures only the last by primary key are counted, and each figure has a +; --exact counts all.
+    With a HistoryMixin and without options that select tasks, each failed attempt in the history counts, whatever
+    became of its task. Otherwise each task that is not completed counts once, by its last error. "example" is the key
+    of one of the tasks, for sqlqueue show. Of more than 20,000 failures only the last are counted, of tasks by primary
+    key, and each figure has a +; --exact counts all.
 
-    With --json: an array of objects with message, count, first_seen, last_seen (when they were claimed), example and
-    capped (whether count is a lower bound).
+    With --json: an array of objects with message, count, first_seen, last_seen (when attempts ended, or tasks were
+    claimed), example (null if the history has only a hash of its key), capped (whether count is a lower bound) and
+    attempts (whether attempts are counted, instead of tasks).
 
     Exit status: 0, even without errors; 2 for bad usage or a database that does not answer.
     """
@@ -144,10 +149,11 @@ def errors(
     if as_json:
         print_json([_failed(group) for group in found])
     elif found:
-        rows = [[key_text(each.example), _count(each), each.last_seen, each.message] for each in found]
-        print_table(["Example", "count", "last seen", "error"], rows, numbers=1)
+        rows = [[_example(each) or "", _count(each), each.last_seen, each.message] for each in found]
+        print_table(["Example", "attempts" if found[0].attempts else "tasks", "last seen", "error"], rows, numbers=1)
         if found[0].capped:
-            say(f"+ at least: only the last {LAST:,} failures by primary key are counted. --exact counts all.")
+            order = "" if found[0].attempts else " by primary key"
+            say(f"+ at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")
     else:
         say(f"{spec.entity.__name__} has no such errors.")
 
@@ -156,12 +162,17 @@ def _count(group: ErrorGroup) -> object:
     return f"{group.count:,}+" if group.capped else group.count
 
 
+def _example(group: ErrorGroup) -> str | None:
+    return None if group.example is None else key_text(group.example)
+
+
 def _failed(group: ErrorGroup) -> dict[str, object]:
     return {
         "message": group.message,
         "count": group.count,
         "first_seen": group.first_seen,
         "last_seen": group.last_seen,
-        "example": key_text(group.example),
+        "example": _example(group),
         "capped": group.capped,
+        "attempts": group.attempts,
     }

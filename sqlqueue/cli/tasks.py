@@ -121,7 +121,7 @@ def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: As
 
 
 def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:
-    """Explain why a task is not running: what has to go before it does.
+    """Explain why a task is not running, and what has to change before it can run.
 
         sqlqueue why --url postgresql+psycopg://me@host/shop shop.models:Email 4711
 

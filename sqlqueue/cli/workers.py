@@ -47,9 +47,9 @@ def workers(
     Workers are registered in the table of a model that derives from WorkerMixin, which the application must have. A
     worker that has not reported for 35 seconds is dead: it was killed, or cannot reach the database.
 
-    drain: claim nothing more, finish running tasks however long they take, and end. stop: end as on SIGTERM, with the
+    drain: stop claiming, finish running tasks however long they take, and exit. stop: exit as on SIGTERM, with the
     worker's grace period. Processes that end are not replaced by sqlqueue work. set-concurrency N: run N calls of each
-    handler at a time; without N, as many as it was registered with. Workers obey within ten seconds.
+    handler at a time; without N, as many as it was registered with. Workers respond within ten seconds.
 
     With --json: an object of workers and unserved, an array of tables; after a command also told, how many workers are.
     Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle, last_claim_at,

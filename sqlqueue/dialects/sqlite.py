@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -55,6 +56,7 @@ from .parts.types import Types
 _MOMENT = "%Y-%m-%d %H:%M:%f000"
 """The format in which SQLAlchemy stores times; the clock has milliseconds."""
 _SECONDS = len("2026-01-01 00:00:00")
+_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|REPLACE|WITH|BEGIN\s+(IMMEDIATE|EXCLUSIVE))\b", re.IGNORECASE)
 
 
 class SQLite(Adapter):
@@ -155,6 +157,12 @@ class SQLiteTransactions(Transactions):
             # the driver (autocommit=False) or a savepoint has begun a transaction that does not write yet: an UPDATE
             # of no rows upgrades it
             connection.execute(update(spec.table).where(false()).values({spec["status"]: spec["status"]}))
+
+    def single_writer(self, engine: Engine) -> Hashable | None:
+        return None if engine.url.database is None else os.path.realpath(engine.url.database)
+
+    def begins_to_write(self, statement: str) -> bool:
+        return _WRITES.match(statement) is not None
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         return nullcontext()  # a failed statement is undone alone; releasing a savepoint could end the transaction

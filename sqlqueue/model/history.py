@@ -103,7 +103,7 @@ def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
         )
     if not isinstance(cls.__history__, HistoryOptions):
         raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")
-    for name, columns in (("task", ("queue", "task", "id")), ("finished", ("queue", "finished_at"))):
+    for name, columns in (("task", ("queue", "task", "id")), ("outcome", ("queue", "outcome", "finished_at"))):
         Index(conv(index_name(table.name, name)), *(table.c[column] for column in columns))
     table.metadata.info[_KEY] = History(table, cls.__history__)
 

@@ -1,4 +1,4 @@
-"""Operations on sets of tasks, without claims: retry, cancel, discard, rescue."""
+"""Operations on sets of tasks, without claims: retry, cancel, discard and rescue."""
 
 from __future__ import annotations
 

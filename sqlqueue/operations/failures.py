@@ -1,22 +1,25 @@
-"""The report of errors: failures grouped by their text."""
+"""The report of errors: failures with the same text, counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, Select, func, literal_column, select, union_all
+from sqlalchemy import CTE, ColumnElement, Executable, Table, func, literal_column, select
 
 from .._support import checks
+from ..model.history import History
 from ..model.mixins import QueueMixin
-from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..queue.history import FAILED
+from ..queue.spec import Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
+from ..sql.attempts import ended
 from ..sql.selection import only, state
 from ..transaction.connection import AnySession, open_, session_of
+from .history import attempts_of, identity_of
 from .session_criteria import within
-from .windows import Window, Windows
 
 LAST = 20_000
 """The number of failures that :func:`errors` reads by default."""
@@ -24,90 +27,105 @@ LAST = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Failures with the same text: the number of tasks, and when the first and the last of them was claimed."""
+    """Failures with the same text: failed attempts if the application keeps a history, otherwise tasks."""
 
     message: str
     """The text of the error."""
     count: int
-    """How many tasks failed with it."""
+    """How many attempts, or tasks, failed with it."""
     first_seen: datetime | None
-    """When the first of them was claimed."""
+    """When the first of the attempts ended, or the first of the tasks was claimed."""
     last_seen: datetime | None
-    """When the last of them was claimed."""
-    example: Identity
-    """The primary key of one of them, the last by key."""
+    """When the last of the attempts ended, or the last of the tasks was claimed."""
+    example: Identity | None
+    """The primary key of a task that failed with it, the last one: its row may be deleted.  ``None`` if the history
+    holds only a hash, which it does of keys of more than 255 characters."""
     capped: bool = False
-    """Whether there may be more failures than were looked at, so that ``count`` is a lower bound."""
+    """Whether there are more failures than were looked at, so that ``count`` is a lower bound."""
+    attempts: bool = False
+    """Whether these are attempts, from the history; otherwise tasks, by the last error of each."""
 
 
-def errors(
-    session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST, scan: int | None = None
-) -> list[ErrorGroup]:
-    """Return the failures of tasks that are not completed, grouped by their text, the most frequent first.
+def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
+    """Return failures grouped by their text, the most frequent first.
 
-    Exact while there are fewer than ``cap`` failures.  Of more, the last ``cap`` by primary key are read, and
-    :attr:`ErrorGroup.capped` says so.  ``cap=None`` reads all.  One query, which locks nothing.
+    If the application has a :class:`.HistoryMixin`, each failed attempt in the history counts: one that failed, was
+    discarded or crashed, whether or not its task was completed or deleted since.  Of more than ``cap``, those that
+    ended last are read.
 
-    No index finds failures, so this reads the table until ``cap`` are found.  With ``scan``, it looks at that many rows
-    at the most among available tasks, among other unfinished ones and among final ones, the last of these, by a few
-    queries.
+    Otherwise each task that is not completed counts once, by its last error.  This is also what is counted of the tasks
+    that satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does
+    not know the columns of tasks.  Of more than ``cap``, the last by primary key are read.
+
+    Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` tells.  ``cap=None`` reads all.  One
+    query, which locks nothing.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    for name, number in (("cap", cap), ("scan", scan)):
-        if number is not None:
-            checks.count(name, number)
-    adapter = open_(session, spec)
-    criteria = (*_failed(spec), *within(session, spec, where))
-    if scan is None:
-        found, is_cut = _last(spec, only(spec, *criteria), cap), False
-    else:
-        read = Windows(adapter=adapter, session=session, spec=spec, scan=scan).all(criteria)
-        windows = [window for states, window in read if states != (Status.COMPLETED,)]
-        found = _among(spec, windows, cap)
-        is_cut = any(window.end(adapter, session) is not None for window in windows)
-    rows: Any = adapter.rows.execute(session, spec, _grouped(found)).all()
-    is_capped = is_cut or (cap is not None and sum(row.tasks for row in rows) >= cap)
-    return [ErrorGroup(text, tasks, first, last, tuple(key), is_capped) for text, tasks, first, last, *key in rows]
+    if cap is not None:
+        checks.count("cap", cap)
+    adapter, scoped = open_(session, spec), within(session, spec, where)
+    history = attempts_of(spec, scoped)
+    failures = _tasks(spec, scoped, cap) if history is None else _attempts(spec, history.table, cap)
+    rows: Any = adapter.rows.execute(session, spec, _grouped(failures)).all()
+    is_capped = cap is not None and sum(row.failures for row in rows) >= cap
+    return [
+        ErrorGroup(text, number, first, last, _example(spec, history, key), is_capped, history is not None)
+        for text, number, first, last, *key in rows
+    ]
 
 
-def _failed(spec: QueueSpec) -> Iterator[Criterion]:
-    yield spec["error"].is_not(None)
-    yield spec["status"] != state(Status.COMPLETED)
+class _Failures(NamedTuple):
+    """The failures to be grouped: a message and a time, the key, and what puts the last one first."""
+
+    rows: CTE
+    key: Sequence[ColumnElement[Any]]
+    newest: Sequence[ColumnElement[Any]]
 
 
-def _facts(spec: QueueSpec) -> Sequence[ColumnElement[Any]]:
-    key = (column.label(f"key_{n}") for n, column in enumerate(spec.primary_key))
-    return [spec["error"].label("message"), spec["claimed_at"].label("claimed_at"), *key]
+def _example(spec: QueueSpec, history: History | None, key: Sequence[Any]) -> Identity | None:
+    return tuple(key) if history is None else identity_of(spec, key[0])
 
 
-def _last(spec: QueueSpec, criterion: Criterion, cap: int | None) -> Select[Any]:
-    found = select(*_facts(spec)).where(criterion)
-    return found if cap is None else found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
-
-
-def _among(spec: QueueSpec, windows: Sequence[Window], cap: int | None) -> Select[Any]:
-    parts = (window.select(*_facts(spec), limit=cap).subquery("failures") for window in windows)
-    found = union_all(*(select(*part.c) for part in parts)).subquery("all_failures")
-    return select(*found.c).limit(cap)
-
-
-def _grouped(found: Select[Any]) -> Executable:
+def _tasks(spec: QueueSpec, where: Sequence[Where], cap: int | None) -> _Failures:
+    failed = (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
+    key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
+    found = select(spec["error"].label("message"), spec["claimed_at"].label("seen_at"), *key)
+    found = found.where(only(spec, *failed, *where))
+    if cap is not None:
+        found = found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
     last = found.cte("last_failures")
-    key = [column for column in last.c if column.name.startswith("key_")]
+    keys = [last.c[column.name] for column in key]
+    return _Failures(last, keys, [column.desc() for column in keys])
+
+
+def _attempts(spec: QueueSpec, table: Table, cap: int | None) -> _Failures:
+    columns = {
+        "message": table.c.error,
+        "seen_at": table.c.finished_at,
+        "task": table.c.task,
+        "attempt_id": table.c.id,
+    }
+    failed = table.c.error.is_not(None)
+    last = ended(table, spec.table.fullname, FAILED, columns, failed, cap=cap).cte("last_failures")
+    return _Failures(last, [last.c.task], [last.c.attempt_id.desc()])
+
+
+def _grouped(failures: _Failures) -> Executable:
+    last = failures.rows
     # the example is a row's whole key, of any number of columns; min() and max() are not window functions here, because
     # MariaDB evaluates those in time quadratic in the number of rows
-    position = func.row_number().over(partition_by=last.c.message, order_by=[each.desc() for each in key])
-    examples = select(last, position.label("position")).subquery("examples")
-    tasks, first, last_seen = func.count(), func.min(last.c.claimed_at), func.max(last.c.claimed_at)
+    position = func.row_number().over(partition_by=last.c.message, order_by=failures.newest).label("position")
+    examples = select(last.c.message, *failures.key, position).subquery("examples")
+    number, first, last_seen = func.count(), func.min(last.c.seen_at), func.max(last.c.seen_at)
     groups = (
-        select(last.c.message, tasks.label("tasks"), first.label("first_seen"), last_seen.label("last_seen"))
+        select(last.c.message, number.label("failures"), first.label("first_seen"), last_seen.label("last_seen"))
         .group_by(last.c.message)
         .subquery("message_groups")
     )
     return (
-        select(*groups.c, *(examples.c[column.name] for column in key))
+        select(*groups.c, *(examples.c[column.name] for column in failures.key))
         .join_from(groups, examples, examples.c.message == groups.c.message)
         .where(examples.c.position == literal_column("1"))
-        .order_by(groups.c.tasks.desc(), groups.c.message)
+        .order_by(groups.c.failures.desc(), groups.c.message)
     )

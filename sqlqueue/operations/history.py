@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from .._support.checks import count, duration
@@ -16,10 +16,11 @@ from .._support.exc import ArgumentError, ConfigurationError
 from ..model.history import History, history_of
 from ..model.mixins import QueueMixin
 from ..queue.history import AttemptOutcome
-from ..queue.spec import Identity, QueueSpec, spec_of
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, open_, session_of
-from .recording import task_key
+from .recording import HASHED, task_key
+from .text_values import identity
 
 MOST = 100
 """The number of attempts that :func:`history` returns by default."""
@@ -59,13 +60,13 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = MOST)
 
     A primary key that is used again after its row was deleted has the attempts of both rows.
     """
-    spec, identity = _named(task)
+    spec, key = _named(task)
     count("limit", limit)
     table = _history_of(spec).table
     session = session_of(session)
     adapter = open_(session, spec)
     names = ("attempt", "outcome", "claimed_by", "started_at", "finished_at", "error", "traceback")
-    mine = (table.c.queue == spec.table.fullname, table.c.task == task_key(identity))
+    mine = (table.c.queue == spec.table.fullname, table.c.task == task_key(key))
     read = select(*(table.c[name] for name in names)).where(*mine).order_by(table.c.id.desc()).limit(limit)
     rows: Sequence[Any] = adapter.rows.execute(session, spec, read).all()
     found = (dict(zip(names, row, strict=True)) for row in rows)
@@ -85,19 +86,11 @@ def prune_history(
     short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` without a model for them.
     """
     spec = spec_of(entity)
-    kept = _history_of(spec)
-    age = kept.options.retention if older_than is None else duration("older_than", older_than, zero=True)
-    if age is None:
-        raise ArgumentError("the history has no retention: give older_than=timedelta(...), or HistoryOptions(...)")
+    table, old = _old(spec, older_than)
     if limit is not None:
         count("limit", limit)
-    return _delete(session_of(session), spec, kept, age, limit)
-
-
-def _delete(session: Session, spec: QueueSpec, kept: History, age: timedelta, limit: int | None) -> int:
-    table = kept.table
+    session = session_of(session)
     adapter = open_(session, spec, Access.CHANGE)
-    old = (table.c.queue == spec.table.fullname, table.c.finished_at <= utcnow(-age))
     if limit is None:
         return adapter.rows.execute(session, spec, delete(table).where(*old)).rowcount
     found: list[int] = list(adapter.rows.execute(session, spec, select(table.c.id).where(*old).limit(limit)).scalars())
@@ -106,6 +99,43 @@ def _delete(session: Session, spec: QueueSpec, kept: History, age: timedelta, li
         some = found[start : start + size]
         deleted += adapter.rows.execute(session, spec, delete(table).where(table.c.id.in_(some))).rowcount
     return deleted
+
+
+def count_old_attempts(session: Session, entity: type[QueueMixin], older_than: timedelta | None, *, cap: int) -> int:
+    """Return how many attempts :func:`prune_history` deletes, at most ``cap``.  One statement without locks."""
+    spec = spec_of(entity)
+    table, old = _old(spec, older_than)
+    rows = select(table.c.id).where(*old).limit(cap).subquery("old_attempts")
+    found: int = open_(session, spec).rows.execute(session, spec, select(func.count()).select_from(rows)).scalar_one()
+    return found
+
+
+def _old(spec: QueueSpec, older_than: timedelta | None) -> tuple[Table, list[Criterion]]:
+    """Return the history, and the criteria of attempts that ended so long ago, or before its retention."""
+    kept = _history_of(spec)
+    age = kept.options.retention if older_than is None else duration("older_than", older_than, zero=True)
+    if age is None:
+        raise ArgumentError("the history has no retention: give older_than=timedelta(...), or HistoryOptions(...)")
+    table = kept.table
+    ways = table.c.outcome.in_([each.value for each in AttemptOutcome])  # all, so that the index serves
+    return table, [table.c.queue == spec.table.fullname, ways, table.c.finished_at <= utcnow(-age)]
+
+
+def attempts_of(spec: QueueSpec, where: Sequence[Where]) -> History | None:
+    """Return the history whose attempts of a queue are those of the tasks that satisfy ``where``.
+
+    ``None`` if the application has no history, or if only some of the queue's tasks are meant: the history does not
+    know their columns.
+    """
+    return None if where or spec.inherited is not None else history_of(spec.table.metadata)
+
+
+def identity_of(spec: QueueSpec, key: str) -> Identity | None:
+    """Return the primary key that the history stores as ``key``; ``None`` if it cannot be told from the text."""
+    try:
+        return None if key.startswith(HASHED) else identity(spec, key)
+    except ArgumentError:
+        return None
 
 
 def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:

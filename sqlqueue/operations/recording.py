@@ -24,6 +24,8 @@ Traced: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
 HUNG = "crashed: its lease ended with nothing settled"
 """The error of an attempt whose claimer was not heard of again."""
+HASHED = "sha256:"
+"""Begins a key of which only the hash is stored."""
 _LEFT_OUT = "\n[...]\n"
 """In place of the middle of a traceback that is too long."""
 
@@ -54,10 +56,10 @@ def shown(traced: Traced, options: HistoryOptions) -> str | None:
 
 
 def task_key(identity: Identity) -> str:
-    """Return a primary key as the history stores it: a hash of one that is too long."""
+    """Return a primary key as the history stores it: a hash, after ``sha256:``, of one that is too long."""
     parts = [part if type(part) in (int, str) else _plain(part) for part in identity]
     text = storable(key_text(parts))
-    return text if len(text) <= LONGEST_KEY else hashlib.sha256(text.encode()).hexdigest()
+    return text if len(text) <= LONGEST_KEY else HASHED + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(part: object) -> str:

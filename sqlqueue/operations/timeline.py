@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Executable, Subquery, case, func, literal, literal_column, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Subquery,
+    Table,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+)
 
 from .._support.checks import count, duration
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..model.mixins import QueueMixin
+from ..queue.history import FAILED, AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..queue.status import Status
+from ..sql.attempts import ended
 from ..sql.clock import utcnow
 from ..sql.selection import only, state
 from ..transaction.connection import AnySession, open_, session_of
+from .history import attempts_of
 from .session_criteria import within
 
 MOST = 10_000
@@ -32,10 +46,10 @@ _ENDS = (Status.COMPLETED, Status.DISCARDED, Status.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long tasks took.  The percentiles are durations that occurred, without interpolation."""
+    """How long tasks, or attempts, took.  The percentiles are durations that occurred, without interpolation."""
 
     count: int = 0
-    """The number of tasks; if it is 0, the other attributes are ``None``."""
+    """How many there are; if it is 0, the other attributes are ``None``."""
     mean: timedelta | None = None
     """The arithmetic mean."""
     p50: timedelta | None = None
@@ -46,21 +60,26 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The tasks that finished between ``start`` and the start of the next bucket."""
+    """What ended between ``start`` and the start of the next bucket: attempts if the application keeps a history,
+    otherwise tasks.
+    """
 
     start: datetime
     completed: int = 0
-    """The number of completed tasks."""
+    """The number of completed tasks, or of attempts that completed their task, stage or run."""
     failed: int = 0
-    """The number of discarded tasks: given up after the last attempt, or at once."""
+    """The number of discarded tasks, given up after the last attempt or at once; or of attempts that failed, were
+    discarded or crashed."""
     cancelled: int = 0
-    """The number of cancelled tasks."""
+    """The number of cancelled tasks, or of attempts that were cancelled."""
     run_time: Durations = Durations()
-    """How long completed tasks ran, from their last claim to the end."""
+    """How long the completed ones ran, from their claim to the end; of tasks the last claim."""
     waiting_time: Durations = Durations()
-    """How long completed tasks waited, from their creation to their last claim."""
+    """How long tasks waited that were completed, from their creation to their last claim.  Always of tasks."""
     capped: bool = False
-    """Whether tasks that finished in it may have been left out, see the ``cap`` of :func:`timeline`."""
+    """Whether what ended in it may have been left out, see the ``cap`` of :func:`timeline`."""
+    attempts: bool = False
+    """Whether attempts are counted, from the history; otherwise tasks."""
 
 
 def timeline(
@@ -71,23 +90,31 @@ def timeline(
     since: timedelta = _DAY,
     cap: int | None = None,
 ) -> list[Bucket]:
-    """Return the tasks that finished in each ``bucket`` of time, oldest first, and how long they ran and had waited.
+    """Return what ended in each ``bucket`` of time, oldest first, and how long it ran and had waited.
 
     The buckets range from the one that contains the time ``since`` ago, which is counted whole, to the current one,
     which is not over yet; empty buckets are included.  A bucket divides a day, or is whole days (weeks begin on
     Monday), in UTC.  Times are ``finished_at`` by the database's clock.
 
-    Both durations refer to the last attempt of completed tasks.  The waiting time of a task that was retried, or went
-    through stages, includes its earlier attempts and the time between them; that of a scheduled task includes the time
-    until it was due.  Tasks that were deleted, pruned or reactivated since are not counted, nor are runs of recurring
-    tasks, whose row is scheduled again.
+    If the application has a :class:`.HistoryMixin`, attempts are counted that ended then, whatever became of their
+    tasks: each failure that was retried, each run of a recurring task and each stage.  Released and snoozed attempts
+    are not counted.  An attempt that crashed ended when that was found out.
 
-    ``cap``: read at most so many tasks, the last that finished; :attr:`Bucket.capped` names the buckets that may be
-    incomplete.
+    Otherwise tasks are counted that finished then.  Those that were deleted, pruned or reactivated since are not, nor
+    are runs of recurring tasks, whose row is scheduled again.  This is also what is counted of the tasks that satisfy
+    ``where``, or other criteria of the session, and for a subclass that shares its table: the history does not know the
+    columns of tasks.
 
-    One query, which locks nothing.  It reads the rows that finished within ``since`` by an index that begins with
-    ``finished_at``, if there is one, else the table.  Raises :class:`.ArgumentError` for other buckets, or more than
-    10,000 of them.
+    The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
+    or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes
+    the time until it was due.
+
+    ``cap``: read at most so many tasks, and attempts, the last that ended; :attr:`Bucket.capped` names the buckets that
+    may be incomplete.
+
+    One query, with a history two, which lock nothing.  It reads the rows that finished within ``since`` by an index
+    that begins with ``finished_at``, if there is one, else the table; attempts by an index of the history.  Raises
+    :class:`.ArgumentError` for other buckets, or more than 10,000 of them.
     """
     spec = spec_of(entity)
     _check(bucket, since)
@@ -95,15 +122,39 @@ def timeline(
         count("cap", cap)
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    rows = adapter.rows.execute(session, spec, _asked(adapter, spec, scoped, bucket=bucket, since=since, cap=cap)).all()
+    history = attempts_of(spec, scoped)
+    period = _Period(adapter, bucket, since, cap)
+    rows = adapter.rows.execute(session, spec, _asked(_tasks(period, spec, scoped), ("ran", "waited"))).all()
     now: datetime = rows[0].moment
-    found = {each.start: each for each in _read(rows)}
-    first, last = _start(now - since, bucket), _start(now, bucket)
+    tasks = _read(rows)
+    if history is None:
+        return _filled(tasks, now, period)
+    attempts = _asked(_attempts(period, spec, history.table), ("ran",))
+    found = _read(adapter.rows.execute(session, spec, attempts).all())
+    return [_merged(*both) for both in zip(_filled(found, now, period), _filled(tasks, now, period), strict=True)]
+
+
+class _Period(NamedTuple):
+    adapter: Adapter
+    bucket: timedelta
+    since: timedelta
+    cap: int | None
+
+
+def _filled(found: Mapping[datetime, Bucket], now: datetime, period: _Period) -> list[Bucket]:
+    """Return all buckets of the period, empty ones too, and mark those that may be incomplete."""
+    bucket = period.bucket
+    first, last = _start(now - period.since, bucket), _start(now, bucket)
     starts = (first + number * bucket for number in range((last - first) // bucket + 1))
     buckets = [found.get(start, Bucket(start)) for start in starts]
-    if cap is None or sum(each.completed + each.failed + each.cancelled for each in found.values()) < cap:
+    if period.cap is None or sum(each.completed + each.failed + each.cancelled for each in found.values()) < period.cap:
         return buckets
     return [replace(each, capped=True) if each.start <= min(found) else each for each in buckets]
+
+
+def _merged(attempts: Bucket, tasks: Bucket) -> Bucket:
+    capped = attempts.capped or tasks.capped
+    return replace(attempts, waiting_time=tasks.waiting_time, capped=capped, attempts=True)
 
 
 def _check(bucket: timedelta, since: timedelta) -> None:
@@ -124,42 +175,60 @@ def _start(moment: datetime, bucket: timedelta) -> datetime:
     return moment - (moment - _ORIGIN) % bucket
 
 
-def _asked(
-    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], *, bucket: timedelta, since: timedelta, cap: int | None
-) -> Executable:
-    ranked = _ranked(_finished(adapter, spec, where, bucket=bucket, since=since, cap=cap))
-    ends = (func.count(case((ranked.c.status == state(end), literal_column("1")))).label(end.value) for end in _ENDS)
-    measures = (measure for name in ("ran", "waited") for measure in _measures(ranked, name))
+def _asked(rows: Subquery, measured: Sequence[str]) -> Executable:
+    """Return the statement that counts ``rows`` by bucket and by end, and measures their durations of these names."""
+    ranked = _ranked(rows, measured)
+    ends = (func.count(case((ranked.c.ended == state(end), literal_column("1")))).label(end.value) for end in _ENDS)
+    measures = (measure for name in measured for measure in _measures(ranked, name))
     grouped = select(ranked.c.starts_at, *ends, *measures).group_by(ranked.c.starts_at).subquery("grouped")
     # return the time even if nothing has finished; the condition is always true, as not every engine has a bare TRUE
     clock = select(utcnow().label("moment")).subquery("clock")
     return select(clock.c.moment, *grouped.c).select_from(clock.outerjoin(grouped, grouped.c.starts_at.is_not(None)))
 
 
-def _finished(
-    adapter: Adapter, spec: QueueSpec, where: Sequence[Where], *, bucket: timedelta, since: timedelta, cap: int | None
-) -> Subquery:
-    """Return each finished row with the start of its bucket and its durations, in microseconds.
-
-    Reads one bucket more than asked for, because the start of the first one depends on the clock.
-    """
+def _tasks(period: _Period, spec: QueueSpec, where: Sequence[Where]) -> Subquery:
+    """Return each finished task with the start of its bucket and its durations, in microseconds."""
     finished, claimed, created = (spec[role] for role in ("finished_at", "claimed_at", "created_at"))
-    completed = spec["status"] == state(Status.COMPLETED)
-    passed = adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
+    completed, between = spec["status"] == state(Status.COMPLETED), period.adapter.types.microseconds
     rows = select(
-        (passed - passed % literal(bucket // _MICROSECOND, BigInteger())).label("starts_at"),
-        spec["status"].label("status"),
-        case((completed, adapter.types.microseconds(claimed, finished))).label("ran"),
-        case((completed, adapter.types.microseconds(created, claimed))).label("waited"),
+        _starts_at(period, finished).label("starts_at"),
+        spec["status"].label("ended"),
+        case((completed, between(claimed, finished))).label("ran"),
+        case((completed, between(created, claimed))).label("waited"),
     )
-    rows = rows.where(only(spec, finished >= utcnow(-since - bucket), *where))
-    return (rows if cap is None else rows.order_by(finished.desc()).limit(cap)).subquery("finished")
+    rows = rows.where(only(spec, finished >= _earliest(period), *where))
+    return (rows if period.cap is None else rows.order_by(finished.desc()).limit(period.cap)).subquery("finished")
 
 
-def _ranked(finished: Subquery) -> Subquery:
+def _attempts(period: _Period, spec: QueueSpec, table: Table) -> Subquery:
+    """Return each finished attempt likewise, with the status of a task that ends in the same way."""
+    finished, outcome = table.c.finished_at, table.c.outcome
+    completed = outcome == literal_column(f"'{AttemptOutcome.COMPLETED.value}'")
+    failed = outcome.in_([literal_column(f"'{each.value}'") for each in FAILED])
+    columns = {
+        "starts_at": _starts_at(period, finished),
+        "ended": case((failed, state(Status.DISCARDED)), else_=outcome),
+        "ran": case((completed, period.adapter.types.microseconds(table.c.started_at, finished))),
+    }
+    outcomes = (AttemptOutcome.COMPLETED, *FAILED, AttemptOutcome.CANCELLED)
+    lately = finished >= _earliest(period)
+    return ended(table, spec.table.fullname, outcomes, columns, lately, cap=period.cap).subquery("finished")
+
+
+def _starts_at(period: _Period, finished: ColumnElement[Any]) -> ColumnElement[Any]:
+    passed = period.adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
+    return passed - passed % literal(period.bucket // _MICROSECOND, BigInteger())
+
+
+def _earliest(period: _Period) -> ColumnElement[Any]:
+    """One bucket more than asked for, because the start of the first one depends on the clock."""
+    return utcnow(-period.since - period.bucket)
+
+
+def _ranked(finished: Subquery, measured: Sequence[str]) -> Subquery:
     """Add to each duration its position within its bucket, and the number of durations there."""
     positions: list[ColumnElement[Any]] = []
-    for name in ("ran", "waited"):
+    for name in measured:
         took, starts_at = finished.c[name], finished.c.starts_at
         last = case((took.is_(None), literal_column("1")), else_=literal_column("0"))  # engines sort NULL first or last
         positions.append(
@@ -178,12 +247,17 @@ def _measures(ranked: Subquery, name: str) -> Iterator[ColumnElement[Any]]:
         yield func.min(case((reached, took))).label(f"{name}_p{percent}")
 
 
-def _read(rows: Sequence[Any]) -> Iterator[Bucket]:
+def _read(rows: Sequence[Any]) -> dict[datetime, Bucket]:
+    return {each.start: each for each in _buckets(rows)}
+
+
+def _buckets(rows: Sequence[Any]) -> Iterator[Bucket]:
     for _, starts_at, completed, failed, cancelled, *measures in rows:
         if starts_at is not None:
+            start = _ORIGIN + int(starts_at) * _MICROSECOND
             ran, waited = _durations(*measures[:4]), _durations(*measures[4:])
-            yield Bucket(_ORIGIN + int(starts_at) * _MICROSECOND, completed, failed, cancelled, ran, waited)
+            yield Bucket(start, completed, failed, cancelled, ran, waited)
 
 
-def _durations(count: int, *measures: Any) -> Durations:
+def _durations(count: int = 0, *measures: Any) -> Durations:
     return Durations(count, *(None if each is None else round(each) * _MICROSECOND for each in measures))

@@ -36,6 +36,7 @@ class Member:
 
     @property
     def lives(self) -> bool:
+        """Whether the process is running."""
         lives: bool = self._process.is_alive()
         return lives
 

@@ -32,6 +32,10 @@ class AttemptOutcome(StrEnum):
     """Its process died, or its lease expired with nothing settled."""
 
 
+FAILED = (AttemptOutcome.FAILED, AttemptOutcome.DISCARDED, AttemptOutcome.CRASHED)
+"""The outcomes that count as failures."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions:
     """The options of a history: ``__history__ = HistoryOptions(...)``.

@@ -184,7 +184,7 @@ def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
 def _picks(
     spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
 ) -> tuple[Callable[[int], Pick], ...]:
-    terms = [unlisted(term, spec.partitions) for term in terms_of(spec, where)]
+    terms = [unlisted(term, spec.partitions) for term in _terms(spec, where)]
     partition = [column for column in spec.partitions if fixes(terms, column)][:1]
     by_key = all(fixes(terms, column) for column in spec.primary_key)
     column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
@@ -211,9 +211,7 @@ def _picks(
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
     state = or_(is_ready(spec), and_(*_come_due(spec)))
-    pick = partial(
-        Pick, spec=spec, state=(state,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
-    )
+    pick = partial(Pick, spec=spec, state=(state,), where=tuple(_terms(spec, where)), order=(), index=None, exact=True)
     return (lambda limit: pick(limit=limit, takes_over=True),)
 
 
@@ -231,8 +229,7 @@ def has_attempts(spec: QueueSpec) -> Criterion:
     return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
 
 
-def terms_of(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
-    """Return ``where`` as criteria on the queue's table, without nested ANDs, and restricted to the spec's class."""
+def _terms(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
     terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
     return terms if spec.inherited is None else [*terms, spec.inherited]
 
@@ -301,9 +298,14 @@ def is_hung(spec: QueueSpec) -> Criterion:
 
 def is_exhausted(spec: QueueSpec) -> Criterion:
     """Return whether the last lease has ended and no attempts are left; never true of rows claimed by workers."""
-    return and_(
+    return and_(is_held(spec), *_used_up(spec))
+
+
+def _used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
+    """The conditions of :func:`is_exhausted`, except that the row is running."""
+    return (
         spec["finished_at"].is_(None),
-        is_hung(spec),
+        has_come(spec),
         is_due(spec),
         spec["attempt"] >= spec["max_attempts"],
         spec["claim_token"] >= literal_column("0"),
@@ -323,4 +325,5 @@ def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool)
     """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
     ready, due = picks(spec, where)
     step = ready if by_claims else due
-    return lambda limit: replace(step(limit), state=(is_exhausted(spec),), exact=False)
+    held = is_held(spec) if by_claims else present_status(spec) == state(Status.RUNNING)
+    return lambda limit: replace(step(limit), state=(held, *_used_up(spec)), exact=False)

@@ -207,6 +207,13 @@ def ledger_of(session: Session) -> Ledger:
     return ledger
 
 
+def may_have_written(session: Session) -> bool:
+    """Return whether the current transaction of ``session`` has used a database, or its commit might."""
+    if ledger_of(session).begun or session.new or session.dirty or session.deleted:
+        return True
+    return any(listener is not _before_commit for listener in session.dispatch.before_commit)
+
+
 def innermost(session: Session) -> SessionTransaction | None:
     """Return the innermost savepoint of ``session``, or its transaction; ``None`` if none has begun."""
     return session.get_nested_transaction() or session.get_transaction()

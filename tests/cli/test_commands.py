@@ -114,7 +114,7 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_can_be_changed_is_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.cli.changes.CAP", 2)
+    monkeypatch.setattr("sqlqueue.cli._change.CAP", 2)
     put(url, Task, *[{"status": "completed", "finished_at": PAST}] * 3, FAILED)
     assert out("retry") == "1 task of Task is available again."
     put(url, Task, *[FAILED] * 3)
@@ -197,7 +197,7 @@ def test_what_is_paused(url: str) -> None:
 
 
 def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("cli.changes", "operations.mass_changes"):
+    for module in ("cli.pruning", "operations.mass_changes"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
     assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."

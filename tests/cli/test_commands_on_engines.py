@@ -143,8 +143,7 @@ def test_stopped_by_the_keyboard(
     sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second batch: once, and it is the last; twice, and it is rolled back."""
-    for module in ("cli.changes", "operations.mass_changes"):
-        monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
+    monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 2)
     sync_db.insert(Task, [{"id": n} for n in range(1, 8)])
     updates = 0
 

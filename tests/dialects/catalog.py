@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, Engine, Uuid
+from sqlalchemy import Boolean, ColumnElement, Engine, Uuid, inspect
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.exc import FlushError
@@ -18,14 +18,20 @@ from sqlqueue import Claim, ClaimLostError, QueueSession, Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.kinds.new_slots import introduce
+from sqlqueue.model.registry import worker_table
 from sqlqueue.operations.claiming import Claimer, Wanted, _claim_due
+from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
+from sqlqueue.sql.clock import utcnow
 from sqlqueue.sql.selection import picks
-from tests.dialects.recorder import KEY
+from sqlqueue.worker.process import registration
+from tests.dialects.recorder import KEY, LANES
+from tests.support import history as past
+from tests.support.fleet import Errand, Fleet, FleetWorker
 from tests.support.models import (
     Base,
     Chore,
@@ -50,6 +56,8 @@ from tests.support.models import (
     Visit,
 )
 
+BASES = (Base, DataBase, past.Base, Fleet)
+"""Those of the models whose statements these are."""
 Call = Callable[[QueueSession], Any]
 MINUTE = timedelta(minutes=1)
 
@@ -72,6 +80,8 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _statistics()
     yield from _upkeep()
     yield from _outbox()
+    yield from _history()
+    yield from _registry()
 
 
 def _claiming() -> Iterator[tuple[str, Call]]:
@@ -83,6 +93,10 @@ def _claiming() -> Iterator[tuple[str, Call]]:
     yield "Task.complete(locked)", lambda s: s.complete(_locked(s))
     yield "Task.snooze(locked)", lambda s: s.snooze(_locked(s), MINUTE)
     yield "Mail.claim(topic)", lambda s: s.claim(Mail, Mail.topic == "t")
+    topics = Mail.topic.in_(["a", "b"])
+    yield "Mail.claim(topics)", lambda s: s.claim(Mail, topics)
+    yield "Mail.claim_many(topics, locked)", lambda s: s.claim_many(Mail, topics, limit=300, lease=None)
+    yield "Mail.consume(topics)", lambda s: s.consume(Mail, topics)
     yield "Mail.claim(related)", lambda s: s.claim(Mail, Mail.account.has(name="x"))
     yield "CreditNote.claim(where)", lambda s: s.claim(CreditNote, CreditNote.amount > 7)
     yield "Task.consume", lambda s: s.consume(Task)
@@ -161,15 +175,12 @@ def _sets() -> Iterator[tuple[str, Call]]:
     yield "Task.find", lambda s: s.find(Task, Task.number == 7, limit=10)
     yield "Task.rescue", lambda s: s.rescue(Task)
     yield "Task.run_now", lambda s: s.run_now(Task, Task.id == 7)
-    yield "Task.page", lambda s: page(s, Task, status=Status.AVAILABLE, after=(0, datetime(2020, 1, 1, tzinfo=UTC), 7))
+    yield "Task.page", lambda s: page(s, Task, status=Status.RUNNING, after=(datetime(2020, 1, 1, tzinfo=UTC), 7))
     yield "Task.prune", lambda s: s.prune(Task, MINUTE)
     yield "CreditNote.prune", lambda s: s.prune(CreditNote, MINUTE)
     yield "Task.prune(limit)", lambda s: s.prune(Task, MINUTE, limit=1_000)
     yield "Task.errors", lambda s: s.errors(Task)
     yield "Seat.errors", lambda s: s.errors(Seat)
-    yield "Task.errors(scan)", lambda s: s.errors(Task, scan=100)
-    yield "Task.page(state)", lambda s: page(s, Task, status=Status.RUNNING)
-    yield "Task.page(where)", lambda s: page(s, Task, Task.number == 7, before=(7,))
     yield "Mail.pause", lambda s: s.pause(Mail, "news", reason="x")
     yield "Mail.paused", lambda s: s.paused(Mail)
     yield "Mail.resume", lambda s: s.resume(Mail, "news")
@@ -182,8 +193,6 @@ def _unpaused(session: QueueSession, keys: set[str]) -> Sequence[ColumnElement[b
 
 def _statistics() -> Iterator[tuple[str, Call]]:
     yield "Task.stats", lambda s: s.stats(Task)
-    yield "Mail.stats(scan)", lambda s: s.stats(Mail, Mail.topic == "news", Mail.subject == "x", scan=100)
-    yield "Task.overview(scan)", lambda s: s.overview(Task, scan=100)
     yield "Mail.stats_by", lambda s: s.stats_by(Mail, Mail.topic)
     yield "Task.stats_by(expression)", lambda s: s.stats_by(Task, Task.number % 7, Task.name == "x")
     yield "CreditNote.stats_by", lambda s: s.stats_by(CreditNote, CreditNote.amount)
@@ -208,6 +217,7 @@ def _upkeep() -> Iterator[tuple[str, Call]]:
         yield f"{model.__name__}.postpone", lambda s, m=model: postpone(s, m, limit=100)
         yield f"{model.__name__}.extend", lambda s, m=model: extend(s, _claims(m, 3), MINUTE)
     yield "Mail.next_due(topic)", lambda s: next_due(s, Mail, Mail.topic == "t")
+    yield "Mail.next_due(topics)", lambda s: next_due(s, Mail, Mail.topic.in_(["a", "b"]))
 
 
 def _recurring() -> Iterator[tuple[str, Call]]:
@@ -267,6 +277,46 @@ def _outbox() -> Iterator[tuple[str, Call]]:
     yield "Outgoing.complete", lambda s: s.complete(_claims(Outgoing, 3))
 
 
+def _history() -> Iterator[tuple[str, Call]]:
+    parcel, flare, boat, rota = past.Parcel, past.Flare, past.Boat, past.Rota
+    yield "Past.claim", lambda s: s.claim(parcel)
+    yield "Past.claim(locked)", lambda s: s.claim(parcel, lease=None)
+    taking_over = Wanted(parcel.__queue_spec__)
+    yield "Past.claim(due)", lambda s: _claim_due(s, taking_over, 10, Claimer("claimer", MINUTE))
+    yield "Past.consume", lambda s: s.consume(parcel)
+    yield "Past.complete(many)", lambda s: s.complete(_claims(parcel, 3))
+    yield "Past.complete(deletes)", lambda s: s.complete(_claims(flare, 3))
+    yield "Past.fail", lambda s: s.fail(_claims(parcel, 1), "no")
+    yield "Past.release", lambda s: s.release(_claims(parcel, 1))
+    for model in (parcel, boat):
+        yield f"Past.cancel({model.__name__})", lambda s, m=model: s.cancel(m, m.priority == 7)
+    yield "Past.retry", lambda s: s.retry(parcel)
+    for model in (parcel, rota):
+        yield f"Past.rescue({model.__name__})", lambda s, m=model: s.rescue(m)
+    yield "Past.history", lambda s: s.history(_claims(parcel, 1)[0])
+    yield "Past.prune_history", lambda s: s.prune_history(parcel)
+    yield "Past.prune_history(limit)", lambda s: s.prune_history(parcel, MINUTE, limit=1_000)
+    yield "Past.count_old_attempts", lambda s: count_old_attempts(s, parcel, None, cap=1_000)
+    for cap in (None, 1_000):
+        yield f"Past.errors({cap})", lambda s, c=cap: s.errors(parcel, cap=c)
+        yield f"Past.timeline({cap})", lambda s, c=cap: s.timeline(parcel, cap=c)
+
+
+def _registry() -> Iterator[tuple[str, Call]]:
+    spec, table = Errand.__queue_spec__, worker_table(Fleet.metadata)
+    facts = {"id": "x", "name": "a", "host": "b", "process": 7, "version": "1", "last_claim_at": None, "memory": 9}
+    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "lanes": LANES}
+    yield "Fleet.report", lambda s: registration._report(s, spec, table, row)
+    yield "Fleet.read", lambda s: registration._read(s, spec, table, "x")
+    yield "Fleet.leave", lambda s: registration._leave(s, spec, table, "x")
+    yield "Fleet.forget", lambda s: registration._forget(s, spec, table)
+    yield "Fleet.workers", lambda s: s.workers(Fleet)
+    yield "Fleet.unserved", lambda s: s.unserved(Fleet)
+    yield "Fleet.drain_workers", lambda s: s.drain_workers(Fleet)
+    yield "Fleet.set_concurrency", lambda s: s.set_concurrency(Fleet, 3)
+    yield "Fleet.why", lambda s: _why(s, Errand)
+
+
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
     """What is asked of a server and of an account; not what SQLAlchemy asks of a schema."""
     log.clear()
@@ -286,17 +336,22 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
 
 def _mappers() -> list[Mapper[Any]]:
     """Those of the tests' models; a test may add its own to the same registry."""
-    return [
+    mine = [
         mapper
         for base in (Base, DataBase)
         for mapper in base.registry.mappers
         if mapper.class_.__module__ == Base.__module__
     ]
+    return [*mine, inspect(past.Past), inspect(FleetWorker)]
 
 
 def _claims(model: type[sqlqueue.QueueMixin], count: int) -> list[Claim]:
     """Claims of `count` rows in two different attempts."""
-    keys: dict[type, Callable[[int], tuple[Any, ...]]] = {Seat: lambda n: ("x", n), Parcel: lambda n: (KEY,)}
+    keys: dict[type, Callable[[int], tuple[Any, ...]]] = {
+        Seat: lambda n: ("x", n),
+        Parcel: lambda n: (KEY,),
+        past.Flare: lambda n: ("x", n),
+    }
     key = keys.get(model, lambda n: (n,))
     return [Claim(model, key(n + 1), 1 + n % 2, 7) for n in range(count)]
 

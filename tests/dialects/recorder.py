@@ -5,6 +5,7 @@ Rows are made up from the types of the result, so that an operation goes all the
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import datetime
@@ -15,6 +16,7 @@ from sqlalchemy.pool import StaticPool
 
 KEY = uuid.UUID(int=7)
 ROWID = "AAAShYAAFAAAAC9AAA"
+LANES = [{"queue": "errand_of_fleet", "functions": None, "whole": True, "slots": 1, "busy": 0}]
 
 
 class Cursor:
@@ -109,6 +111,8 @@ _KNOWN = {
     "status": "available",
     "queue_status": "available",
     "schedule": "PT60S",
+    "outcome": "failed",
+    "command": "drain",
 }
 _KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31)}
 """Recurring tasks are available since later, so that they need not be planned."""
@@ -121,7 +125,7 @@ def _value(engine: Engine, name: str, kind: Any) -> Any:
     if name == "some_are_early":
         return 0
     if isinstance(kind, (Uuid, JSON)):
-        return str(KEY) if isinstance(kind, Uuid) else None
+        return str(KEY) if isinstance(kind, Uuid) else _json(engine, name, kind)
     if "ROWID" in name.upper():
         return ROWID
     try:
@@ -130,3 +134,11 @@ def _value(engine: Engine, name: str, kind: Any) -> Any:
         return 1
     moment = _KNOWN_MOMENTS.get(name, datetime(2026, 1, 1))
     return {str: "x", datetime: str(moment) if engine.name == "sqlite" else moment}.get(python_type, 1)
+
+
+def _json(engine: Engine, name: str, kind: Any) -> Any:
+    """As the driver returns it: some decode it, and of others SQLAlchemy decodes the text."""
+    if name != "lanes":
+        return None
+    is_decoded = kind.dialect_impl(engine.dialect).result_processor(engine.dialect, None) is None
+    return LANES if is_decoded else json.dumps(LANES)

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Identity, MetaData, Table
+from sqlalchemy import Identity, Index, MetaData, Table
+from sqlalchemy.dialects import mssql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import Claim, ClaimLostError, QueueMixin, QueueSession
-from tests.dialects.catalog import statements
+from tests.dialects.catalog import BASES, statements
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
-from tests.support.models import Base, DataBase
 
-TABLES = {table.name: table for base in (Base, DataBase) for table in base.metadata.tables.values()}
+TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
 LEFT = {
     # criteria of the application's that happen to name rows, to find those that are then written by key
@@ -27,6 +27,8 @@ LEFT = {
     "Task.run_now 1",  # likewise
     *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
     *("Mail.pause 1", "Mail.resume 1"),  # not rows of a queue
+    *("Fleet.report 1", "Fleet.report 2", "Fleet.read 1", "Fleet.leave 1", "Fleet.forget 2"),  # likewise
+    *("Fleet.drain_workers 2", "Fleet.set_concurrency 2", "Past.prune_history(limit) 2"),  # likewise
 }
 
 
@@ -88,6 +90,37 @@ def test_what_one_index_does_not_serve_alone_is_locked_by_key(sent: dict[str, st
         assert covers(TABLES[table], index[1], columns(condition, table)) == [index[1]], name
         (limit,) = re.findall(r"SELECT TOP (\d+)", sql)
         assert int(limit) <= 25, name
+
+
+def test_what_is_read_by_a_filtered_index_has_its_condition(sent: dict[str, str]) -> None:
+    """Error 8622, if the index may not have all that is asked for: it is proved by the same words alone."""
+    seen = set()
+    for name, sql in sent.items():
+        for hinted, condition in _readings(sql):
+            seen.add(hinted.name)
+            predicate = hinted.dialect_options["mssql"]["where"]
+            compiled = predicate.compile(dialect=mssql.dialect(), compile_kwargs={"literal_binds": True})
+            assert str(compiled) in condition, name
+            further = re.sub(r"coalesce\(\w+\.status, ''\)", "", condition.replace(str(compiled), ""))
+            assert "status" not in further, name
+    assert seen >= {"ix_task_claim", "ix_task_due", "ix_mail_topic_claim", "ix_mail_topic_due", "ix_report_due"}
+
+
+def test_what_is_read_by_an_index_is_in_its_order(sent: dict[str, str]) -> None:
+    """Else all of it is read, and sorted; a merged reading names the index of each part."""
+    for name, sql in sent.items():
+        for hinted, condition in _readings(sql):
+            order = re.findall(r"\w+\.(\w+)(?: DESC)?(?:, |\)|$)", condition[condition.index("ORDER BY") :])
+            terms = [column.name for column in hinted.columns]
+            fixed = [term for term in terms if re.search(rf"\b{term} (= |IS NULL)", condition) and term not in order]
+            assert [term for term in terms if term not in fixed][: len(order)] == order, name
+
+
+def _readings(sql: str) -> Iterator[tuple[Index, str]]:
+    """Each index that is named, and what stands after it: the criteria and the order."""
+    for place in re.finditer(r"FROM (\w+) WITH \([^\n]*INDEX\((\w+)\)\) \nWHERE ((?:.|\n)*? ORDER BY [^\n)]*)", sql):
+        (index,) = (each for each in TABLES[place[1]].indexes if each.name == place[2])
+        yield index, place[3]
 
 
 def test_each_lock_is_on_rows_and_each_look_has_none(sent: dict[str, str]) -> None:

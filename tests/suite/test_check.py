@@ -13,6 +13,7 @@ from sqlalchemy import (
     Column,
     Connection,
     DateTime,
+    Engine,
     Integer,
     MetaData,
     NullPool,
@@ -29,7 +30,15 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateIndex, DropIndex
 from typer.testing import CliRunner
 
-from sqlqueue import Finding, QueueMixin, SchemaMismatchError, UnsupportedDialectError, check, verify_schema
+from sqlqueue import (
+    Finding,
+    QueueMixin,
+    QueueSession,
+    SchemaMismatchError,
+    UnsupportedDialectError,
+    check,
+    verify_schema,
+)
 from sqlqueue.cli import application
 from sqlqueue.dialects import adapter_for
 from sqlqueue.model.mixins import queues
@@ -277,24 +286,40 @@ def test_a_server_that_is_too_old(healthy: Database, monkeypatch: pytest.MonkeyP
     engine.dispose()
 
 
-@pytest.mark.requires("another_database")
-def test_a_database_where_readers_wait_for_writers(healthy: Database) -> None:
-    """It has the engine's own defaults, and not what its users are told to set."""
+@pytest.fixture
+def unprepared(healthy: Database) -> Iterator[Engine]:
+    """Another database, which has the engine's own defaults, and not what its users are told to set."""
     name, (create, drop) = "sqlqueue_unprepared", healthy.case.another_database
     try:
         for statement in create:
             execute_alone(healthy, statement.format(name=name))
     except DBAPIError as error:
         pytest.skip(f"no other database can be made: {error.orig}")
+    engine = create_engine(healthy.url.set(database=name), poolclass=NullPool)
     try:
-        engine = create_engine(healthy.url.set(database=name), poolclass=NullPool)
         Base.metadata.create_all(engine)
-        with engine.connect() as connection:
-            errors = [finding for finding in check(connection, Base) if finding.severity == "error"]
-        assert len(errors) == 1
+        yield engine
     finally:
         for statement in drop:
             execute_alone(healthy, statement.format(name=name))
+
+
+@pytest.mark.requires("another_database")
+def test_a_database_where_readers_wait_for_writers(unprepared: Engine) -> None:
+    with unprepared.connect() as connection:
+        errors = [finding for finding in check(connection, Base) if finding.severity == "error"]
+    assert len(errors) == 1
+
+
+@pytest.mark.requires("another_database")
+def test_claims_there_do_not_wait_for_each_other(unprepared: Engine) -> None:
+    """Nor do they get the same task: they lock what they read."""
+    with unprepared.begin() as connection:
+        connection.execute(insert(TABLE), [{"subject": subject} for subject in ("a", "b", "c")])
+    with QueueSession(unprepared) as first, QueueSession(unprepared) as second:
+        assert {session.claim(Post).subject for session in (first, second)} == {"a", "b"}
+        first.rollback()
+        assert second.claim(Post).subject == "a"
 
 
 def execute_alone(db: Database, statement: str) -> None:

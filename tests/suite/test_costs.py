@@ -18,14 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import delete, event, insert, text
 from sqlalchemy.engine.interfaces import CacheStats
 
-from sqlqueue import claim_of
+from sqlqueue import Claim, claim_of, utcnow
 from sqlqueue.operations.upkeep import extend, next_due, promote
+from sqlqueue.worker.process import registration
 from tests.suite.scenes import PAST, rows
+from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
 from tests.support.harness import Actor, Database
+from tests.support.history import Parcel, archive
 from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
+
+__all__ = ["archive", "fleet"]
 
 PINNED = Path(__file__).parent / "costs"
 MINUTE = timedelta(minutes=1)
@@ -113,6 +118,8 @@ SETTLINGS: Mapping[str, Callable[[Actor, Sequence[Any], int], Any]] = {
     "extend": lambda session, tasks, number: session.run(extend, tasks, (number + 1) * MINUTE),
 }
 
+ENDINGS = [name for name in SETTLINGS if name not in ("heartbeat", "extend")]
+
 
 def scenes() -> Iterator[tuple[str, Scene]]:
     yield "claim nothing", plainly(lambda session, _: session.claim(Document))
@@ -146,6 +153,51 @@ def scenes() -> Iterator[tuple[str, Scene]]:
     yield "cancel where", plainly(lambda session, number: session.cancel(Task, Task.number == number + 7))
     yield "prune 10", plainly(lambda session, number: session.prune(Mail, (number + 1) * MINUTE, limit=10))
     yield "stats", plainly(lambda session, _: session.stats(Task))
+    yield from with_history()
+    yield from of_workers()
+
+
+def with_history() -> Iterator[tuple[str, Scene]]:
+    yield "Past: claim 10", claims(Parcel, 10)
+    yield "Past: claim due", claims(Parcel, 10, "scheduled", "retryable", "expired")
+    yield (
+        "Past: consume 10",
+        plainly(lambda session, _: session.consume_many(Parcel, limit=10), claims(Parcel, 10)),
+    )
+    for name in ENDINGS:
+        yield f"Past: {name} 10", settles(Parcel, 10, SETTLINGS[name])
+        yield f"Past: {name} 10 of 5 claims", settles(Parcel, 10, SETTLINGS[name], calls=5)
+    yield "Past: history", plainly(lambda session, number: session.history(Claim(Parcel, (number,), 1)))
+    yield "Past: errors", plainly(lambda session, _: session.errors(Parcel))
+    yield "Past: timeline", plainly(lambda session, _: session.timeline(Parcel))
+    yield (
+        "Past: prune_history 10",
+        plainly(lambda session, number: session.prune_history(Parcel, timedelta(microseconds=number), limit=10)),
+    )
+
+
+def of_workers() -> Iterator[tuple[str, Scene]]:
+    for many in (1, 30):
+        yield f"workers, of {many}", plainly(lambda session, _: session.workers(Fleet), registers(many))
+    yield "unserved", plainly(lambda session, _: session.unserved(Fleet))
+    yield "a worker's report", plainly(lambda session, _: session.run(reports, "worker 0"))
+
+
+def registers(many: int) -> Scene:
+    def scene(db: Database, number: int) -> Call:
+        facts = {"host": "a", "process": 7, "lanes": [], "started_at": PAST, "seen_at": PAST}
+        with db.engine.begin() as connection:
+            connection.execute(delete(FleetWorker))
+            names = [f"worker {n}" for n in range(many)]
+            connection.execute(insert(FleetWorker), [{"id": name, "name": name, **facts} for name in names])
+        return lambda session: None
+
+    return scene
+
+
+def reports(session: Any, key: str) -> None:
+    facts = {"seen_at": utcnow(), "lanes": [], "last_claim_at": None, "memory": None}
+    registration._report(session, Errand.__queue_spec__, FleetWorker.__table__, {"id": key, **facts})
 
 
 def enqueueing() -> Iterator[tuple[str, Scene]]:
@@ -205,6 +257,10 @@ def told(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[each]} {each}s" for each in ("statement", "commit", "request") if counts[each])
 
 
+def statements(told: str) -> int:
+    return int(told.split(maxsplit=1)[0])
+
+
 def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     """What each call costs when it is made again with other values, and what had to be compiled then."""
     costs: dict[str, str] = {}
@@ -223,7 +279,8 @@ def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     return costs, compiled
 
 
-def test_each_call_costs_what_it_did(db: Database) -> None:
+def test_each_call_costs_what_it_did(archive: Database, fleet: Database) -> None:
+    db = archive
     path = PINNED / f"{db.case.name}.json"
     if not path.exists() and not os.environ.get("SQLQUEUE_PIN"):
         pytest.skip(f"nobody has counted on {db.case.name} yet: SQLQUEUE_PIN=1")
@@ -232,4 +289,8 @@ def test_each_call_costs_what_it_did(db: Database) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(costs, indent=1) + "\n")
     assert costs == json.loads(path.read_text())
+    for name in ENDINGS:
+        for what in (f"{name} 10", f"{name} 10 of 5 claims"):
+            assert statements(costs[f"Past: {what}"]) == statements(costs[what]) + 1, "one more for each batch"
+    assert costs["workers, of 1"] == costs["workers, of 30"]
     assert compiled == {}, "statements are compiled again"

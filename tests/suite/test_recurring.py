@@ -231,7 +231,7 @@ def test_a_running_task_that_is_enqueued_again_runs_again_at_once(db: Database) 
 
 
 def test_consumed_runs_are_followed_by_others(db: Database) -> None:
-    task, last = recurring(db, Ping, available_at=clock(db)), recurring(db, Ping, schedule=None)
+    task, last = recurring(db, Ping, available_at=clock(db) - TICK), recurring(db, Ping, schedule=None)
     with db.begin() as actor:
         consumed = actor.consume_many(Ping, limit=2)
         assert {each.id for each in consumed} == {task.id, last.id}
@@ -292,7 +292,7 @@ def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
 @pytest.mark.parametrize("end", ["complete", "fail", "crash"])
 def test_unschedule_a_running_task(db: Database, end: str) -> None:
     """No further run, however often this one has to be tried."""
-    task = recurring(db, Ping, available_at=clock(db), max_attempts=2)
+    task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
     run = claim(db, Ping)
     with db.begin() as actor:
         assert actor.unschedule(Ping) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -18,6 +20,7 @@ from sqlqueue import (
     SlotMixin,
     StageMixin,
 )
+from tests.support.harness import Database
 
 AT_ONCE = ConstantBackoff(timedelta(0), jitter=0)
 
@@ -70,3 +73,36 @@ class Boat(LimitMixin, Base):
     __queue__ = QueueOptions(slots=Berth, limit=2, retry=AT_ONCE)
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Crate(QueueMixin, Base):
+    __tablename__ = "past_crate"
+    __queue__ = QueueOptions(retry=AT_ONCE)
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "plain"}  # noqa: RUF012 - as SQLAlchemy has it
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(10))
+
+
+class FragileCrate(Crate):
+    """Shares the table of all crates."""
+
+    __mapper_args__ = {"polymorphic_identity": "fragile"}  # noqa: RUF012
+
+
+def tables_in(db: Database) -> Iterator[Database]:
+    """Make the tables for one test."""
+    Base.metadata.drop_all(db.engine)
+    Base.metadata.create_all(db.engine)
+    yield db
+    Base.metadata.drop_all(db.engine)
+
+
+@pytest.fixture
+def archive(db: Database) -> Iterator[Database]:
+    yield from tables_in(db)
+
+
+@pytest.fixture
+def sync_archive(sync_db: Database) -> Iterator[Database]:
+    yield from tables_in(sync_db)

@@ -6,12 +6,24 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import event
 
+from sqlqueue import QueueSession, Worker, current_job
 from sqlqueue.worker.fetching import fetcher
-from tests.suite.scenes import rows
+from tests.suite.scenes import count, rows
 from tests.support.harness import Database
-from tests.support.models import Task
-from tests.worker.crew import LONG, Workers, all_are, eventually, seen, with_session, without_session
+from tests.support.models import Ledger, Task
+from tests.worker.crew import (
+    LONG,
+    Workers,
+    all_are,
+    eventually,
+    nothing,
+    seen,
+    with_session,
+    without_session,
+    write_ledger,
+)
 
 TASKS = 100
 
@@ -42,12 +54,47 @@ def drain(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Ca
     return drained
 
 
+def test_a_handler_that_writes_costs_one_commit(db: Database, drain: Callable[[Any], Sent]) -> None:
+    sent = drain(with_session(db))
+    assert TASKS <= sent.commits < 1.5 * TASKS
+    assert sent.statements < 3 * TASKS
+
+
 @pytest.mark.parametrize("takes_session", [False, True], ids=["without session", "with session"])
-def test_what_a_drain_costs(db: Database, drain: Callable[[Any], Sent], takes_session: bool) -> None:
-    sent = drain((with_session if takes_session else without_session)(db))
-    if takes_session:  # its own and the completion's, in one commit; and claims, in batches
-        assert TASKS <= sent.commits < 1.5 * TASKS
-        assert sent.statements < 3 * TASKS
-    else:
-        assert sent.commits < TASKS / 2
-        assert sent.statements < TASKS
+def test_handlers_that_do_not_use_the_database_share_commits(
+    db: Database, drain: Callable[[Any], Sent], takes_session: bool
+) -> None:
+    sent = drain(with_session(db, nothing) if takes_session else without_session(db))
+    assert sent.commits < TASKS / 2
+    assert sent.statements < TASKS
+
+
+class Audited(QueueSession):
+    """A session that writes when it is committed."""
+
+
+@event.listens_for(Audited, "before_commit")
+def audit(session: Any) -> None:
+    try:
+        task = current_job().task
+    except LookupError:  # not a handler's
+        return
+    write_ledger(session, task)
+
+
+def test_rows_that_a_session_adds_at_its_commit_are_committed_with_the_completion(
+    db: Database, workers: Workers
+) -> None:
+    engine = db.variant(pool_size=20)
+    sessions = engine.sessions(**{"sync_session_class" if db.is_async else "class_": Audited})
+    worker = Worker(sessions, notify=False)
+    worker.handler(Task)(with_session(db, nothing))
+    sent = list[str]()
+    event.listen(engine.session_engine, "before_cursor_execute", lambda *of: sent.append(of[2].partition(" ")[0]))
+    event.listen(engine.session_engine, "commit", lambda _: sent.append("COMMIT"))
+    db.insert(Task, rows(1))
+    workers.start(worker, engine=engine)
+    eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 1
+    written = sent.index("INSERT")
+    assert sent[written - 1 : written + 2] == ["UPDATE", "INSERT", "COMMIT"]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.worker.process import run
+from tests.suite.scenes import count, rows
 from tests.support.harness import Database
-from tests.support.models import Account, Task
-from tests.worker.crew import LEASE, Meeting, Workers, eventually, without_session
+from tests.support.models import Account, Ledger, Task
+from tests.worker.crew import LEASE, Meeting, Workers, all_are, eventually, with_session, without_session
 
 pytestmark = pytest.mark.requires("one_writer")
 WRITERS = 40
@@ -86,3 +88,16 @@ def test_it_waits_for_another_writer_to_release_its_lock(
         assert not running.ended
     eventually(lambda: running.ended)
     assert attempts(db) == [("completed", 1 - 3)]
+
+
+def test_the_transactions_of_a_worker_write_one_after_another(db: Database, workers: Workers) -> None:
+    """None of them finds the database locked, although no connection waits for another."""
+    engine = db.variant(pool_size=20, on_connect="PRAGMA busy_timeout = 0")
+    event.listen(engine.session_engine, "commit", lambda _: time.sleep(0.005))
+    db.insert(Task, rows(40))
+    worker = workers.make(engine=engine)
+    worker.handler(Task, concurrency=10)(with_session(db))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert count(db, Ledger) == 40
+    assert (worker.reports.counts["retries"], worker.reports.counts["database_errors"]) == (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,7 @@ from sqlqueue.worker.process import registration
 from tests.suite.scenes import clock
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
-from tests.worker.crew import Meeting, Workers, eventually, statuses, with_session, without_session
+from tests.worker.crew import Meeting, Workers, eventually, seen, statuses, with_session, without_session
 
 __all__ = ["fleet", "sync_fleet"]
 
@@ -146,6 +147,31 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
     eventually(lambda: keys(sync_fleet) >= {"young"} and "old" not in keys(sync_fleet))
     running.stop()
     assert keys(sync_fleet) == {"young"}
+
+
+def test_a_worker_writes_its_row_every_ten_seconds_at_most(sync_fleet: Database, workers: Workers) -> None:
+    """Neither its tasks nor commands, which it reads at once, make it write."""
+    assert registration.EVERY.total_seconds() == 10
+    engine = sync_fleet.variant(pool_size=20)
+    worker = workers.make(engine=engine)
+    worker.handler(Errand)(without_session(sync_fleet))
+    with seen(engine, "before_cursor_execute") as sent:
+        begun = time.monotonic()
+        running = workers.start(worker)
+        eventually(lambda: registered(sync_fleet))
+        for number in range(2, 7):
+            errands(sync_fleet, 5)
+            resize(sync_fleet, number)
+            eventually(lambda number=number: worker._run is not None and worker._run._fetchers[0].slots == number)
+        eventually(lambda: set(statuses(sync_fleet, Errand).values()) == {"completed"})
+        inserts, updates = (
+            sum(statement.startswith(f"{verb} fleet_worker ") for *_, statement, _, _, _ in sent)
+            for verb in ("INSERT INTO", "UPDATE")
+        )
+        most = 1 + (time.monotonic() - begun) // 10
+    running.stop()
+    assert inserts == 1
+    assert 1 <= updates <= most
 
 
 def keys(db: Database) -> set[str]:

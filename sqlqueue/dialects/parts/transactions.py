@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -42,6 +42,14 @@ class Transactions:
     def tentative(self, session: Session) -> AbstractContextManager[object]:
         """Return a context in which a statement can fail without affecting the rest of the transaction."""
         return session.begin_nested()
+
+    def single_writer(self, engine: Engine) -> Hashable | None:
+        """Return what only one transaction at a time writes to, ``None`` where many do."""
+        return None
+
+    def begins_to_write(self, statement: str) -> bool:
+        """Return whether ``statement`` makes its transaction the single writer, if it is not."""
+        return False
 
     def level(self, source: Engine | Connection) -> str | None:
         """Return the isolation level of transactions, as far as it is known without asking the server."""

@@ -15,7 +15,7 @@ from ...queue.retries import ConstantBackoff
 
 
 class Base(DeclarativeBase):
-    pass
+    """The declarative base of the suite's models."""
 
 
 class Job(UniqueMixin, Base):
@@ -47,6 +47,8 @@ class Seat(QueueMixin, Base):
 
 
 class Slot(SlotMixin, Base):
+    """A slot of the suite's limited queue."""
+
     __tablename__ = "conformance_slot"
 
 

@@ -25,12 +25,14 @@ class Suite:
 
     @pytest.fixture
     def sessions(self, conformance_engine: Engine) -> Iterator[Sessions]:
+        """Yield a sessionmaker; the tables are created before the test and dropped after it."""
         Base.metadata.create_all(conformance_engine)
         yield sessionmaker(conformance_engine, class_=QueueSession)
         Base.metadata.drop_all(conformance_engine)
 
     @pytest.fixture
     def adapter(self, conformance_engine: Engine, sessions: Sessions) -> Adapter:
+        """Return the adapter of the tested engine."""
         return adapter_for(conformance_engine.dialect)
 
 

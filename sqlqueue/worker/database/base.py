@@ -14,6 +14,7 @@ from ..._support.exc import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ...transaction.connection import check_engine
+from .lines import write_in_turn
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -31,7 +32,9 @@ class Database(Protocol):
     """Runs a worker's own transactions."""
 
     @property
-    def is_async(self) -> bool: ...
+    def is_async(self) -> bool:
+        """Whether the sessions are asyncio sessions."""
+        ...
 
     @property
     def engines(self) -> Collection[Engine]:
@@ -91,19 +94,22 @@ class OwnConnections(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections.  Called on the thread that uses them."""
+        ...
 
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
     """Return a copy of ``engine`` with a pool of its own, the same one at each call with ``engines``."""
     if engine not in engines:
-        engines[engine] = Engine(
+        engines[engine] = own = Engine(
             engine.pool.recreate(),
             engine.dialect,
             engine.url,
             execution_options=engine.get_execution_options(),
             hide_parameters=engine.hide_parameters,
         )
+        write_in_turn(own)
     return engines[engine]
 
 

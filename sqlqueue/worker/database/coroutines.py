@@ -38,6 +38,7 @@ class AsyncDatabase:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, work: Work[R], within: timedelta) -> R:
+        """Run ``work`` in a transaction, see :meth:`.Database.run`."""
         return await self._underway.until(asyncio.create_task(self._run(work, within)))
 
     async def _run(self, work: Work[R], within: timedelta) -> R:
@@ -46,22 +47,27 @@ class AsyncDatabase:
             return await _transact(make, work, within, self._pulse, self.engines)
 
     def open(self) -> tuple[Any, Session]:
+        """Return a new asyncio session and its sync session."""
         session: AsyncSession = self._sessions()
         return session, session.sync_session
 
     def engine(self, spec: QueueSpec) -> Engine:
+        """Return the engine of a queue, see :meth:`.Database.engine`."""
         engine = engine_of(self._sessions().sync_session, spec)
         self.engines.add(engine)
         return engine
 
     def own(self) -> AsyncConnections:
+        """Return connections for one thread, which runs an event loop of its own."""
         return AsyncConnections(self._pulse)
 
     async def end(self, patience: float) -> None:
+        """Wait up to ``patience`` seconds for transactions that are under way."""
         await self._underway.end(patience)
         self._places = asyncio.Semaphore(AT_ONCE)  # the next run may be on another event loop
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
+        """Close the pooled connections of ``engines``, which belong to the running event loop."""
         for engine in engines:
             await AsyncEngine(engine).dispose()
 
@@ -75,10 +81,12 @@ class AsyncConnections:
         self._engines: dict[Engine, Engine] = {}
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
+        """Run ``work`` in a transaction on a connection to ``engine``, within a deadline."""
         make = partial(AsyncSession, self._own(engine))
         return self._runner.run(_transact(make, work, within, self._pulse, (engine,)))
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
+        """Listen for notifications until the listener is stopped or the connection is lost."""
         self._runner.run(self._listen(engine, listener, begun, heard))
 
     async def _listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
@@ -102,6 +110,7 @@ class AsyncConnections:
         return AsyncEngine(own_engine(self._engines, engine))
 
     def close(self) -> None:
+        """Close the connections and the thread's event loop."""
         for engine in self._engines.values():
             self._runner.run(AsyncEngine(engine).dispose())
         self._runner.close()

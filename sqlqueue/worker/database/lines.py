@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from ..._support.sockets import Wire, keep_alive
 from ...dialects import adapter_for
 from ...dialects.parts.network import Network, Undo
+from ..concurrency.fair_lock import FairLock
 
 _WIRE, _TAKER, _UNDO = "sqlqueue wire", "sqlqueue taker", "sqlqueue undo"
 """Keys of what is known of a pooled connection, for as long as it is open."""
@@ -49,9 +50,15 @@ class Taker(Protocol):
 
     def gives_back(self, key: object) -> None: ...
 
+    def writes(self, turn: FairLock) -> None:
+        """Hold ``turn`` until a connection is given back.  Called before each statement that writes."""
+        ...
+
 
 taker: ContextVar[Taker | None] = ContextVar("sqlqueue.taker", default=None)
 """Whoever takes connections in this thread, or on this path of coroutines."""
+_single_writers: dict[Hashable, FairLock] = {}
+"""What has one writer at a time, and whose turn it is in this process."""
 _followed: weakref.WeakKeyDictionary[Engine, _Lines] = weakref.WeakKeyDictionary()
 
 
@@ -62,6 +69,26 @@ def follow(engine: Engine, within: timedelta) -> None:
     lines = _followed[engine] = _Lines(adapter_for(engine.dialect).network, within)
     event.listen(engine, "checkout", lines.taken)
     event.listen(engine, "checkin", lines.returned)
+    write_in_turn(engine)
+
+
+def write_in_turn(engine: Engine) -> None:
+    """Have takers write one after another to a database that has one writer at a time.
+
+    It has them poll it, with growing pauses: of many threads, most would sleep while nothing is written.
+    """
+    transactions = adapter_for(engine.dialect).transactions
+    written = transactions.single_writer(engine)
+    if written is None:
+        return
+    lock = _single_writers.setdefault(written, FairLock())
+
+    def before_execution(_: Connection, cursor: object, statement: str, *rest: object) -> None:
+        by = taker.get()
+        if by is not None and transactions.begins_to_write(statement):
+            by.writes(lock)
+
+    event.listen(engine, "before_cursor_execute", before_execution)
 
 
 def cut_idle(engines: Iterable[Engine]) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 
 from ...operations.attempts import spoken
 from ..concurrency.event_loop import soon
+from ..concurrency.fair_lock import FairLock
 from ..reporting.health import Pulse
 from ..reporting.reports import logger
 from .lines import Line, Taker, cut_idle, taker
@@ -33,6 +34,8 @@ LISTENS = 10
 """Seconds for which a connection that listens says nothing itself."""
 SILENCE = timedelta(seconds=10)
 """How long an answer on it may take then."""
+TURN = 5.0
+"""Seconds for which a call waits for its turn to write, before it waits for the writer as others do."""
 TICK = 0.25
 """Seconds between two looks at the clock."""
 
@@ -82,6 +85,7 @@ class Call:
         self._task = asyncio.current_task() if is_async else None
         self._leave = leave
         self._lines: dict[object, Line] = {}
+        self._turn: FairLock | None = None
         self._at_leisure = self._is_silent = self._is_over = False
         self._is_limited = True
         self._token: Token[Taker | None] | None = None
@@ -95,6 +99,7 @@ class Call:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._is_over = True
+        self._end_turn()
         _watch.remove(self)
         if self._token is not None:
             taker.reset(self._token)
@@ -114,6 +119,17 @@ class Call:
 
     def gives_back(self, key: object) -> None:
         self._lines.pop(key, None)
+        self._end_turn()
+
+    def writes(self, turn: FairLock) -> None:
+        """Wait for its turn, unless it has it."""
+        if self._turn is None and turn.acquire(TURN, is_async=self._task is not None):
+            self._turn = turn
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
 
     def check(self) -> None:
         """Raise :class:`NoAnswer` if this call has been given up: what comes late is not committed."""

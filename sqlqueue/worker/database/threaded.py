@@ -39,34 +39,40 @@ class SyncDatabase:
 
     @property
     def stuck(self) -> int:
+        """The number of threads whose calls were abandoned and have not returned."""
         return sum(threads.stuck for threads in tuple(self._all_threads))
 
     async def run(self, work: Work[R], within: timedelta) -> R:
+        """Run ``work`` in a transaction on a thread, see :meth:`.Database.run`."""
         make = partial(self._sessions, expire_on_commit=False)
         future = self._threads.transact(make, work, within, self.engines)
         return await self._underway.until(asyncio.wrap_future(future))
 
     def open(self) -> tuple[Any, Session]:
+        """Return a new session, twice: it is its own sync session."""
         session = self._sessions()
         return session, session
 
     def engine(self, spec: QueueSpec) -> Engine:
+        """Return the engine of a queue, see :meth:`.Database.engine`."""
         with self._sessions() as session:
             engine = engine_of(session, spec)
         self.engines.add(engine)
         return engine
 
     def own(self) -> SyncConnections:
+        """Return connections for one thread."""
         own = SyncConnections(self._pulse)
         self._all_threads.add(own.threads)
         return own
 
     async def end(self, patience: float) -> None:
+        """Wait up to ``patience`` seconds for transactions that are under way, and end the threads."""
         await self._underway.end(patience)
         self._threads.shutdown()
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
-        pass
+        """Do nothing: plain connections do not belong to an event loop."""
 
 
 class SyncConnections:
@@ -79,6 +85,7 @@ class SyncConnections:
         """Another thread than the caller's, which goes on if this one is stuck."""
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
+        """Run ``work`` in a transaction on a connection to ``engine``, within a deadline."""
         own = own_engine(self._engines, engine)
         try:
             return self.threads.transact(partial(Session, own), work, within, (engine,)).result()
@@ -87,6 +94,7 @@ class SyncConnections:
             raise
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
+        """Listen for notifications until the listener is stopped or the connection is lost."""
         with Call(SILENCE, (engine,), is_async=False) as call:
             pooled = own_engine(self._engines, engine).raw_connection()
             connection = pooled.driver_connection
@@ -103,6 +111,7 @@ class SyncConnections:
                 pooled.invalidate()  # it is still listening
 
     def close(self) -> None:
+        """Close the connections and end the threads."""
         for engine in self._engines.values():
             engine.dispose()
         self.threads.shutdown()

@@ -50,6 +50,7 @@ class WorkerContext:
     _wanted: dict[Handler, tuple[tuple[Where, ...], Wanted]] = field(default_factory=dict, init=False)
 
     def adapter(self, spec: QueueSpec) -> Adapter:
+        """Return the adapter of a queue's engine."""
         return adapter_for(self.database.engine(spec).dialect)
 
     def wanted(self, handler: Handler) -> Wanted | None:

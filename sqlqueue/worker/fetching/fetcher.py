@@ -81,12 +81,15 @@ class Fetcher:
 
     @property
     def is_still(self) -> bool:
+        """Whether no job is running, apart from suspects."""
         return self._jobs <= {*(self._held or ()), *self._suspects}
 
     def hold(self) -> None:
+        """Start no further jobs until :meth:`resume`."""
         self._held = self._pool.withdraw()
 
     def resume(self) -> None:
+        """Start jobs again after :meth:`hold`."""
         held, self._held = self._held or (), None
         for job in held:
             if job in self._jobs:  # not released meanwhile
@@ -100,6 +103,7 @@ class Fetcher:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no job is held and no claim is under way."""
         return not self._jobs and not self._claiming
 
     def abandon(self, reason: str) -> None:
@@ -110,6 +114,7 @@ class Fetcher:
                 self._release(job)
 
     def close(self) -> None:
+        """Give up the jobs that are left, and end the pool."""
         for job in tuple(self._jobs):
             job.lose("the worker stopped, and the database did not answer")
         self._poller.close()

@@ -51,16 +51,20 @@ class LockModeFetcher:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no loop is claiming or running a task."""
         return not self._busy
 
     @property
     def is_still(self) -> bool:
+        """Whether no loop is claiming or running a task."""
         return not self._busy
 
     def hold(self) -> None:
+        """Start no further tasks until :meth:`resume`."""
         self._executor.held = True
 
     def resume(self) -> None:
+        """Start tasks again after :meth:`hold`."""
         self._executor.held = False
         self._work.set()
 
@@ -73,6 +77,7 @@ class LockModeFetcher:
             self._work.set()
 
     def drain(self) -> None:
+        """Claim nothing more; running tasks continue."""
         self._draining = self._executor.ending = True
         self._poller.close()
         self._work.set()
@@ -84,6 +89,7 @@ class LockModeFetcher:
             slot.cancel(reason)
 
     def close(self) -> None:
+        """End the threads."""
         self._poller.close()
         self._threads.shutdown()
 

@@ -50,6 +50,7 @@ class PausedQueues:
         self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
 
     def close(self) -> None:
+        """Unsubscribe from notifications."""
         self._unsubscribe()
 
     def where(self, spec: QueueSpec) -> tuple[Criterion, ...] | None:

@@ -54,6 +54,7 @@ class Handler:
 
     @property
     def name(self) -> str:
+        """The module and qualified name of the function, for log lines."""
         return f"{self.function.__module__}.{name_of(self.function)}"
 
     @property

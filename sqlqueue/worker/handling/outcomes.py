@@ -81,6 +81,8 @@ class Ended(NamedTuple):
     """The outcome of the attempt, or ``None`` if the task is lost."""
     error: BaseException | None = None
     """What the handler raised."""
+    is_written: bool = False
+    """Whether the handler's transaction has written the outcome."""
 
 
 def completed(result: object) -> Outcome:

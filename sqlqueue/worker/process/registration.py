@@ -57,8 +57,13 @@ class Resizable(Protocol):
 class Commanded(Protocol):
     """The run that commands apply to."""
 
-    def drain(self) -> None: ...
-    def stop(self, *, at_once: bool) -> None: ...
+    def drain(self) -> None:
+        """Claim nothing more, and end once the running tasks have ended."""
+        ...
+
+    def stop(self, *, at_once: bool) -> None:
+        """End after the grace period; ``at_once``: without waiting."""
+        ...
 
 
 class _Orders(NamedTuple):
@@ -93,6 +98,7 @@ class Registration:
         return [self._lane(*each) for each in self._lanes.items()]
 
     def close(self) -> None:
+        """Unsubscribe from notifications."""
         self._unsubscribe()
 
     async def verify(self) -> None:

@@ -151,6 +151,7 @@ class Run:
         self._notifiers = notifiers(engines, database, reports) if settings.notify else []
 
     def health(self) -> Health:
+        """Return the state of the run.  Thread-safe; sends nothing to the database."""
         reports = self._context.reports
         beats = not any(heartbeat.has_died for heartbeat in self._heartbeats) and self._database.stuck < AT_ONCE
         return reports.pulse.health(beats=beats, running=len(self._in_flight), counts=reports.counts)

@@ -339,6 +339,7 @@ def _check_model(decorator: str, entity: object) -> None:
 
 @contextmanager
 def handling_signals(heard: Callable[[], object]) -> Iterator[None]:
+    """Call ``heard`` on SIGTERM and SIGINT within the block.  Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

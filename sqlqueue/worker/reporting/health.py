@@ -45,6 +45,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Address(NamedTuple):
+    """An address to listen on."""
+
     host: str
     port: int
 

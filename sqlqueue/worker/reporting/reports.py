@@ -67,6 +67,7 @@ class Reports:
         """Report the number of tasks by status."""
 
     def claimed(self, job: Job) -> None:
+        """Count a claimed task, and log it at DEBUG."""
         self.counts["claimed"] += 1
         self.last_claim = time.monotonic()
         if _is_wordy():
@@ -153,11 +154,13 @@ class Reports:
         logger.log(level, message, task_name(claim), *arguments, extra={**named, **facts})
 
     def lost(self, job: Job) -> None:
+        """Count and log a task that no longer belongs to this worker."""
         self.counts["lost"] += 1
         reason = job.reason or "its lease ended, or it was cancelled, settled or deleted elsewhere"
         self._say(logging.WARNING, "%s is lost, and what it did is dropped: %s", job, reason)
 
     def overdue(self, job: Job) -> None:
+        """Count and log a handler in a thread that exceeds its timeout."""
         self.counts["overdue"] += 1
         limit = job.handler.timeout
         self._say(logging.WARNING, "%s runs for longer than %s, and a thread cannot be stopped", job, limit)
@@ -173,6 +176,7 @@ class Reports:
         self.pulse.reached()
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
+        """Count and log an error of the worker's own statements, which are retried after ``pause``."""
         self.pulse.missed()
         self.counts["database_errors"] += 1
         logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
@@ -184,6 +188,7 @@ class Reports:
         logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
 
     def broken(self, what: str, error: BaseException) -> None:
+        """Count and log an error that is not retried."""
         self.counts["database_errors"] += 1
         frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error says enough
         logger.error("cannot %s", what, exc_info=error, extra=frames)

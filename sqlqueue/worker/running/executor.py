@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -24,7 +24,7 @@ from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
 from ...operations.recording import shown
-from ...transaction.claims import carry, is_unsettled
+from ...transaction.claims import carry, is_unsettled, may_have_written
 from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.silence import Call, NoAnswer, answer_within
@@ -34,6 +34,7 @@ from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 from .started import StartedTasks
 
+R = TypeVar("R")
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
 RETURNS = 10
@@ -81,24 +82,24 @@ class Executor:
 
     def _performed(self, job: Job) -> Outcome | None:
         # it may have been lost while it was queued
-        outcome, error = Ended(None) if job.is_lost else self.attempt(job)
-        if outcome is None:
+        ended = Ended(None) if job.is_lost else self.attempt(job)
+        if ended.outcome is None:
             self.reports.lost(job)
             return None
-        self.reports.finished(job, outcome, error)
-        return None if error is None and self.handler.takes_session else outcome
+        self.reports.finished(job, ended.outcome, ended.error)
+        return None if ended.is_written else ended.outcome
 
     def attempt(self, job: Job) -> Ended:
         """Call the handler, and return what becomes of the task.  Reports nothing."""
         try:
-            outcome = completed(self.known(job, lambda: self._try(job)))
+            ended = self.known(job, lambda: self._try(job))
         except BaseException as error:
             job.end()
             return Ended(self.judge(job, error), error)
         job.end()
-        return Ended(outcome)
+        return ended
 
-    def known(self, job: Job, work: Callable[[], object]) -> object:
+    def known(self, job: Job, work: Callable[[], R]) -> R:
         """Return what ``work`` returns; within it, :func:`.current_job` returns ``job``."""
         token, slot = current.set(job), self._started.begin(job)
         try:
@@ -108,15 +109,15 @@ class Executor:
             self._started.end(slot)
             current.reset(token)
 
-    def _try(self, job: Job) -> object:
-        """Call the handler, again after a deadlock.  Returns what it returned."""
+    def _try(self, job: Job) -> Ended:
+        """Call the handler, again after a deadlock."""
         for left in reversed(range(TRIES)):
             try:
                 if self.handler.takes_session:
                     return self._in_session(job)
                 result = self.call(job.task)
                 job.settle()
-                return result
+                return Ended(completed(result))
             except DBAPIError as error:
                 if not left or not self.handler.takes_session or not self.adapter.errors.is_transient(error):
                     raise
@@ -125,8 +126,12 @@ class Executor:
                 self._sleep(random.uniform(0, 0.1 * (TRIES - left)))
         raise AssertionError
 
-    def _in_session(self, job: Job) -> object:
-        """Commit the handler's writes and the completion together."""
+    def _in_session(self, job: Job) -> Ended:
+        """Commit the handler's writes and the completion together.
+
+        If the handler has not used its session, there is nothing to commit with the completion, which is left to be
+        written with others.
+        """
         handed, session = self.database.open()
         with self.watched() as call, closing(session):
             job.farewell = call.end_soon
@@ -138,10 +143,11 @@ class Executor:
                     result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settle()
-                if is_unsettled(task):
+                is_used = may_have_written(session)
+                if is_used and is_unsettled(task):
                     operations.complete(session, task, result)
                 session.commit()
-                return result
+                return Ended(completed(result), is_written=is_used)
             except BaseException:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise

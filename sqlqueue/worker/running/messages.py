@@ -54,19 +54,21 @@ class Answer(NamedTuple):
 
     outcome: Portable[Any]
     error: Portable[Any]
+    is_written: bool
     memory: int
     """The bytes that the child occupies."""
 
     @classmethod
     def of(cls, ended: Ended, memory: int) -> Answer:
         """Return the message about the end of a job, with replacements for what cannot be pickled."""
-        outcome, error = ended
+        outcome, error, is_written = ended
         plain = outcome and replace(outcome, cause=outcome.cause and Exception)
-        return cls(Portable.of(outcome, plain), Portable.of(error, None if error is None else _plain(error)), memory)
+        portable = Portable.of(error, None if error is None else _plain(error))
+        return cls(Portable.of(outcome, plain), portable, is_written, memory)
 
     def ended(self) -> Ended:
         """Return the end of the job."""
-        return Ended(self.outcome.value(), self.error.value())
+        return Ended(self.outcome.value(), self.error.value(), self.is_written)
 
 
 class RemoteError(Exception):

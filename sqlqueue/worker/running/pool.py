@@ -20,7 +20,9 @@ Done = Callable[[Job, "Outcome | None"], None]
 class Pool(Protocol):
     """Runs so many jobs at a time and queues the others."""
 
-    def put(self, job: Job) -> None: ...
+    def put(self, job: Job) -> None:
+        """Queue a job.  Thread-safe."""
+        ...
 
     def withdraw(self) -> list[Job]:
         """Remove and return the jobs that have not started."""
@@ -34,7 +36,9 @@ class Pool(Protocol):
         """Wait for the running jobs that can be stopped."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let the threads or tasks of the pool end."""
+        ...
 
 
 class ThreadPool:
@@ -50,9 +54,11 @@ class ThreadPool:
         self.resize(count)
 
     def put(self, job: Job) -> None:
+        """Queue a job for the next free thread."""
         self._jobs.put(job)
 
     def withdraw(self) -> list[Job]:
+        """Return the jobs that no thread has started, which are then no longer queued."""
         jobs: list[Job] = []
         while True:
             try:
@@ -63,6 +69,7 @@ class ThreadPool:
                 jobs.append(job)
 
     def resize(self, count: int) -> None:
+        """Change the number of threads; surplus ones end after their current job."""
         with self._lock:
             self._count = count
             for _ in range(self._alive - count):
@@ -72,9 +79,10 @@ class ThreadPool:
                 self._alive += 1
 
     async def ended(self) -> None:
-        pass
+        """Return at once: threads cannot be waited for, since one may never end."""
 
     def close(self) -> None:
+        """Have the threads end after their current jobs."""
         self.resize(0)
 
     def _work(self) -> None:
@@ -102,25 +110,29 @@ class CoroutinePool:
         self._running: set[asyncio.Task[None]] = set()
 
     def put(self, job: Job) -> None:
+        """Queue a job, and start it if a slot is free."""
         self._jobs.append(job)
         self._start()
 
     def withdraw(self) -> list[Job]:
+        """Return the jobs that have not been started, which are then no longer queued."""
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
 
     def resize(self, count: int) -> None:
+        """Change the number of jobs that run at a time."""
         self._free += count - self._count
         self._count = count
         self._start()
 
     async def ended(self) -> None:
+        """Wait until no job is running."""
         while self._running:
             await asyncio.wait(self._running)
 
     def close(self) -> None:
-        pass
+        """Do nothing: tasks end with their jobs."""
 
     def _start(self) -> None:
         while self._free > 0 and self._jobs:

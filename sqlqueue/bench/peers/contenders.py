@@ -1,0 +1,58 @@
+"""The libraries that are compared, and what is measured of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Part: TypeAlias = Literal["enqueue", "drain", "pickup"]
+_SCRIPTS = Path(__file__).parent / "scripts"
+_ALL: frozenset[Part] = frozenset(("enqueue", "drain", "pickup"))
+
+
+class PeerError(Exception):
+    """The reason why a library cannot be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A library, and a form of handler."""
+
+    who: str
+    script: Path
+    form: str = ""
+    requirements: tuple[str, ...] = ()
+    """What is installed into its environment; empty for what runs in this one."""
+    in_threads: bool = False
+    """Whether its handlers run in threads, whose number is an option; the others run as many at a time as a batch."""
+    parts: frozenset[Part] = _ALL
+
+    @property
+    def schema(self) -> str:
+        """The name of its schema."""
+        return f"sqlqueue_bench_{self.script.stem}_{self.form}".rstrip("_")
+
+
+def _own(who: str, script: str, form: str, *parts: Part, in_threads: bool = False) -> Contender:
+    return Contender(
+        who=who, script=_SCRIPTS / script, form=form, in_threads=in_threads, parts=frozenset(parts) or _ALL
+    )
+
+
+def _library(name: str, *requirements: str) -> Contender:
+    return Contender(who=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
+
+
+CONTENDERS = (
+    _own("psycopg by hand", "by_hand.py", "psycopg"),
+    _own("SQLAlchemy ORM by hand", "by_hand.py", "orm", "enqueue", "drain"),
+    _own("sqlqueue, handler(job)", "with_sqlqueue.py", "without", in_threads=True),
+    _own("sqlqueue, handler(session, job)", "with_sqlqueue.py", "within", "drain", "pickup", in_threads=True),
+    _own("sqlqueue, coroutine handler(job)", "with_sqlqueue.py", "coroutine", "drain", "pickup"),
+    _own("sqlqueue, function job", "with_sqlqueue.py", "task", in_threads=True),
+    _library("pgqueuer", "asyncpg"),
+    _library("oban"),
+    _library("chancy"),
+    _library("procrastinate", "psycopg[binary]"),
+)

@@ -1,0 +1,272 @@
+"""Rounds in which all contenders take turns."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, TypeAlias
+
+from sqlalchemy import URL, Engine, text
+
+from ..figures import Spread
+from .contenders import CONTENDERS, Contender, PeerError
+from .environment import interpreter
+from .process import Script, script
+
+Say: TypeAlias = Callable[[str], None]
+_WARM = 20
+"""Jobs that open connections and prepare statements."""
+_LOOK = 0.05
+_LONGEST = 30.0
+"""Seconds after which a drain is stopped: the rate of what was done is known by then."""
+_PATIENCE = 60.0
+"""Seconds until a worker takes its first job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """The amounts of the measurement."""
+
+    jobs: int
+    rounds: int
+    processes: tuple[int, ...]
+    threads: int
+    batch: int
+    tasks: int
+    """The number of jobs that are enqueued one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """A drain: jobs per second of all processes, and their CPU milliseconds per 1,000 jobs."""
+
+    jobs_per_second: float
+    cpu_ms_per_1000: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Milliseconds until the handler is called."""
+
+    p50: float
+    p99: float
+    from_call_p50: float
+    """From the call that enqueues, where the others are from the call of the commit."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """The results of a contender, a value for each round."""
+
+    who: str
+    version: str = ""
+    drains: dict[int, list[Drained]] = field(default_factory=dict)
+    """By number of processes."""
+    enqueue_p50: list[float] = field(default_factory=list)
+    pickups: list[Latency] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFigure:
+    """The medians of a contender; ``None`` or empty for what is not measured of it."""
+
+    who: str
+    version: str
+    jobs_per_second: dict[int, Spread]
+    """By number of processes."""
+    cpu_ms_per_1000: float | None
+    """Of one process."""
+    enqueue_p50: float | None
+    """Milliseconds to enqueue one job and commit."""
+    pickup: Latency | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReport:
+    """All figures, and the reasons why there are none of some contenders."""
+
+    figures: list[PeerFigure]
+    missing: dict[str, str]
+
+
+def measure_peers(
+    engine: Engine, plan: PeerPlan, directory: Path | None, say: Say, contenders: Sequence[Contender] = CONTENDERS
+) -> PeerReport:
+    """Measure all contenders that can be installed, in rounds.
+
+    ``directory``: for their environments; a temporary one by default.  Each contender has a schema of its own, which is
+    dropped afterwards.
+    """
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-bench-")))
+        ready: dict[Contender, tuple[str, Results]] = {}
+        for each in contenders:
+            say(f"installing {each.who}")
+            with _reported(each, missing):
+                ready[each] = interpreter(each, place), Results(who=each.who)
+        for number in range(1, plan.rounds + 1):
+            for each, (python, results) in ready.items():
+                if each.who not in missing:
+                    say(f"round {number} of {plan.rounds}: {each.who}")
+                    with _reported(each, missing), _schema(engine, each.schema):
+                        _Turn(engine, plan, each, python, results).take()
+    figures = [_figure(results) for each, (_, results) in ready.items() if each.who not in missing]
+    return PeerReport(figures=figures, missing=missing)
+
+
+@contextmanager
+def _reported(contender: Contender, missing: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except PeerError as error:
+        missing[contender.who] = str(error)
+
+
+@contextmanager
+def _schema(engine: Engine, name: str) -> Iterator[None]:
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    try:
+        yield
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
+
+
+def _within(url: URL, schema: str) -> str:
+    """Return the URL for drivers, with ``schema`` as search path."""
+    own = url.set(drivername="postgresql").update_query_dict({"options": f"-csearch_path={schema}"})
+    return own.render_as_string(hide_password=False)
+
+
+class _Turn:
+    """One contender in one round."""
+
+    def __init__(self, engine: Engine, plan: PeerPlan, contender: Contender, python: str, results: Results) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._contender = contender
+        self._results = results
+        self._command = (python, str(contender.script))
+        concurrency = plan.threads if contender.in_threads else plan.batch
+        schema = contender.schema
+        self._arguments = (_within(engine.url, schema), schema, str(concurrency), contender.form)
+
+    def take(self) -> None:
+        """Measure all parts."""
+        parts = self._contender.parts
+        with self._process("client") as client:
+            client.ask("install")
+            self._results.version = client.about["version"]
+            if "enqueue" in parts:
+                taken = client.ask("enqueue", _WARM + self._plan.tasks)
+                self._results.enqueue_p50.append(median(taken[_WARM:]) * 1_000)
+            for processes in self._plan.processes:
+                self._clear(client)
+                self._results.drains.setdefault(processes, []).append(self._drain(client, processes))
+            if "pickup" in parts:
+                self._clear(client)
+                self._results.pickups.append(self._pickup(client))
+
+    def _process(self, role: str) -> Any:
+        return script(*self._command, role, *self._arguments)
+
+    def _sql(self, statement: str) -> Any:
+        with self._engine.begin() as connection:
+            connection.execute(text(f"SET LOCAL search_path = {self._contender.schema}"))
+            result = connection.execute(text(statement))
+            return result.scalar() if result.returns_rows else None
+
+    def _clear(self, client: Script) -> None:
+        self._sql(client.about["clear"])
+
+    def _drain(self, client: Script, processes: int) -> Drained:
+        client.ask("fill", self._plan.jobs)
+        self._sql("ANALYZE")
+        with ExitStack() as stack:
+            workers = [stack.enter_context(self._process("worker")) for _ in range(processes)]
+            for worker in workers:
+                worker.tell("go")
+            deadline = time.monotonic() + _LONGEST
+            while not (is_done := self._sql(client.about["is_done"])) and time.monotonic() < deadline:
+                time.sleep(_LOOK)
+            reports = [worker.ask("report") for worker in workers]
+        return drained(reports, self._plan.jobs, is_done=is_done)
+
+    def _pickup(self, client: Script) -> Latency:
+        with self._process("worker") as worker:
+            worker.tell("go")
+            client.ask("enqueue_within", 1, -1)
+            _marks(worker, 1)
+            sent = client.ask("enqueue_within", self._plan.tasks, 0)
+            marks = _marks(worker, self._plan.tasks + 1)
+        return latency(sent[_WARM // 2 :] if len(sent) > _WARM else sent, marks)
+
+
+def _marks(worker: Script, count: int) -> list[tuple[int, float]]:
+    """Wait until a worker has called so many handlers, and return when it did."""
+    deadline = time.monotonic() + _PATIENCE
+    while len(marks := worker.ask("report")["marks"]) < count:
+        if time.monotonic() > deadline:
+            raise PeerError(f"{len(marks)} of {count} jobs were started in {_PATIENCE:.0f} seconds")
+        time.sleep(_LOOK)
+    return [(number, moment) for number, moment in marks]
+
+
+def drained(reports: Sequence[dict[str, Any]], jobs: int, *, is_done: bool) -> Drained:
+    """Return the rate of a drain, from when all processes work, and a tenth of the jobs is done, to the last call.
+
+    Raises :class:`.PeerError` if a job was done twice, or not at all though ``is_done``.
+    """
+    marks = sorted((moment, number) for each in reports for number, moment in each["marks"])
+    numbers = {number for _, number in marks}
+    if len(numbers) < len(marks) or (is_done and len(marks) != jobs):
+        raise PeerError(f"{len(marks)} calls for {len(numbers)} of {jobs} jobs")
+    all_work = max((each["marks"][0][1] for each in reports if each["marks"]), default=0.0)
+    counted = [moment for moment, _ in marks[len(marks) // 10 :] if moment >= all_work]
+    if len(counted) < 2 or counted[-1] <= counted[0]:  # noqa: PLR2004
+        raise PeerError(f"{len(marks)} of {jobs} jobs were started: too few to measure a rate")
+    return Drained(
+        jobs_per_second=round((len(counted) - 1) / (counted[-1] - counted[0]), 1),
+        cpu_ms_per_1000=round(sum(each["cpu"] for each in reports) * 1_000_000 / len(marks), 1),
+    )
+
+
+def latency(sent: Sequence[tuple[int, float, float]], marks: Sequence[tuple[int, float]]) -> Latency:
+    """Return the delays from the calls and commits in ``sent`` to the calls of the handlers."""
+    started = dict(marks)
+    from_commit = [(started[number] - commit) * 1_000 for number, _, commit in sent]
+    from_call = [(started[number] - call) * 1_000 for number, call, _ in sent]
+    return Latency(
+        p50=round(median(from_commit), 2),
+        p99=round(quantiles(from_commit, n=100, method="inclusive")[98], 2),
+        from_call_p50=round(median(from_call), 2),
+    )
+
+
+def _figure(results: Results) -> PeerFigure:
+    first, *_ = results.drains.values()
+    pickups = results.pickups
+    return PeerFigure(
+        who=results.who,
+        version=results.version,
+        jobs_per_second={
+            processes: Spread.of([each.jobs_per_second for each in drains])
+            for processes, drains in results.drains.items()
+        },
+        cpu_ms_per_1000=round(median(each.cpu_ms_per_1000 for each in first), 1),
+        enqueue_p50=round(median(results.enqueue_p50), 2) if results.enqueue_p50 else None,
+        pickup=Latency(
+            p50=median(each.p50 for each in pickups),
+            p99=median(each.p99 for each in pickups),
+            from_call_p50=median(each.from_call_p50 for each in pickups),
+        )
+        if pickups
+        else None,
+    )

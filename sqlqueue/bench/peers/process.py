@@ -1,0 +1,81 @@
+"""Processes of other libraries, which answer commands with JSON; see ``scripts/common.py``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from .contenders import PeerError
+
+_PATIENCE = 120
+"""Seconds until an answer."""
+
+
+class Script:
+    """A running script."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Any) -> None:
+        self._process = process
+        self._errors = errors
+        self._answers = SimpleQueue[str]()
+        Thread(target=self._read, daemon=True).start()
+        self.about: dict[str, str] = self.answer()
+        """What it says of itself: its version, and its SQL."""
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def tell(self, *command: object) -> None:
+        """Send a command."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._failure("it has ended") from None
+
+    def answer(self) -> Any:
+        """Return the next answer; :class:`.PeerError` if there is none."""
+        try:
+            line = self._answers.get(timeout=_PATIENCE)
+        except Empty:
+            raise self._failure(f"no answer in {_PATIENCE} seconds") from None
+        if not line:
+            raise self._failure("it has ended")
+        return json.loads(line)
+
+    def ask(self, *command: object) -> Any:
+        """Send a command, and return its answer."""
+        self.tell(*command)
+        return self.answer()
+
+    def _failure(self, what: str) -> PeerError:
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().splitlines() if line.strip()]
+        return PeerError(": ".join([what, *lines[-1:]]))
+
+
+@contextmanager
+def script(*command: str) -> Iterator[Script]:
+    """Start a script, and yield it when it has said what it is; kill it afterwards."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        try:
+            yield Script(process, errors)
+        finally:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()

@@ -1,0 +1,124 @@
+"""The comparison with other libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import inspect
+from typer.testing import CliRunner
+
+from sqlqueue.bench.peers.contenders import CONTENDERS, Contender, PeerError
+from sqlqueue.bench.peers.environment import interpreter
+from sqlqueue.bench.peers.measure import Drained, Latency, PeerPlan, drained, latency, measure_peers
+from sqlqueue.cli import application
+from tests.support.harness import Database
+
+PLAN = PeerPlan(jobs=50, rounds=1, processes=(1,), threads=2, batch=10, tasks=5)
+ON_DEMAND = "SQLQUEUE_TEST_PEERS"
+
+
+def report(*marks: tuple[int, float], cpu: float = 0.0) -> dict[str, Any]:
+    return {"marks": list(marks), "cpu": cpu}
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_leaves_out_the_first_tenth() -> None:
+    begun = report((0, 0.0), *((number, 100 + number / 2) for number in range(1, 10)), cpu=0.02)
+    assert drained([begun], 10, is_done=True) == Drained(jobs_per_second=2, cpu_ms_per_1000=2_000)
+
+
+def test_a_rate_begins_when_all_processes_work() -> None:
+    early = report(*((number, number / 2) for number in range(20)))
+    late = report(*((number, number / 2) for number in range(20, 30)))
+    assert drained([early, late, report()], 30, is_done=True).jobs_per_second == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_done", "reason"),
+    [
+        ([0, 1, 1, 2], True, "4 calls for 3 of 4 jobs"),
+        ([0, 1, 2], True, "3 calls for 3 of 4 jobs"),
+        ([0, 1, 1], False, "3 calls for 2 of 4 jobs"),
+        ([], False, "0 of 4 jobs were started"),
+        ([0], False, "1 of 4 jobs were started"),
+    ],
+)
+def test_a_drain_that_does_not_call_each_handler_once_is_no_figure(
+    numbers: list[int], is_done: bool, reason: str
+) -> None:
+    marks = report(*((number, float(place)) for place, number in enumerate(numbers)))
+    with pytest.raises(PeerError, match=reason):
+        drained([marks], 4, is_done=is_done)
+
+
+def test_what_was_done_is_enough_for_a_rate_when_the_time_is_up() -> None:
+    assert drained([report((0, 0.0), (1, 1.0), (2, 2.0))], 1_000, is_done=False).jobs_per_second == 1
+
+
+def test_delays_are_of_the_same_job() -> None:
+    sent = [(0, 1.0, 1.001), (1, 2.0, 2.002)]
+    assert latency(sent, [(1, 2.005), (0, 1.005), (-1, 0.0)]) == Latency(p50=3.5, p99=3.99, from_call_p50=5)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def named(*names: str) -> list[Contender]:
+    return [each for each in CONTENDERS if each.who in names]
+
+
+@pytest.mark.requires("notifies")
+def test_contenders_take_turns_and_leave_nothing(sync_db: Database, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit('it does not start')")
+    tried = [*named("psycopg by hand", "sqlqueue, function job"), Contender(who="broken", script=broken)]
+    found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
+    assert found.missing == {"broken": "it has ended: it does not start"}
+    assert [each.who for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
+    for figure in found.figures:
+        assert figure.jobs_per_second[1].median > 0
+        assert figure.enqueue_p50 is not None
+        assert figure.pickup is not None
+        assert figure.pickup.p99 >= figure.pickup.p50 > 0
+        assert figure.pickup.from_call_p50 > figure.pickup.p50
+    assert not [name for name in inspect(sync_db.engine).get_schema_names() if name.startswith("sqlqueue_bench")]
+
+
+def test_what_runs_here_needs_no_environment(tmp_path: Path) -> None:
+    assert {interpreter(each, tmp_path) for each in CONTENDERS if not each.requirements} == {sys.executable}
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_engines_are_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(application(), ["bench", "--url", f"sqlite:///{tmp_path}/bench.db", "--peers"])
+    assert result.exit_code == 2
+    assert "on PostgreSQL alone" in result.stderr
+
+
+@pytest.mark.timeout(1_200)
+@pytest.mark.requires("notifies")
+@pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"installs packages from PyPI: set {ON_DEMAND}=1 to run it")
+def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path) -> None:
+    sizes = ["--jobs", "100", "--rounds", "1", "--processes", "1,2", "--tasks", "20"]
+    url = sync_db.url.render_as_string(hide_password=False)
+    result = CliRunner().invoke(
+        application(), ["bench", "--url", url, "--peers", "--environments", str(tmp_path), *sizes, "--json"]
+    )
+    assert result.exit_code == 0, result.stderr
+    peers = json.loads(result.stdout)["peers"]
+    assert set(peers["missing"]) <= {"oban"}  # it needs Python 3.12
+    assert {each["who"] for each in peers["figures"]} >= {"procrastinate", "chancy", "pgqueuer", "psycopg by hand"}
+
+
+@pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"makes a virtual environment: set {ON_DEMAND}=1 to run it")
+def test_a_library_that_cannot_be_installed_is_named_with_the_reason(tmp_path: Path) -> None:
+    absent = Contender(who="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
+    with pytest.raises(PeerError, match="not installable: ERROR: Invalid requirement"):
+        interpreter(absent, tmp_path)

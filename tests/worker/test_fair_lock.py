@@ -1,0 +1,88 @@
+"""The lock that threads and coroutines hand to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy.util import greenlet_spawn
+
+from sqlqueue.worker.concurrency.fair_lock import FairLock
+from tests.worker.crew import PATIENCE, eventually
+
+NOT_LONG = 0.05
+
+
+def test_one_holds_it_at_a_time() -> None:
+    lock, inside, most = FairLock(), 0, 0
+
+    def enter() -> None:
+        nonlocal inside, most
+        assert lock.acquire(PATIENCE, is_async=False)
+        inside += 1
+        most = max(most, inside)
+        threading.Event().wait(0.001)
+        inside -= 1
+        lock.release()
+
+    async def enter_on_a_loop() -> None:
+        nonlocal inside, most
+        assert await greenlet_spawn(lock.acquire, PATIENCE, is_async=True)
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.001)
+        inside -= 1
+        lock.release()
+
+    async def enter_often() -> None:
+        await asyncio.gather(*(enter_on_a_loop() for _ in range(50)))
+
+    with ThreadPoolExecutor(10) as threads:
+        threads_done = [threads.submit(enter) for _ in range(50)]
+        asyncio.run(enter_often())
+        for done in threads_done:
+            done.result()
+    assert (inside, most) == (0, 1)
+
+
+def test_it_is_handed_over_in_the_order_of_waiting() -> None:
+    lock, order = FairLock(), list[int]()
+    lock.acquire(PATIENCE, is_async=False)
+
+    def enter(number: int) -> None:
+        lock.acquire(PATIENCE, is_async=False)
+        order.append(number)
+        lock.release()
+
+    with ThreadPoolExecutor(5) as threads:
+        for number in range(5):
+            threads.submit(enter, number)
+            eventually(lambda number=number: len(lock._waiting) == number + 1)
+        lock.release()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_waiting_ends_without_it() -> None:
+    lock = FairLock()
+    lock.acquire(PATIENCE, is_async=False)
+    assert not lock.acquire(NOT_LONG, is_async=False)
+    assert not asyncio.run(greenlet_spawn(lock.acquire, NOT_LONG, is_async=True))
+    lock.release()
+    assert lock.acquire(NOT_LONG, is_async=False)
+
+
+def test_a_coroutine_that_is_cancelled_leaves_it_to_others() -> None:
+    lock = FairLock()
+
+    async def cancel() -> None:
+        waiting = asyncio.create_task(greenlet_spawn(lock.acquire, PATIENCE, is_async=True))
+        while not lock._waiting:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    lock.acquire(PATIENCE, is_async=False)
+    asyncio.run(cancel())
+    lock.release()
+    assert lock.acquire(NOT_LONG, is_async=False)
