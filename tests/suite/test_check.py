@@ -164,8 +164,8 @@ def test_a_column_that_is_otherwise(healthy: Database, name: str) -> None:
 def test_columns_of_others_are_their_own_affair(healthy: Database) -> None:
     execute(
         healthy,
-        "ALTER TABLE checked_post ADD COLUMN theirs INTEGER",
-        "ALTER TABLE checked_post ADD COLUMN more INTEGER DEFAULT 0 NOT NULL",
+        "ALTER TABLE checked_post ADD theirs INTEGER",
+        "ALTER TABLE checked_post ADD more INTEGER DEFAULT 0 NOT NULL",
     )
     assert findings(healthy) == []
 

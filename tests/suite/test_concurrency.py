@@ -222,6 +222,7 @@ def test_eight_processes_do_each_row_once(sync_db: Database, processes: Processe
     assert sum(n > 0 for n in done) > 1
 
 
+@pytest.mark.requires("obeys_hints")
 def test_claimers_with_a_criterion_do_not_disturb_each_other(sync_db: Database) -> None:
     sync_db.insert(Task, [{"number": n % 2} for n in range(400)])
 

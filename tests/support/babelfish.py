@@ -17,8 +17,6 @@ from sqlalchemy.dialects import plugins
 from sqlalchemy.engine import CreateEnginePlugin
 from sqlalchemy.sql.compiler import InsertmanyvaluesSentinelOpts
 
-from tests.support.babelfish_catalog import with_own_views
-
 PLUGIN = "sqlqueue_babelfish"
 
 _CLAIM = re.compile(
@@ -27,6 +25,12 @@ _CLAIM = re.compile(
     re.DOTALL,
 )
 _KEY = re.compile(r"inserted\.(.+?)(?= AS |, |$)")
+_VIEW = re.compile(
+    r"(?<![\w.])\[?(?:sys|INFORMATION_SCHEMA)\]?\.\[?"
+    r"(objects|indexes|key_constraints|identity_columns|referential_constraints)\b\]?",
+    re.IGNORECASE,
+)
+"""What babelfish.sql has views of its own for."""
 
 
 class Babelfish(CreateEnginePlugin):
@@ -67,7 +71,7 @@ def adapted(statement: str) -> str:
         return "SET NOCOUNT OFF"  # INSERT .. OUTPUT has no result then; keys may be given without it, see babelfish.sql
     if claim := _CLAIM.fullmatch(statement):
         return _claiming(**claim.groupdict())
-    return with_own_views(statement)
+    return _VIEW.sub(lambda found: f"sys.sqlqueue_{found[1].lower()}", statement)
 
 
 def _claiming(picked: str, table: str, values: str, output: str) -> str:
