@@ -109,7 +109,7 @@ def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> Non
     assert looking["by_hand"] is None
 
 
-def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_yardstick_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(YARDSTICKS, "pysqlite")
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--jobs", 5, "--rounds", 2)
     assert result.exit_code == 0, result.stderr
@@ -147,7 +147,7 @@ def test_growth_of_a_single_job(tmp_path: Path) -> None:
     assert min(json.loads(result.stdout)["growth"]["under_snapshot"]["rates"]) > 0
 
 
-def test_growth_is_told_in_words(sync_db: Database) -> None:
+def test_growth_is_shown_as_text(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), *GROWTH)
     assert result.exit_code == 0, result.stderr
     told, untold = (
@@ -354,7 +354,7 @@ def test_bad_input_is_refused_in_a_line(tmp_path: Path, arguments: list[str], re
     assert reason in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_a_table_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_table_is_left_alone(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/bench.db")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE sqlqueue_bench_job (id INTEGER)")

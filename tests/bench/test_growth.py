@@ -38,7 +38,7 @@ def statuses(engine: Engine, name: str) -> Counter[str]:
         return Counter({row.status: row[1] for row in counted})
 
 
-def test_drains_amid_what_is_said_to_be_there(engine: Engine) -> None:
+def test_drains_run_among_the_stated_number_of_rows(engine: Engine) -> None:
     found: list[Counter[str]] = []
 
     def say(text: str) -> None:
@@ -103,7 +103,7 @@ def drained(engine: Engine, *, napping: bool) -> HeldSnapshot:
 
 
 @pytest.mark.parametrize("napping", [True, False])
-def test_the_servers_time_is_told_and_not_the_clients(telling: Engine, napping: bool) -> None:
+def test_the_servers_time_is_reported_instead_of_the_clients(telling: Engine, napping: bool) -> None:
     found = drained(telling, napping=napping)
     naps = 2 * NAP * 1e6 / 20
     assert found.server is not None
@@ -121,5 +121,5 @@ def test_the_ratios_are_of_the_last_tenth() -> None:
 
 
 @pytest.mark.parametrize("readings", [[None, None, None], [1, None, 3], [0, 0, 0], [5, 7, 6]])
-def test_what_is_not_counted_is_not_reported(readings: list[float | None]) -> None:
+def test_incomplete_server_times_are_not_reported(readings: list[float | None]) -> None:
     assert ServerTime.of(readings, tasks=1) is None

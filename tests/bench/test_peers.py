@@ -49,7 +49,7 @@ def test_a_rate_begins_when_all_processes_work() -> None:
         ([0], False, "1 of 4 jobs were started"),
     ],
 )
-def test_a_drain_that_does_not_call_each_handler_once_is_no_figure(
+def test_a_drain_that_does_not_call_each_handler_once_is_not_reported(
     numbers: list[int], is_done: bool, reason: str
 ) -> None:
     marks = report(*((number, float(place)) for place, number in enumerate(numbers)))
@@ -57,7 +57,7 @@ def test_a_drain_that_does_not_call_each_handler_once_is_no_figure(
         drained([marks], 4, is_done=is_done)
 
 
-def test_what_was_done_is_enough_for_a_rate_when_the_time_is_up() -> None:
+def test_a_stopped_drain_still_has_a_rate() -> None:
     assert drained([report((0, 0.0), (1, 1.0), (2, 2.0))], 1_000, is_done=False).jobs_per_second == 1
 
 
@@ -90,7 +90,7 @@ def test_contenders_take_turns_and_leave_nothing(sync_db: Database, tmp_path: Pa
     assert not [name for name in inspect(sync_db.engine).get_schema_names() if name.startswith("sqlqueue_bench")]
 
 
-def test_what_runs_here_needs_no_environment(tmp_path: Path) -> None:
+def test_contenders_without_requirements_need_no_environment(tmp_path: Path) -> None:
     assert {interpreter(each, tmp_path) for each in CONTENDERS if not each.requirements} == {sys.executable}
     assert not list(tmp_path.iterdir())
 

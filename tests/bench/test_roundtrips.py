@@ -95,7 +95,7 @@ def test_an_end_passes_through(server: URL) -> None:
         assert client.recv(1) == b""
 
 
-def test_a_server_that_is_not_there_is_the_end_of_the_connection() -> None:
+def test_an_absent_server_ends_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with proxy(URL.create("postgresql", host="127.0.0.1", port=port), 0) as through, connected(through.url) as client:

@@ -73,7 +73,7 @@ def test_another_journal_mode(tmp_path: Path) -> None:
     assert "WAL" in finding.fix
 
 
-def test_in_memory_there_is_no_journal() -> None:
+def test_an_in_memory_database_has_no_journal_finding() -> None:
     assert {finding.code for finding in findings("sqlite://")} == {"missing-table"}
 
 
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("target", [Base, Base.metadata, Post])
-def test_a_base_a_metadata_or_a_model(target: Any) -> None:
+def test_bases_metadata_and_models_are_accepted(target: Any) -> None:
     (finding,) = findings("sqlite://", target)
     assert finding.model is Post
 
@@ -215,7 +215,7 @@ def test_warnings_may_count_as_errors(tmp_path: Path) -> None:
         ("tests.support.check_models:EmptyBase", "no queue in EmptyBase"),
     ],
 )
-def test_a_target_that_is_none(project: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
+def test_an_invalid_target_is_rejected(project: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", [*sys.path])
     told = CliRunner().invoke(application(), ["check", "--url", "sqlite://", target])
@@ -232,7 +232,7 @@ def test_a_target_that_is_none(project: Path, monkeypatch: pytest.MonkeyPatch, t
         ("sqlite:///missing.db", "the file missing.db does not exist"),
     ],
 )
-def test_a_url_that_is_none(url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_is_rejected(url: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])
     assert told.exit_code == 2
@@ -250,7 +250,7 @@ def test_a_database_that_does_not_answer(drivername: str) -> None:
     assert "secret" not in told.stderr
 
 
-def test_the_url_may_come_from_the_environment(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_can_come_from_the_environment(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQUEUE_DATABASE_URL", f"sqlite:///{database}")
     told = CliRunner().invoke(application(), ["check", "tests.support.check_models:Base"])
     assert (told.exit_code, told.stdout) == (0, f"{_sqlite()}, 1 queue: no problems found.\n")

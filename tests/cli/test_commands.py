@@ -113,7 +113,7 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert out("errors", "--exact").splitlines()[1].split()[1] == "3"
 
 
-def test_what_can_be_changed_is_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlqueue.cli._change.CAP", 2)
     put(url, Task, *[{"status": "completed", "finished_at": PAST}] * 3, FAILED)
     assert out("retry") == "1 task of Task is available again."
@@ -185,7 +185,7 @@ def test_a_task_whole(url: str) -> None:
     assert "lease         none" in out("show", "3")
 
 
-def test_what_is_paused(url: str) -> None:
+def test_pauses_are_shown_and_resumed(url: str) -> None:
     said = out("pause", "--reason", "the server\x1b[2J", "--by", "ada", model="Mail")
     assert said.startswith("Mail has been paused since 20")
     assert said.endswith(" by ada: the server\\x1b[2J.")
@@ -196,7 +196,7 @@ def test_what_is_paused(url: str) -> None:
     assert out("resume", model="Mail") == "Mail is not paused.\nIt was not paused."
 
 
-def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("cli.pruning", "operations.mass_changes"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
     put(url, Task, *[FAILED] * 7)
@@ -216,7 +216,7 @@ def test_prune_goes_on_until_nothing_is_left(url: str, monkeypatch: pytest.Monke
         (["prune", "--older-than", "1d"], "prune 2 tasks of Task (2 discarded)"),
     ],
 )
-def test_without_a_terminal_many_are_refused(url: str, arguments: list[str], said: str) -> None:
+def test_many_tasks_need_yes_without_a_terminal(url: str, arguments: list[str], said: str) -> None:
     put(url, Task, FAILED, FAILED, {}, {}, {"status": "running"})
     before = out("list")
     told = run(*arguments)
@@ -233,7 +233,7 @@ def retried(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
-def test_at_a_terminal_people_are_asked(url: str, answer: str, status: int, left: int) -> None:
+def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int, left: int) -> None:
     put(url, Task, FAILED, FAILED)
     terminal, end = pty.openpty()
     os.write(terminal, f"{answer}\n".encode())
@@ -304,7 +304,7 @@ def test_bad_usage_in_words(url: str, arguments: list[str], said: str) -> None:
         ("Base", "7", "use --queue with one of"),
     ],
 )
-def test_keys_that_are_none(url: str, model: str, key: str, said: str) -> None:
+def test_invalid_keys_are_rejected(url: str, model: str, key: str, said: str) -> None:
     told = run("show", key, model=model)
     assert told.exit_code == 2
     assert said in words(told.stderr)
@@ -353,7 +353,7 @@ def test_a_database_that_has_no_tables(command: str) -> None:
         ("mysql+pymysql://me:secret@127.0.0.1:1/shop?colour=red", "cannot connect: "),
     ],
 )
-def test_urls_that_lead_nowhere(command: str, url: str, said: str) -> None:
+def test_unreachable_urls_are_rejected(command: str, url: str, said: str) -> None:
     told = CliRunner().invoke(application(), [command, "--url", url, "tests.support.models:Task"])
     assert (told.exit_code, told.stdout) == (2, "")
     assert isinstance(told.exception, SystemExit), "a traceback"
@@ -370,7 +370,7 @@ def test_urls_that_lead_nowhere(command: str, url: str, said: str) -> None:
         ("tests.support.models:Slot", "Slot holds the slots of limits, not tasks"),
     ],
 )
-def test_targets_that_are_none(url: str, target: str, said: str) -> None:
+def test_invalid_targets_are_rejected(url: str, target: str, said: str) -> None:
     told = CliRunner().invoke(application(), ["stats", target])
     assert (told.exit_code, told.stdout) == (2, "")
     assert said in words(told.stderr)
@@ -464,7 +464,7 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(each)
 
 
-def test_numbers_that_json_does_not_know(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_numbers_are_printed_as_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), {"b": float("-inf")}], 7: 1.5})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": ["nan", {"b": "-inf"}], "7": 1.5}
 

@@ -130,7 +130,7 @@ def test_cancel_and_discard(sync_db: Database) -> None:
     assert (group["message"], group["count"]) == ("a mistake", 2)
 
 
-def test_tasks_whose_key_is_taken(sync_db: Database) -> None:
+def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:
     sync_db.insert(Listing, [{**FAILED, "former_key": key} for key in "abcde"])
     sync_db.insert(Listing, [{"unique_key": "c"}])
     told_ = told(sync_db, "retry", "--yes", target="Listing")
@@ -139,7 +139,7 @@ def test_tasks_whose_key_is_taken(sync_db: Database) -> None:
 
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
 @pytest.mark.parametrize(("presses", "done"), [(1, 4), (2, 2)])
-def test_stopped_by_the_keyboard(
+def test_ctrl_c_stops_the_command(
     sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second batch: once, and it is the last; twice, and it is rolled back."""
@@ -212,7 +212,7 @@ def test_limits(sync_db: Database, driver: str) -> None:
         assert [(each.key, each.limit) for each in session.limits(Visit)] == [("a.org", 1), ("b.org", 2)]
 
 
-def test_a_snoozed_task_is_not_retried_and_the_command_says_why(sync_db: Database) -> None:
+def test_a_snoozed_task_is_not_retried_and_the_command_explains_why(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": 7, "status": "scheduled", "available_at": TOMORROW}])
     said = told(sync_db, "retry", "--id", "7")
     assert said.startswith(

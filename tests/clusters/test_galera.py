@@ -131,7 +131,7 @@ def test_limits_hold_by_leases(crew: Crew, galera: Galera, models: Node) -> None
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_what_relies_on_row_locks_is_refused(crew: Crew, galera: Galera, models: Node, is_async: bool) -> None:
+def test_calls_that_rely_on_row_locks_are_rejected(crew: Crew, galera: Galera, models: Node, is_async: bool) -> None:
     database = crew.database(models.url, is_async=is_async)
     with Session(models.engine) as session:
         session.add_all([Task(), Visit(limit_key="a")])

@@ -56,7 +56,7 @@ def test_many_scrapers_cost_as_much_as_one(sessions: sessionmaker[Any]) -> None:
     assert (len(statements), len(texts)) == (once, 1)
 
 
-def test_they_need_the_permission_to_read(sessions: sessionmaker[Any]) -> None:
+def test_metrics_need_the_permission_to_read(sessions: sessionmaker[Any]) -> None:
     token = Token(TOKEN, [])
     app = TestClient(with_login(Dashboard(sessions, Base, authorize=token), token), follow_redirects=False)
     assert app.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 403

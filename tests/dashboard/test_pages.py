@@ -112,7 +112,7 @@ def test_an_action_on_all_that_match(app: TestClient, sessions: sessionmaker[Any
     assert "retryable" not in states(sessions).values()
 
 
-def test_an_action_needs_to_say_on_what(app: TestClient, sessions: sessionmaker[Any]) -> None:
+def test_an_action_requires_a_selection(app: TestClient, sessions: sessionmaker[Any]) -> None:
     before = states(sessions)
     for data in ({}, {"status": "available"}, {"key": ""}):
         assert app.post("/queue/email/cancel", data=data).status_code == 400
@@ -166,7 +166,7 @@ def test_commands_for_one_worker_and_for_all(app: TestClient, sessions: sessionm
     assert told(sessions)["mail"] == ("stop", None)
 
 
-def test_a_command_needs_to_say_for_whom(app: TestClient, sessions: sessionmaker[Any]) -> None:
+def test_invalid_worker_commands_are_rejected(app: TestClient, sessions: sessionmaker[Any]) -> None:
     register(sessions, "web")
     for path, data, status in [
         ("/workers/stop-workers", {}, 400),
@@ -195,7 +195,7 @@ def test_a_task_has_its_attempts_with_tracebacks(app: TestClient, sessions: sess
     assert "no answer from &lt;b&gt;mail" in text
 
 
-def test_what_is_no_dashboard(sessions: sessionmaker[Any]) -> None:
+def test_invalid_dashboard_arguments_are_rejected(sessions: sessionmaker[Any]) -> None:
     for arguments, options in [
         (("sqlite://", Base), {}),
         ((sessions, object()), {}),

@@ -37,7 +37,7 @@ def client(app: Any, base: str = "http://localhost:8090", peer: tuple[str, int] 
         ("http://localhost:8090", LOCAL, {"Forwarded": "for=10.0.0.7"}, 403),
     ],
 )
-def test_without_authorize_only_this_machine_may_read(
+def test_without_authorize_only_the_local_machine_may_read(
     sessions: sessionmaker[Any], base: str, peer: tuple[str, int], headers: dict[str, str], status: int
 ) -> None:
     answer = client(Dashboard(sessions, Base), base, peer, **headers).get("/")
@@ -45,7 +45,7 @@ def test_without_authorize_only_this_machine_may_read(
     assert ("Email" in answer.text) == (status == 200)
 
 
-def test_without_authorize_nobody_may_write(sessions: sessionmaker[Any]) -> None:
+def test_without_authorize_all_changes_are_rejected(sessions: sessionmaker[Any]) -> None:
     app = Dashboard(sessions, Base)
     register(sessions, "web")
     for action in Action:
@@ -149,7 +149,7 @@ def test_nothing_is_rendered_as_markup(sessions: sessionmaker[Any]) -> None:
     assert app.get("/queue/page/task", params={"key": HOSTILE}).status_code == 200
 
 
-def test_an_error_of_the_database_says_nothing_about_it(sessions: sessionmaker[Any], tmp_path: Any) -> None:
+def test_a_database_error_reveals_no_details(sessions: sessionmaker[Any], tmp_path: Any) -> None:
     with sessions() as session:
         session.connection().exec_driver_sql("DROP TABLE email")
     answer = client(dashboard(sessions)).get("/queue/email")

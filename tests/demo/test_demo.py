@@ -74,7 +74,7 @@ def sqlqueue(*arguments: object, **variables: str) -> subprocess.CompletedProces
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_done_once_on_every_engine_although_a_worker_is_killed(sync_db: Database, folder: Path) -> None:
+def test_every_file_is_done_once_even_if_a_worker_is_killed(sync_db: Database, folder: Path) -> None:
     found = list(scan(folder))
     with tables(sync_db.url.render_as_string(hide_password=False), keep=False, drop=True) as engine:
         tally = run(engine, folder, found, 3, silent())
@@ -94,7 +94,7 @@ def all_files(engine: Engine) -> Sequence[File]:
         return session.scalars(select(File)).all()
 
 
-def test_the_command_says_so(folder: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_tally(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/kept.db"
     ended = sqlqueue("demo", folder, "--workers", 2, "--url", url, "--keep")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -116,7 +116,7 @@ def test_a_temporary_database_leaves_nothing_behind(folder: Path) -> None:
         assert os.listdir(temporary) == []
 
 
-def test_a_file_that_vanishes_is_tried_again_and_then_given_up(engine: Engine, folder: Path) -> None:
+def test_a_vanished_file_is_retried_and_then_discarded(engine: Engine, folder: Path) -> None:
     found = [*scan(folder), Found("vanished", 1)]
     display = silent()
     tally = run(engine, folder, found, 2, display)
@@ -193,7 +193,9 @@ def test_the_tally_shows_what_is_done_twice_and_what_is_lost(Session: sessionmak
 
 
 @pytest.mark.parametrize(("lost", "twice"), [(1, 0), (0, 1)])
-def test_the_exit_status_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, lost: int, twice: int) -> None:
+def test_the_exit_status_is_1_if_a_file_was_lost_or_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lost: int, twice: int
+) -> None:
     tally = Tally(files=3, done=3 - lost, taken_over=0, failed=0, twice=twice, errors=())
     monkeypatch.setattr("sqlqueue.demo.command.run", lambda *_: tally)
     assert CliRunner().invoke(application(), ["demo", str(folder)]).exit_code == 1
@@ -239,7 +241,7 @@ def test_words_and_lines_do_not_depend_on_where_a_chunk_ends(
         ("sqlite:////no/such/folder/x.db", "cannot connect: unable to open database file"),
     ],
 )
-def test_a_url_that_will_not_do_is_refused_in_a_line(url: str, reason: str) -> None:
+def test_an_unsuitable_url_is_rejected_in_one_line(url: str, reason: str) -> None:
     with pytest.raises(DemoError, match=reason), tables(url, keep=False, drop=False):
         pass
 
@@ -274,7 +276,7 @@ def test_help_and_version() -> None:
     assert CliRunner().invoke(application(), ["--version"]).output.startswith("sqlqueue 0.")
 
 
-def test_without_the_extra_there_is_a_line_of_advice() -> None:
+def test_without_the_extra_the_command_names_it() -> None:
     hide = "import sys; sys.modules['typer'] = None; from sqlqueue.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -122,7 +122,7 @@ def test_each_server_is_recognized(sync_db: Database) -> None:
         assert adapter_for(connection.dialect).name == sync_db.case.sync_driver.partition("+")[0]
 
 
-def test_mariadb_behind_a_url_of_mysql(sync_db: Database) -> None:
+def test_mariadb_behind_a_mysql_url(sync_db: Database) -> None:
     if not getattr(sync_db.engine.dialect, "is_mariadb", False):
         pytest.skip("answers to no other engine's URL")
     engine = create_engine(sync_db.engine.url.set(drivername="mysql+pymysql"))
@@ -178,7 +178,7 @@ def test_an_engine_from_outside_carries_queues(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("outside 1 1\n", 0), done.stderr
 
 
-def test_and_does_not_without_its_package(tmp_path: Path) -> None:
+def test_the_outside_adapter_needs_its_package(tmp_path: Path) -> None:
     assert "NoSuchModuleError" in _run(tmp_path, str(OUTSIDE / "use.py"), str(tmp_path / "outside.db")).stderr
 
 

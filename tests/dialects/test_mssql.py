@@ -67,7 +67,7 @@ def test_a_database_without_row_versions_is_an_error() -> None:
     assert fix.startswith("ALTER DATABASE [my shop] SET READ_COMMITTED_SNAPSHOT ON")
 
 
-def test_a_database_that_makes_parameters_of_states_is_warned_of() -> None:
+def test_a_database_that_forces_parameterization_causes_a_warning() -> None:
     ((severity, code, fix),) = found(has_versions=True, is_forced=True)
     assert (severity, code) == ("warning", "forced-parameters")
     assert fix == "ALTER DATABASE [my shop] SET PARAMETERIZATION SIMPLE"
@@ -162,7 +162,7 @@ def is_narrow(kind: Any) -> bool:
     return isinstance(sent, String) and not isinstance(sent, Unicode)
 
 
-def test_no_text_is_sent_as_narrow_that_a_wide_column_is_to_hold() -> None:
+def test_text_for_wide_columns_is_sent_as_wide() -> None:
     """A parameter that is declared as VARCHAR has lost what its code page lacks when it comes to the column."""
     engine, log = engine_of()
     narrow: set[str] = set()

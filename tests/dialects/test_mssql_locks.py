@@ -56,7 +56,7 @@ def columns(sql: str, table: str) -> set[str]:
     return set(re.findall(rf"\b{table}\.(\w+)", sql))
 
 
-def test_rows_that_are_named_are_sought(sent: dict[str, str]) -> None:
+def test_rows_given_by_key_are_found_by_seeks(sent: dict[str, str]) -> None:
     by_key = {name: (sql, table.name) for name, sql in sent.items() for table in named(sql)}
     assert len(by_key) > 100
     left = {name for name, (sql, table) in by_key.items() if not any("FORCESEEK" in each for each in hints(sql, table))}
@@ -79,7 +79,7 @@ def test_locks_are_taken_on_rows_and_not_on_the_keys_of_an_index(sent: dict[str,
         assert covers(TABLES[table], index and index[1], columns(sql, table)) == [], name
 
 
-def test_what_one_index_does_not_serve_alone_is_locked_by_key(sent: dict[str, str]) -> None:
+def test_claims_that_one_index_does_not_serve_lock_by_key(sent: dict[str, str]) -> None:
     locking = {name: sql for name, sql in sent.items() if "UPDLOCK" in sql and "INDEX(" in sql}
     assert locking
     for name, sql in locking.items():
@@ -92,7 +92,7 @@ def test_what_one_index_does_not_serve_alone_is_locked_by_key(sent: dict[str, st
         assert int(limit) <= 25, name
 
 
-def test_what_is_read_by_a_filtered_index_has_its_condition(sent: dict[str, str]) -> None:
+def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -> None:
     """Error 8622, if the index may not have all that is asked for: it is proved by the same words alone."""
     seen = set()
     for name, sql in sent.items():
@@ -106,7 +106,7 @@ def test_what_is_read_by_a_filtered_index_has_its_condition(sent: dict[str, str]
     assert seen >= {"ix_task_claim", "ix_task_due", "ix_mail_topic_claim", "ix_mail_topic_due", "ix_report_due"}
 
 
-def test_what_is_read_by_an_index_is_in_its_order(sent: dict[str, str]) -> None:
+def test_reads_by_an_index_are_in_its_order(sent: dict[str, str]) -> None:
     """Else all of it is read, and sorted; a merged reading names the index of each part."""
     for name, sql in sent.items():
         for hinted, condition in _readings(sql):
@@ -123,7 +123,7 @@ def _readings(sql: str) -> Iterator[tuple[Index, str]]:
         yield index, place[3]
 
 
-def test_each_lock_is_on_rows_and_each_look_has_none(sent: dict[str, str]) -> None:
+def test_locking_reads_lock_rows_and_plain_reads_lock_nothing(sent: dict[str, str]) -> None:
     for name, sql in sent.items():
         for given in (each for table in TABLES for each in hints(sql, table) if each != {""}):
             assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or "UPDLOCK" in given), name

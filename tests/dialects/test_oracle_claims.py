@@ -39,7 +39,7 @@ def test_nothing_else_is_written(name: str) -> None:
 
 @pytest.mark.parametrize("model", [Task, Seat, Visit, Mail])
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_lock_goes_to_whoever_comes_next(model: Any, limit: int) -> None:
+def test_the_next_transaction_may_take_a_released_lock(model: Any, limit: int) -> None:
     # if candidates were found first, without locks, all that come at once would aim at the same ones
     engine, log = recorder.recording_engine(*ENGINES["oracle"])
     ready, due = picks(model.__queue_spec__)

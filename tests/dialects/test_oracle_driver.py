@@ -112,7 +112,7 @@ def test_no_locking_cursor_is_left_to_the_driver(send: Callable[..., Any], lease
 
 
 @both
-def test_the_rows_are_loaded_by_what_came_out(send: Callable[..., Any]) -> None:
+def test_rows_are_loaded_by_the_returned_keys(send: Callable[..., Any]) -> None:
     *_, (statement, parameters) = send(lambda session: session.claim_many(Task, limit=3))
     assert statement.startswith("SELECT")
     assert list(parameters.values()) == [ROWID]

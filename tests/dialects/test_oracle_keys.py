@@ -80,7 +80,7 @@ def test_a_key_that_is_made_is_not(make: Callable[[], type[Any]], call: Callable
         call(session, make())
 
 
-def test_nor_is_one_that_is_given() -> None:
+def test_a_given_key_is_accepted() -> None:
     model = made()
     with session_on("oracle") as session:
         session.enqueue(model, [{"id": 7}, {"id": 8}])
@@ -89,7 +89,7 @@ def test_nor_is_one_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*adapters()} & {*ENGINES} - {"oracle"}))
-def test_elsewhere_the_server_makes_it(name: str) -> None:
+def test_other_engines_generate_the_key(name: str) -> None:
     if name == "cockroachdb":
         pytest.importorskip("sqlalchemy_cockroachdb")
     with session_on(name) as session:
@@ -123,12 +123,12 @@ def test_a_table_that_makes_no_keys_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("make", FILLED[1:])
-def test_another_way_to_make_keys_is_none(make: Callable[[], type[Any]]) -> None:
+def test_every_way_to_generate_keys_is_recognized(make: Callable[[], type[Any]]) -> None:
     assert codes(make()) == []
 
 
 @pytest.mark.parametrize("name", ["postgresql", "sqlite", "mssql"])
-def test_elsewhere_there_is_nothing_to_find(name: str) -> None:
+def test_other_engines_report_nothing(name: str) -> None:
     assert codes(made(), name=name) == []
 
 

@@ -100,7 +100,7 @@ def hold(session: QueueSession, model: type[Any]) -> None:
     session.info["held"] = tasks
 
 
-def test_how_long_lists_are_is_seen() -> None:
+def test_the_length_of_lists_is_measured() -> None:
     assert longest("a IN (1, 2, 3) AND f(b, c)") == 3
     assert longest("(a, b) IN ((1, 2), (3, 4), (5, 6), (7, 8))") == 4
 

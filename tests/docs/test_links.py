@@ -15,13 +15,13 @@ SEMANTICS = PROJECT / "docs" / "explanation" / "semantics.md"
 
 
 @pytest.mark.parametrize("page", list(dict.fromkeys([*PAGES, *ROOT])), ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
 @pytest.mark.parametrize("page", ROOT, ids=name)
-def test_links_within_a_page_lead_to_a_heading(page: Path) -> None:
+def test_links_within_a_page_point_to_a_heading(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     headings = {line.lstrip("# ").lower().replace(" ", "-") for line in text.splitlines() if line.startswith("#")}
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings

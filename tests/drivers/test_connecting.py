@@ -93,7 +93,7 @@ def test_a_server_that_cannot_be_reached_is_an_outage(template: str, port: Port)
 
 
 @pytest.mark.parametrize("template", [ODBC])
-def test_a_wrong_password_is_none(template: str) -> None:
+def test_a_wrong_password_is_not_an_outage(template: str) -> None:
     with away(template, refusing(18456)) as url:
         assert taken_for(adapter_of(url), failing_to_connect(url)) == "neither"
 

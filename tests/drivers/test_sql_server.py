@@ -108,7 +108,7 @@ def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
         assert taken_for(adapter, error) == "transient"
 
 
-def test_a_violated_key_that_ends_the_transaction_is_told() -> None:
+def test_a_key_violation_that_ends_the_transaction_is_reported() -> None:
     """As with XACT_ABORT: to go on would be to lose what was written before."""
     with served(WRITE=Failure(2627), **{"ROLLBACK TRAN": Failure(3903)}) as engine, Session(engine) as session:
         adapter = adapter_for(engine.dialect)
@@ -133,7 +133,7 @@ def test_a_deadlock_within_a_savepoint_is_transient() -> None:
         connection.invalidate()
 
 
-def test_a_savepoint_that_is_lost_for_nothing_is_an_error() -> None:
+def test_losing_a_savepoint_without_reason_is_an_error() -> None:
     with served(**{"ROLLBACK TRAN": Failure(3903)}) as engine, engine.connect() as connection:
         savepoint = connection.begin_nested()
         assert taken_for(adapter_for(engine.dialect), raised(savepoint.rollback)) == "neither"

@@ -180,7 +180,7 @@ def test_advanced_alchemy(bases: Any, engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["UUIDAuditBase", "BigIntAuditBase"])
-def test_advanced_alchemy_with_a_created_at_of_its_own(bases: Any, engine: Engine, name: str) -> None:
+def test_advanced_alchemy_with_its_own_created_at(bases: Any, engine: Engine, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"AuditColumns\.created_at.*queue_created_at"):
         _advanced_job(getattr(bases, name), name)
     options = QueueOptions(columns={"created_at": "queue_created_at"})

@@ -95,7 +95,7 @@ def test_an_error_is_recorded_and_raised(db: Database, error: Exception, ended: 
             assert session.scalars(select(Ledger)).all() == []
 
 
-def test_ahead_of_time(db: Database) -> None:
+def test_ahead_runs_tasks_of_the_future(db: Database) -> None:
     worker = Worker(db.sessions())
     worker.handler(Task, Task.number == 0)(without_session(db))
     worker.handler(Task, Task.number == 1)(with_session(db, raising(Snooze(10 * DAY))))
@@ -116,7 +116,7 @@ def test_ahead_of_time(db: Database) -> None:
         ]
 
 
-def test_an_end_is_made_of_what_has_none(db: Database) -> None:
+def test_drain_stops_at_its_limit(db: Database) -> None:
     worker = Worker(db.sessions())
     worker.handler(Task)(with_session(db, raising(Snooze(timedelta(0)))))
     with db.session() as session:
@@ -142,7 +142,7 @@ def test_one_task(db: Database) -> None:
         assert session.hand(lambda session: perform(worker, session, claimed, raise_errors=False)) == "failed"
 
 
-def test_of_these_models_alone(sync_db: Database) -> None:
+def test_only_the_given_models_are_drained(sync_db: Database) -> None:
     worker = Worker(sync_db.sessions())
     worker.handler(Task)(without_session(sync_db))
     worker.handler(Mail)(without_session(sync_db))
@@ -167,7 +167,7 @@ def engine() -> Any:
     engine.dispose()
 
 
-def test_a_database_in_memory_will_do(engine: Engine) -> None:
+def test_an_in_memory_database_is_enough(engine: Engine) -> None:
     Session = sessionmaker(engine)  # sessions of any class
     worker, seen = Worker(Session), list[int]()
 
@@ -222,7 +222,7 @@ def test_sessions_of_the_other_kind(db: Database, engine: Engine) -> None:
 def send(to: str, copies: int = 1) -> None: ...
 
 
-def test_what_is_waiting(db: Database) -> None:
+def test_assert_enqueued_finds_waiting_tasks(db: Database) -> None:
     worker = Worker(db.sessions())
     task, other = worker.task(Job)(send), worker.task(Job, name="other")(send)
     with db.session() as session:

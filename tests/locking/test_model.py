@@ -143,12 +143,12 @@ KEPT = [
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32), finely=st.booleans())
-def test_promises_are_kept(model: str, name: str, seed: int, finely: bool) -> None:
+def test_all_promises_are_kept(model: str, name: str, seed: int, finely: bool) -> None:
     play(*MODELS[model], name, seed, finely=finely)
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in NOT_KEPT.items() for name in names])
-def test_what_is_not_kept_is_known(model: str, name: str) -> None:
+def test_violated_guarantees_of_the_models_are_detected(model: str, name: str) -> None:
     with pytest.raises(NOT_KEPT[model][name]):
         play_until(NOT_KEPT[model][name], *MODELS[model], name)
 

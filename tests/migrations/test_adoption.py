@@ -142,7 +142,7 @@ def test_existing_rows_are_completed_and_new_rows_are_available(
     assert _own(sync_db)[:-1] == own
 
 
-def test_a_queue_no_longer_and_then_again(sync_db: Database, application: MakeApplication) -> None:
+def test_the_mixin_can_be_removed_and_added_again(sync_db: Database, application: MakeApplication) -> None:
     queue = application(10)
     before, own = definitions(sync_db, Before.metadata), _own(sync_db)
     queue.revise("adopt")

@@ -79,7 +79,7 @@ def test_a_changed_option(
     assert codes(sync_db, new) == {("warning", "wrong-default")}
 
 
-def test_a_default_of_status_that_makes_no_tasks(sync_db: Database, project: MakeProject) -> None:
+def test_a_status_default_that_enqueues_nothing_is_reported(sync_db: Database, project: MakeProject) -> None:
     kind = model(QueueMixin)
     kind.__table__.c.status.server_default = DefaultClause("completed")
     made = project(kind.metadata, plugin=True)
@@ -104,7 +104,7 @@ def test_jobs_in_a_table_with_rows(sync_db: Database, project: MakeProject) -> N
     assert after.__table__.c.task.server_default is None
 
 
-def test_a_table_that_is_there_before_its_migration(sync_db: Database, project: MakeProject) -> None:
+def test_a_table_that_exists_before_its_migration(sync_db: Database, project: MakeProject) -> None:
     kind = model()
     made = project(kind.metadata, plugin=True)
     made.revise("first")
@@ -152,7 +152,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
     again.check()
 
 
-def test_a_column_that_could_be_several_is_refused(sync_db: Database, project: MakeProject) -> None:
+def test_an_ambiguous_column_is_rejected(sync_db: Database, project: MakeProject) -> None:
     old = model(QueueMixin, columns={"attempt": "a", "priority": "b"})
     made = project(old.metadata, plugin=True)
     made.revise("first")

@@ -104,7 +104,7 @@ def _replace(db: Database, name: str, terms: Iterable[Any], condition: str | Non
         index.create(connection)
 
 
-def test_it_is_silent_where_nothing_is_wrong(migrated: Project, sync_db: Database) -> None:
+def test_a_healthy_setup_has_no_findings(migrated: Project, sync_db: Database) -> None:
     migrated.check()
     assert _messages(sync_db) == []
 
@@ -115,7 +115,7 @@ def test_it_is_silent_on_all_kinds_of_models(sync_db: Database, project: MakePro
     made.check()
 
 
-def test_wrong_indexes_are_mended(migrated: Project, sync_db: Database) -> None:
+def test_wrong_indexes_are_repaired(migrated: Project, sync_db: Database) -> None:
     _replace(sync_db, CLAIM, ["state", "weight", "id"], READY)
     _replace(sync_db, DUE, ["finished_at", "id", "available_at"], COMES_DUE)
     _replace(sync_db, DUE_BY_TOPIC, ["topic", "finished_at"], COMES_DUE)
@@ -131,7 +131,7 @@ def test_wrong_indexes_are_mended(migrated: Project, sync_db: Database) -> None:
     assert _messages(sync_db) == wrong
 
 
-def test_an_index_that_is_not_unique_is_mended(migrated: Project, sync_db: Database) -> None:
+def test_an_index_that_is_not_unique_is_repaired(migrated: Project, sync_db: Database) -> None:
     _replace(sync_db, "ix_plugin_parcel_unique", ["unique_key"], "unique_key IS NOT NULL", "plugin_parcel")
     assert _messages(sync_db) == ["the index ix_plugin_parcel_unique of plugin_parcel is not unique"]
     _is_mended(migrated, sync_db)
@@ -142,7 +142,7 @@ def test_an_index_that_is_not_unique_is_mended(migrated: Project, sync_db: Datab
 
 
 @pytest.mark.requires("partial_indexes")
-def test_wrong_conditions_are_mended(migrated: Project, sync_db: Database) -> None:
+def test_wrong_conditions_are_repaired(migrated: Project, sync_db: Database) -> None:
     _replace(sync_db, CLAIM, ["state", desc("weight"), "id", "available_at"], "state = 'running'")
     _replace(sync_db, DUE, ["finished_at", "available_at", "id"], "state IN ('scheduled', 'retryable')")
     _replace(sync_db, BY_TOPIC, ["topic", "state", desc("weight"), "id", "available_at"], None)
@@ -168,7 +168,7 @@ def _is_mended(migrated: Project, db: Database) -> None:
 
 
 @pytest.mark.requires("own_clock_default")
-def test_another_default_of_moments_is_mended(sync_db: Database, project: MakeProject) -> None:
+def test_an_outdated_time_default_is_repaired(sync_db: Database, project: MakeProject) -> None:
     old = MetaData()
     for column in Job.__table__.to_metadata(old).columns:
         if column.name in ("available_at", "created_at"):
@@ -197,7 +197,7 @@ def _defaults_found(db: Database) -> list[tuple[str, str]]:
     return [each for each in found if each[0] == "wrong-default"]
 
 
-def test_the_projects_own_rendering_comes_first(project: MakeProject) -> None:
+def test_the_projects_own_rendering_takes_precedence(project: MakeProject) -> None:
     def render(kind: str, item: Any, context: Any) -> Any:
         return "sa.text('7')" if kind == "server_default" and context is not None else False
 
@@ -208,7 +208,7 @@ def test_the_projects_own_rendering_comes_first(project: MakeProject) -> None:
 
 
 @pytest.mark.requires("concurrent_indexes")
-def test_an_index_that_was_never_finished_is_mended(migrated: Project, sync_db: Database) -> None:
+def test_an_unfinished_index_is_repaired(migrated: Project, sync_db: Database) -> None:
     unfinished = next(each for each in Job.__table__.to_metadata(MetaData()).indexes if each.name == CLAIM)
     with sync_db.engine.begin() as connection:
         unfinished.drop(connection)
@@ -226,14 +226,14 @@ def test_an_index_that_was_never_finished_is_mended(migrated: Project, sync_db: 
 
 @pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy, of what MariaDB calls IGNORED
 @pytest.mark.requires("hide_index")
-def test_an_index_that_is_switched_off_is_mended(migrated: Project, sync_db: Database) -> None:
+def test_a_disabled_index_is_repaired(migrated: Project, sync_db: Database) -> None:
     with sync_db.engine.begin() as connection:
         connection.exec_driver_sql(sync_db.case.hide_index.format(table="plugin_job", index=CLAIM))
     assert _messages(sync_db) == [NOT_USABLE]
     _is_mended(migrated, sync_db)
 
 
-def test_what_is_missing_is_known(migrated: Project, sync_db: Database) -> None:
+def test_missing_indexes_tables_and_columns_are_detected(migrated: Project, sync_db: Database) -> None:
     with sync_db.engine.begin() as connection:
         for index in sorted(Job.__table__.indexes, key=lambda each: str(each.name)):
             index.drop(connection)
@@ -295,14 +295,14 @@ print(before.using(After.metadata).revise("adopt").read_text())
 """
 
 
-def test_alembic_loads_it_by_itself(tmp_path: Path) -> None:
+def test_alembic_loads_the_plugin_automatically(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", _UNAIDED, str(tmp_path), f"sqlite:///{tmp_path}/here.db"]
     told = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "server_default='completed'" in told.stdout
 
 
-def test_it_is_on_by_its_import_alone_and_once(migrated: Project, sync_db: Database) -> None:
+def test_importing_the_plugin_enables_it_once(migrated: Project, sync_db: Database) -> None:
     importlib.reload(sqlqueue.alembic)
     _replace(sync_db, DUE, ["finished_at", "id", "available_at"], COMES_DUE)
     by_default = migrated.configured(autogenerate_plugins=None)

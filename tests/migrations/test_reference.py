@@ -41,7 +41,7 @@ def config(db: Database) -> Iterator[Config]:
         Table("sqlqueue_demo_version", MetaData(), Column("version_num")).drop(connection)
 
 
-def test_there_and_back_and_there_again(db: Database, config: Config) -> None:
+def test_upgrade_downgrade_and_upgrade_again(db: Database, config: Config) -> None:
     command.upgrade(config, "head")
     command.check(config)
     by_migration = definitions(db, Base.metadata)
@@ -81,7 +81,7 @@ def test_the_command_takes_its_database_from_the_environment(tmp_path: Path) -> 
     assert "No new upgrade operations detected" in checked.stdout, checked.stderr
 
 
-def test_without_a_database_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_database_url_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(CommandError, match=rf"alembic -x url=.* or in {VARIABLE}"):
         command.upgrade(_config(None), "head")

@@ -49,7 +49,7 @@ def _sessions(db: Database) -> Any:
 
 @pytest.mark.requires("adds_any_column")
 @pytest.mark.usefixtures("unadopted")
-def test_a_check_and_a_worker_warn_of_them(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_check_and_workers_warn_of_unadopted_rows(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     assert _warnings(sync_db) == ["unadopted-rows"]
     worker, seen = Worker(_sessions(sync_db), poll=timedelta(seconds=0.1)), threading.Event()
     worker.handler(NewOrder)(lambda _: seen.set())
@@ -63,7 +63,7 @@ def test_a_check_and_a_worker_warn_of_them(sync_db: Database, caplog: pytest.Log
 
 @pytest.mark.requires("adds_any_column")
 @pytest.mark.usefixtures("unadopted")
-def test_what_is_enqueued_is_none_of_them(sync_db: Database) -> None:
+def test_enqueued_rows_are_not_taken_for_unadopted_ones(sync_db: Database) -> None:
     with _sessions(sync_db).begin() as session:
         for order in session.query(NewOrder):
             session.delete(order)

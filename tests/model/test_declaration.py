@@ -306,7 +306,7 @@ def test_one_object_serves_every_engine(name: str) -> None:
     assert ("WHERE status IN ('scheduled', 'retryable', 'running')" in ddl["ix_task_due"]) == (name in PARTIAL)
 
 
-def test_each_engine_has_the_predicate_in_its_own_words(base: type[DeclarativeBase]) -> None:
+def test_each_engine_renders_the_predicate_in_its_own_sql(base: type[DeclarativeBase]) -> None:
     class Thing(QueueMixin, base):  # type: ignore[misc, valid-type]
         __tablename__ = "thing"
         __queue__ = QueueOptions(columns={"status": "queueStatus"})
@@ -455,7 +455,7 @@ def test_unknown_names_in_columns(base: Any) -> None:
     assert "status" in text
 
 
-def test_two_columns_of_one_name(base: Any) -> None:
+def test_duplicate_column_names_are_kept(base: Any) -> None:
     assert "created_at" in _refused(base, __queue__=QueueOptions(columns={"status": "created_at"}))
     assert "same" in _refused(base, __queue__=QueueOptions(columns={"status": "same", "error": "same"}))
 
@@ -590,7 +590,7 @@ def test_an_inheriting_class_may_have_another_lease(base: Any) -> None:
         ("columns", ["status"]),
     ],
 )
-def test_options_that_make_no_sense(name: str, value: Any) -> None:
+def test_invalid_options_are_rejected(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         QueueOptions(**{name: value})
 
@@ -598,7 +598,7 @@ def test_options_that_make_no_sense(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "arguments", [{"base": 15}, {"base": -timedelta(1)}, {"factor": 0.5}, {"jitter": 2}, {"cap": 60}]
 )
-def test_a_backoff_that_makes_no_sense(arguments: Any) -> None:
+def test_invalid_backoffs_are_rejected(arguments: Any) -> None:
     with pytest.raises(ArgumentError):
         ExponentialBackoff(**arguments)
 

@@ -98,7 +98,7 @@ def test_a_bad_time_zone_is_distinguished_from_a_bad_expression(zone: Any) -> No
     assert "time zone" not in str(raised.value)
 
 
-def test_a_schedule_is_taken_for_its_text() -> None:
+def test_a_schedule_equals_its_text() -> None:
     assert parse(Every(HOUR)) == parse("PT1H")
     assert is_same("PT1H", "PT60M")
     assert not is_same("whatever another program wrote", "PT1H")

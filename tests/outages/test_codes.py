@@ -83,14 +83,14 @@ def _catch(errors: list[DBAPIError], call: Callable[[], object]) -> None:
 
 
 @pytest.mark.requires("impatient_sql")
-def test_a_lock_that_was_waited_for_too_long_is_transient(accounts: Database) -> None:
+def test_a_lock_timeout_is_transient(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts, accounts.case.impatient_sql) as other:
         write(one, 1)
         assert is_transient(accounts, refused(accounts, lambda: write(other, 1)))
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_lock_that_was_not_waited_for_is_transient(accounts: Database) -> None:
+def test_a_nowait_lock_failure_is_transient(accounts: Database) -> None:
     with connected(accounts) as one, connected(accounts) as other:
         write(one, 1)
         locking = select(Account.id).where(Account.id == 1).with_for_update(nowait=True)
@@ -157,7 +157,7 @@ def test_a_connection_that_died_in_the_pool_is_an_outage_when_it_is_claimed_on(s
 
 
 @pytest.mark.requires("container")
-def test_a_server_that_is_not_there_is_an_outage(accounts: Database) -> None:
+def test_an_absent_server_is_an_outage(accounts: Database) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         elsewhere = accounts.url.set(host="127.0.0.1", query={})  # a query may name a socket, which overrides the host
@@ -168,7 +168,7 @@ def test_a_server_that_is_not_there_is_an_outage(accounts: Database) -> None:
 
 
 @pytest.mark.requires("idle_sql")
-def test_a_transaction_that_idles_for_too_long_is_its_own_fault(accounts: Database) -> None:
+def test_an_idle_in_transaction_timeout_is_not_an_outage(accounts: Database) -> None:
     with connected(accounts, accounts.case.idle_sql) as one:
         write(one, 1)
         time.sleep(0.2)

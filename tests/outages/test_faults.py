@@ -98,7 +98,7 @@ def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     all_is_well(scene)
 
 
-def test_hardships(scene: Scene) -> None:
+def test_a_server_that_refuses_work_is_an_outage(scene: Scene) -> None:
     """It answers, and refuses."""
     for begin, end in scene.server.case.hardships:
         scene.enqueue("steady", "plain", "brief", count=2 * SLOTS)
@@ -111,7 +111,7 @@ def test_hardships(scene: Scene) -> None:
         scene.gate.clear()
 
 
-def test_what_cannot_be_written_keeps_nothing_else_waiting(scene: Scene) -> None:
+def test_unwritable_outcomes_do_not_block_others(scene: Scene) -> None:
     """Whatever the driver calls the error of a constraint."""
     scene.enqueue("refused", "plain", count=2)
     eventually(lambda: scene.ids("refused", "plain") <= scene.present)

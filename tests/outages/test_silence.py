@@ -173,7 +173,7 @@ def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> No
     engine.dispose()
 
 
-def test_a_socket_that_was_closed_is_not_cut() -> None:
+def test_a_closed_socket_is_not_shut_down() -> None:
     """Its number may be another one's by now."""
     one, other = socket.socketpair()
     with other:
@@ -188,7 +188,7 @@ def test_a_socket_that_was_closed_is_not_cut() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such options")
-def test_the_kernel_is_told_how_long_to_wait() -> None:
+def test_keepalive_times_are_set_on_the_socket() -> None:
     def options() -> tuple[int, ...]:
         names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
         return tuple(client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)

@@ -77,7 +77,7 @@ def test_messages_do_not_overtake_a_locked_one_of_their_key(db: Database) -> Non
         operator.rollback()
 
 
-def test_one_that_is_to_be_retried_holds_back_its_key_alone(db: Database) -> None:
+def test_a_retryable_message_holds_back_only_its_key(db: Database) -> None:
     a1, _, b1, b2, _ = fill(db, "a", "a", "b", "b", "b")
     with db.engine.begin() as connection:
         connection.execute(

@@ -58,7 +58,7 @@ def test_no_id_is_given_out_twice(sync_db: Database) -> None:
     assert second > first
 
 
-def test_they_are_kept_where_the_model_says_so(sync_db: Database) -> None:
+def test_published_messages_are_kept_if_configured(sync_db: Database) -> None:
     sync_db.insert(Dispatch, [{"year": 1, "number": n, "message_key": "a", "payload": {"n": n}} for n in range(3)])
     seen: list[Any] = []
     assert (
@@ -76,7 +76,7 @@ def test_no_more_than_a_batch(sync_db: Database) -> None:
     assert notes.calls == [ids[:2], ids[2:4], ids[4:]]
 
 
-def test_one_that_fails_holds_back_its_key_and_no_other(db: Database) -> None:
+def test_a_failing_message_holds_back_only_its_key(db: Database) -> None:
     a1, a2, b1, _, none, b3 = fill(db, "a", "a", "b", "b", None, "b")
     notes = Notes(lambda message: message.id == a2 or message.message_key == "b")
     relay = relay_of(db, notes)
@@ -96,7 +96,7 @@ def test_keys_are_compared_exactly_when_one_fails(sync_db: Database) -> None:
     assert upper + 2 not in [each for call in notes.calls[1:] for each in call]
 
 
-def test_after_the_backoff_it_goes_on_from_there(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_backoff_publishing_resumes_in_order(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = fill(sync_db, "a", "a", "a")
     notes = Notes(lambda message: message.id == ids[1], Snooze(timedelta(0)))
     relay = relay_of(sync_db, notes)
@@ -132,7 +132,7 @@ def test_a_crash_after_publishing_publishes_again_with_the_same_ids(db: Database
     assert notes.calls == [ids]
 
 
-def test_one_that_was_taken_over_completes_nothing_of_the_others(sync_db: Database) -> None:
+def test_one_taken_over_claim_completes_none_of_the_batch(sync_db: Database) -> None:
     ids = fill(sync_db, "a", "a")
     others = Notes()
 
@@ -203,9 +203,7 @@ def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Worker
     assert {key: sorted(ids) for key, ids in seen.items()} == seen
 
 
-def test_one_wakes_up_when_something_is_enqueued_and_goes_on_at_once(
-    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_relay_wakes_up_on_enqueue(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     notes = Notes()
     engine = db.variant(pool_size=20)

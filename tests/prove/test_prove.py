@@ -51,7 +51,7 @@ def tables_of(url: URL) -> set[str]:
 
 
 @pytest.mark.timeout(PATIENCE)
-def test_promises_are_kept(sync_db: Database) -> None:
+def test_all_promises_are_kept(sync_db: Database) -> None:
     ended = prove(sync_db.url, *BRIEFLY, "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)
@@ -117,7 +117,7 @@ def test_a_database_that_cannot_be_used(url: str) -> None:
     assert ended.stderr.startswith("sqlqueue prove: ")
 
 
-def test_what_was_not_observed_is_not_proven() -> None:
+def test_an_unobserved_promise_is_not_proven() -> None:
     seen = Promise(promise="a", observed=1, broken=0, observation="")
     unseen = Promise(promise="b", observed=0, broken=0, observation="")
     given = {"engine": "", "version": "", "seconds": 0.0, "faults": {}, "recovery": {}}

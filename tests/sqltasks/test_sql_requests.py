@@ -84,7 +84,7 @@ def test_common_values(sync_db: Database) -> None:
     assert (nothing["rows"], nothing["row_count"], nothing["truncated"]) == ([], 0, False)
 
 
-def test_values_that_json_has_no_word_for(sync_db: Database) -> None:
+def test_values_without_a_json_type_become_text(sync_db: Database) -> None:
     for expression, expected in sync_db.case.odd_values.items():
         assert value(sync_db, expression) == expected, expression
 
@@ -129,7 +129,7 @@ def test_a_large_result_takes_little_memory(sync_db: Database) -> None:
 
 
 @pytest.mark.requires("insert_returns")
-def test_a_statement_whose_rows_do_not_fit_is_executed_to_its_end(sync_db: Database) -> None:
+def test_a_statement_with_too_many_rows_runs_to_its_end(sync_db: Database) -> None:
     three = ", ".join(f"({DIGITS}) d{n}" for n in range(3))
     rows = f"SELECT 100 * d0.n + 10 * d1.n + d2.n, '' FROM {three}"
     request = f"INSERT INTO ledger (task_id, worker) {rows} RETURNING task_id"
@@ -189,7 +189,7 @@ def test_no_statement_lifts_its_timeout(prepared: Database) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
-def test_a_timeout_that_is_none(sync_db: Database, timeout: float) -> None:
+def test_an_invalid_timeout_is_rejected(sync_db: Database, timeout: float) -> None:
     with pytest.raises(RequestFailed, match="give a positive number of seconds"):
         run(sync_db, "SELECT 1", timeout=timeout)
 
@@ -199,7 +199,7 @@ def test_a_timeout_beyond_all_limits(sync_db: Database) -> None:
         assert run(sync_db, "SELECT 1", timeout=timeout)["rows"] == [[1]]
 
 
-def test_a_watchdog_insists() -> None:
+def test_the_watchdog_cancels_until_the_statement_ends() -> None:
     """Until it is left; and in the end by force."""
     tries: list[bool] = []
     forced = Event()

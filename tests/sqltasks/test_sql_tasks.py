@@ -132,7 +132,7 @@ def test_no_request_takes_longer_than_the_scheduler_allows(tasks: Database) -> N
     assert found(tasks)[-1].status == "discarded"
 
 
-def test_so_many_of_a_queue_at_a_time(tasks: Database) -> None:
+def test_each_queue_runs_at_most_its_limit(tasks: Database) -> None:
     add(tasks, *[{"request": "SELECT 1"}] * 8)
     for _ in range(2):
         add(tasks, {"request": ENDLESS, "timeout": 0.5, "queue": "slow", "priority": -1})
@@ -172,7 +172,7 @@ def test_a_user_that_is_not_there(tasks: Database) -> None:
 
 
 @pytest.mark.requires("account_sql")
-def test_as_whom_it_is_run(tasks: Database) -> None:
+def test_a_request_runs_as_its_user(tasks: Database) -> None:
     name = "request_reader"
     administrator = create_engine(tasks.url.set(username=tasks.case.administrator), poolclass=NullPool)
     url = tasks.url.set(username=name, password=PASSWORD).render_as_string(hide_password=False)
@@ -194,7 +194,7 @@ def test_as_whom_it_is_run(tasks: Database) -> None:
             connection.exec_driver_sql(f"DROP USER {name}")
 
 
-def test_a_database_that_is_away_holds_up_no_other(tmp_path: Path) -> None:
+def test_an_unavailable_database_does_not_hold_up_others(tmp_path: Path) -> None:
     away, here = tmp_path / "later" / "away.db", tmp_path / "here.db"
     databases = [
         SQLTaskDatabase(url=f"sqlite:///{path}", create=True, poll=timedelta(seconds=0.1)) for path in (away, here)
@@ -247,7 +247,7 @@ def test_the_command(tmp_path: Path) -> None:
         ("[[database", "Expected"),
     ],
 )
-def test_a_configuration_that_makes_no_sense(tmp_path: Path, content: str, complaint: str) -> None:
+def test_invalid_configurations_are_rejected(tmp_path: Path, content: str, complaint: str) -> None:
     config = tmp_path / "tasks.toml"
     config.write_text(content)
     with pytest.raises(ArgumentError, match=complaint):
@@ -255,7 +255,7 @@ def test_a_configuration_that_makes_no_sense(tmp_path: Path, content: str, compl
 
 
 @pytest.mark.parametrize("where", ["url", "execute_url", "users"])
-def test_a_url_that_leads_nowhere(where: str) -> None:
+def test_an_unreachable_url_is_rejected(where: str) -> None:
     given = {"url": "sqlite://", where: {"owner": "mysql://h:p/x"} if where == "users" else "mysql://h:p/x"}
     with pytest.raises(ArgumentError, match="the port of the URL is not a number"):
         SQLTaskScheduler([SQLTaskDatabase(**given)])  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_an_asyncio_driver_executes_no_requests() -> None:
         SQLTaskScheduler([SQLTaskDatabase(url="sqlite+aiosqlite://")])
 
 
-def test_plain_inserts_start_when_they_say(tasks: Database) -> None:
+def test_plain_inserts_start_at_their_time(tasks: Database) -> None:
     moments = table("request", column("request", String), column("available_at", TASK.__table__.c.available_at.type))
     now = clock(tasks)
     with tasks.engine.begin() as connection:

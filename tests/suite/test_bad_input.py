@@ -146,7 +146,7 @@ settling = pytest.mark.parametrize("call", SETTLING)
 
 
 @settling
-def test_what_was_never_claimed(session: Recorded, call: str) -> None:
+def test_settling_an_unclaimed_task_is_rejected(session: Recorded, call: str) -> None:
     task = session.get_one(Task, 1)
     for unclaimed in (task, [task], Task()):
         with refused(session, "was not claimed", error=IllegalTransitionError):
@@ -154,7 +154,7 @@ def test_what_was_never_claimed(session: Recorded, call: str) -> None:
 
 
 @settling
-def test_what_is_settled_already(session: Recorded, call: str) -> None:
+def test_settling_a_settled_task_is_rejected(session: Recorded, call: str) -> None:
     task, other = session.claim_many(Task, limit=2)
     session.discard(task, "no")
     for settled in (task, [other, task]):
@@ -309,7 +309,7 @@ def test_asyncio_sessions_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["complete", "enqueue", "release", "cancel"])
-def test_nor_for_settling(name: str) -> None:
+def test_settling_with_an_async_session_is_rejected(name: str) -> None:
     with pytest.raises(ArgumentError, match="run_sync"):
         getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), [])
 

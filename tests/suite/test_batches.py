@@ -35,7 +35,7 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_transaction_changes_so_many_and_the_loop_ends(db: Database, name: str) -> None:
+def test_each_transaction_changes_at_most_the_limit_and_the_loop_ends(db: Database, name: str) -> None:
     """Five rows of those that each call is for, in every state that it is for, among others."""
     unfinished = [*rows(2, "ready", number=1), *rows(3, "scheduled", "retryable", "expired", number=1)]
     failed = [{**DEAD, "number": 1}] * 3 + rows(2, "retryable", "expired", number=1)
@@ -59,7 +59,7 @@ def test_the_first_in_the_order_of_claims_are_changed_first(db: Database) -> Non
     assert count(db, Task, Task.id > 2, Task.status == "cancelled") == 2
 
 
-def test_rows_that_cannot_be_changed_end_it(db: Database) -> None:
+def test_rows_that_cannot_be_changed_end_the_loop(db: Database) -> None:
     db.insert(Task, rows(5, "scheduled"))
     spec, asked = spec_of(Task), list[Any]()
 
@@ -132,7 +132,7 @@ def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any]
 
 
 @pytest.mark.requires("locks_rows")
-def test_rows_claimed_meanwhile_are_changed_all_the_same(sync_db: Database) -> None:
+def test_rows_claimed_concurrently_are_changed_too(sync_db: Database) -> None:
     sync_db.insert(Task, rows(4, "ready"))
     spec = spec_of(Task)
     with sync_db.session() as session, sync_db.session() as worker:
@@ -146,7 +146,7 @@ def test_rows_claimed_meanwhile_are_changed_all_the_same(sync_db: Database) -> N
             worker.complete(tasks)
 
 
-def test_a_task_finished_meanwhile_is_left_unchanged(sync_db: Database) -> None:
+def test_a_task_finished_concurrently_is_left_unchanged(sync_db: Database) -> None:
     sync_db.insert(Task, rows(4, "ready"))
     spec = spec_of(Task)
     with sync_db.session() as session:

@@ -47,7 +47,7 @@ def test_many_rows_are_not_inserted_one_by_one(sync_db: Database) -> None:
     assert [task.name for task in sync_db.session().claim_many(Task, limit=2)] == ["task 0", "task 1"]
 
 
-def test_nor_are_those_that_may_be_there_already(db: Database) -> None:
+def test_rows_with_conflicts_are_written_in_bulk(db: Database) -> None:
     db.insert(Document, [{**row, "id": str(n), "version": 1} for n, row in enumerate(rows(100))])
     with executions(db) as seen, db.begin() as actor:
         actor.enqueue(Document, [{"id": str(n), "version": 2} for n in range(2_000)], on_conflict="replace")
@@ -107,7 +107,7 @@ def test_copy_is_part_of_the_transaction(db: Database) -> None:
     assert count(db, Task) == 0
 
 
-def test_copy_where_there_is_none(db: Database) -> None:
+def test_copy_without_support_is_rejected(db: Database) -> None:
     actor = db.session()
     if db.case.copies:
         pytest.skip("it copies")
@@ -117,7 +117,7 @@ def test_copy_where_there_is_none(db: Database) -> None:
     assert count(db, Task) == 0
 
 
-def test_rows_of_an_inheriting_class_say_so(db: Database) -> None:
+def test_rows_of_an_inheriting_class_store_their_identity(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Reminder, [{"id": 1}], on_conflict="ignore")
     with db.begin() as actor:

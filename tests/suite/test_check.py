@@ -100,7 +100,7 @@ def test_every_kind_of_queue_is_healthy(sync_db: Database, model: Any) -> None:
     assert [finding for finding in found if finding.code != "inexact-primary-key"] == []
 
 
-def test_a_table_that_is_not_there(healthy: Database) -> None:
+def test_a_missing_table_is_reported(healthy: Database) -> None:
     Base.metadata.drop_all(healthy.engine)
     (finding,) = findings(healthy)
     assert (finding.severity, finding.code) == ("error", "missing-table")
@@ -123,7 +123,7 @@ ALTERED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", ALTERED)
-def test_a_schema_that_lacks_something(healthy: Database, name: str) -> None:
+def test_a_schema_with_missing_parts_is_reported(healthy: Database, name: str) -> None:
     statements, code = ALTERED[name]
     execute(healthy, *statements)
     assert found(healthy) == {("error", code)}
@@ -153,7 +153,7 @@ OTHERWISE: dict[str, tuple[Callable[[Table], None], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_a_column_that_is_otherwise(healthy: Database, name: str) -> None:
+def test_a_column_that_differs_is_reported(healthy: Database, name: str) -> None:
     change, code = OTHERWISE[name]
     _make_otherwise(healthy, change)
     assert ("error", code) in found(healthy)
@@ -161,7 +161,7 @@ def test_a_column_that_is_otherwise(healthy: Database, name: str) -> None:
         verify_schema(connection, Base)
 
 
-def test_columns_of_others_are_their_own_affair(healthy: Database) -> None:
+def test_other_columns_are_ignored(healthy: Database) -> None:
     execute(
         healthy,
         "ALTER TABLE checked_post ADD theirs INTEGER",
@@ -177,7 +177,7 @@ def test_moments_without_a_zone_or_fractions(healthy: Database) -> None:
 
 
 @pytest.mark.requires("loose_collation")
-def test_keys_that_are_not_compared_to_the_letter(healthy: Database) -> None:
+def test_keys_that_are_not_compared_exactly_are_reported(healthy: Database) -> None:
     _make_otherwise(healthy, _changed("topic", type=String(128, collation=healthy.case.loose_collation)))
     (finding,) = findings(healthy)
     assert (finding.severity, finding.code) == ("warning", "inexact-key")
@@ -187,7 +187,7 @@ def test_keys_that_are_not_compared_to_the_letter(healthy: Database) -> None:
 
 
 @pytest.mark.requires("loose_collation")
-def test_primary_keys_that_are_not_compared_to_the_letter(sync_db: Database) -> None:
+def test_primary_keys_that_are_not_compared_exactly_are_reported(sync_db: Database) -> None:
     exact = adapter_for(sync_db.engine.dialect).types.key(80)
     metadata = MetaData()
     loose, strict = (_keyed(metadata, collation) for collation in (sync_db.case.loose_collation, exact.collation))
@@ -239,7 +239,7 @@ def test_isolation_levels(healthy: Database) -> None:
 
 @pytest.mark.requires("one_writer")
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
-def test_any_level_is_good_for_one_writer(healthy: Database, level: str) -> None:
+def test_every_isolation_level_suits_one_writer(healthy: Database, level: str) -> None:
     assert found(healthy.variant(isolation_level=level)) == set()
 
 
@@ -360,7 +360,7 @@ def reader(healthy: Database) -> Iterator[Callable[..., list[Finding]]]:
 
 
 @pytest.mark.requires("account_sql")
-def test_rights_that_are_missing(reader: Any) -> None:
+def test_missing_privileges_are_reported(reader: Any) -> None:
     error, *_ = reader()
     assert (error.severity, error.code, error.model) == ("error", "missing-privilege", Post)
     error, warning = reader("SELECT ON checked_post")
@@ -373,7 +373,7 @@ def test_rights_that_are_missing(reader: Any) -> None:
 
 
 @pytest.mark.requires("account_sql")
-def test_rights_to_single_columns_are_enough(reader: Any) -> None:
+def test_privileges_on_single_columns_are_enough(reader: Any) -> None:
     columns = ", ".join(column.name for column in Post.__queue_spec__.columns.values())
     assert reader(f"SELECT, INSERT, DELETE, UPDATE ({columns}) ON checked_post") == []
 

@@ -47,7 +47,7 @@ def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> lis
         return ids(session.claim_many(Task, *where, limit=limit, **arguments))
 
 
-def test_what_a_claim_writes(db: Database) -> None:
+def test_a_claim_writes_state_attempt_claimer_and_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1, "name": "a", "priority": 3, "available_at": PAST}])
     before = row(db, Task, 1)
     started = now(db)
@@ -286,7 +286,7 @@ def _take_over(db: Database, key: int) -> None:
 
 
 @pytest.mark.parametrize("reload", ["expire", "refresh", "detach"])
-def test_a_zombie_does_not_pass_by_a_reload(db: Database, reload: str) -> None:
+def test_a_reload_does_not_let_a_zombie_pass_the_fence(db: Database, reload: str) -> None:
     db.insert(Task, [{"id": 1}])
     zombie = db.session(expire_on_commit=reload == "expire")
     task = zombie.claim(Task)
@@ -345,7 +345,7 @@ def test_functions_on_a_plain_session(db: Database) -> None:
     assert [row(db, Task, n).status for n in (1, 2, 3)] == ["available", "completed", "available"]
 
 
-def test_two_steps_at_the_most(db: Database) -> None:
+def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
     """Claiming nothing asks for ready rows and for due rows, and that is all."""
     statements: list[str] = []
     with db.begin() as session:

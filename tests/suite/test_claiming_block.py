@@ -58,7 +58,7 @@ def test_an_error_with_nothing_claimed_is_raised(db: Database) -> None:
         raise ZeroDivisionError
 
 
-def test_records_the_failure_and_goes_on(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_the_failure_and_continues(db: Database, caplog: pytest.LogCaptureFixture) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}])
     with db.begin() as session:
         session.add(Ledger(task_id=100))
@@ -119,7 +119,7 @@ def test_settled_inside_and_then_failed(db: Database) -> None:
     assert (row(db, 1).status, row(db, 1).error) == ("retryable", "ValueError")
 
 
-def test_claim_lost_error_goes_through(db: Database) -> None:
+def test_claim_lost_error_propagates(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     with pytest.raises(ClaimLostError), session.claiming(Task):  # noqa: PT012 - the block is what is tested

@@ -40,7 +40,9 @@ def test_two_claimers_get_different_rows_at_once(db: Database) -> None:
 @locks_rows
 @pytest.mark.parametrize(("size", "limit"), [(3, 1), (12, 5), (16, 8), (20, 10), (30, 15), (2_000, 500)])
 @pytest.mark.parametrize(("condition", "lease"), [("ready", "default"), ("retryable", "default"), ("ready", None)])
-def test_whatever_the_plan(sync_db: Database, size: int, limit: int, condition: str, lease: Any) -> None:
+def test_two_claimers_are_served_with_any_plan(
+    sync_db: Database, size: int, limit: int, condition: str, lease: Any
+) -> None:
     sync_db.insert(Task, rows(size, condition))
     assert_both_are_served(sync_db, limit=limit, lease=lease)
 
@@ -118,7 +120,7 @@ def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database,
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 @pytest.mark.parametrize("where", [(), (Task.number == 0,)], ids=["any", "where"])
-def test_the_few_behind_many_locks_are_found(sync_db: Database, condition: str, where: Any) -> None:
+def test_free_rows_behind_many_locks_are_found(sync_db: Database, condition: str, where: Any) -> None:
     sync_db.insert(Task, rows(2_000, condition))
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, *where, limit=1_990))

@@ -52,7 +52,7 @@ def document(db: Database) -> Document:
 
 
 @pytest.mark.parametrize("how", ["rows", "instance"])
-def test_raise_lets_one_in(db: Database, how: str) -> None:
+def test_raise_accepts_exactly_one_insert(db: Database, how: str) -> None:
     def enqueue(actor: Actor, version: int) -> None:
         if how == "rows":
             actor.enqueue(Document, [{"id": "a", "version": version}])
@@ -65,7 +65,7 @@ def test_raise_lets_one_in(db: Database, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
-def test_the_others_let_all_in_and_make_one_row(db: Database, how: str) -> None:
+def test_other_conflict_modes_accept_all_inserts_and_keep_one_row(db: Database, how: str) -> None:
     def enqueue(actor: Actor, version: int) -> None:
         actor.enqueue(Document, [{"id": "a", "version": version}], on_conflict=how)
 
@@ -133,7 +133,7 @@ def test_rerun_misses_no_version(db: Database, early: bool) -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("rerun", "available"), ("replace", "completed"), ("ignore", "completed")])
-def test_what_is_written_during_a_run(db: Database, how: str, status: str) -> None:
+def test_writes_during_a_run_take_effect_after_it(db: Database, how: str, status: str) -> None:
     db.insert(Document, rows(1, id="a", version=0))
     actor = db.session()
     task = actor.claim(Document)

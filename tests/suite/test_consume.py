@@ -54,7 +54,7 @@ def test_a_task_deleted_on_completion_is_returned_detached(db: Database) -> None
     assert [task.id for task in rows(db, Spool)] == [3]
 
 
-def test_a_rollback_gives_it_back(db: Database) -> None:
+def test_a_rollback_undoes_a_consume(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     db.insert(Spool, [{"id": 1}])
     session = db.session()

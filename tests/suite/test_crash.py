@@ -141,7 +141,7 @@ def test_the_lapsed_lease_of_an_application_is_an_attempt(db: Database) -> None:
     assert rescued(db) == 1
 
 
-def test_a_suspect_that_is_only_locked_has_its_attempt_too(db: Database) -> None:
+def test_a_suspect_in_lock_mode_keeps_its_attempt(db: Database) -> None:
     db.insert(Task, rows(1, max_attempts=1))
     claimed_by_worker(db)
     with db.begin() as actor:

@@ -98,7 +98,7 @@ def test_functions(db: Database) -> None:
 
 
 @pytest.mark.parametrize("by", ["another deployment", "the same"])
-def test_a_run_in_progress_goes_on(db: Database, by: str) -> None:
+def test_a_run_in_progress_continues(db: Database, by: str) -> None:
     declare(db, chore(limit_key="x"))
     run = run_now(db)
     changed = chore(schedule=DAILY, limit_key="y", note="new") if by == "another deployment" else chore()
@@ -142,7 +142,7 @@ def test_schedules_stopped_by_hand_stay_stopped(db: Database, how: str, caplog: 
     assert declare(db, chore(schedule=DAILY)) == {"updated": ("a",)}
 
 
-def test_what_failed_in_every_attempt_is_not_stopped(db: Database) -> None:
+def test_a_run_that_failed_in_every_attempt_is_not_stopped(db: Database) -> None:
     declare(db, chore())
     for _ in range(2):
         run = run_now(db)
@@ -175,7 +175,7 @@ def test_removed_and_declared_again(db: Database, running: bool) -> None:
     assert found(db)["available_at"] > clock(db)
 
 
-def test_a_run_that_was_removed_is_the_last(db: Database) -> None:
+def test_a_removed_run_is_not_followed_by_another(db: Database) -> None:
     declare(db, chore())
     run = run_now(db)
     declare(db, chore("b"), remove_missing=True)
@@ -230,7 +230,7 @@ def test_eight_processes_at_once(sync_db: Database, processes: Processes) -> Non
 
 
 @pytest.mark.parametrize("looked_before", [False, pytest.param(True, marks=pytest.mark.requires("locks_rows"))])
-def test_a_row_inserted_by_another_meanwhile_is_left_unchanged(sync_db: Database, looked_before: bool) -> None:
+def test_a_row_inserted_concurrently_is_left_unchanged(sync_db: Database, looked_before: bool) -> None:
     """A transaction that reads what was there when it began does not see it, and knows of it nevertheless."""
     with sync_db.session() as actor:
         if looked_before:
@@ -276,7 +276,7 @@ def test_declarations_that_are_refused(sync_db: Database, name: str) -> None:
             actor.declare_schedules(Chore, [], Chore.id == 1)
 
 
-def test_another_key_that_stands_in_the_way(db: Database) -> None:
+def test_a_conflicting_key_raises_an_error(db: Database) -> None:
     declare(db, chore())
     with db.session() as actor, pytest.raises(DuplicateTaskError, match="another row has one of its unique keys"):
         actor.declare_schedules(Chore, [chore(id=999)])

@@ -97,7 +97,7 @@ def test_rows_of_different_shapes(db: Database) -> None:
     ]
 
 
-def test_none_asks_for_the_default(db: Database) -> None:
+def test_none_means_the_default(db: Database) -> None:
     with db.begin() as session:
         session.enqueue(Task, [{"id": 1, "priority": None}, {"id": 2, "priority": 5}])
         session.enqueue(Task, [{"id": 3, "priority": 6}, {"id": 4, "priority": None}])
@@ -106,7 +106,7 @@ def test_none_asks_for_the_default(db: Database) -> None:
     assert {parcel.name for parcel in rows(db, Parcel)} == {""}
 
 
-def test_who_listens_for_statements_sees_those_of_the_orm(db: Database) -> None:
+def test_orm_execute_listeners_see_the_inserts(db: Database) -> None:
     seen: list[Any] = []
     with db.begin() as session:
         event.listen(session.sync_session, "do_orm_execute", lambda state: seen.append(list(state.all_mappers)))
@@ -224,7 +224,7 @@ def test_a_waiting_task_is_available_at_once(sync_db: Database, on_conflict: Any
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
-def test_a_new_moment(db: Database, on_conflict: Any) -> None:
+def test_a_new_available_at_is_stored(db: Database, on_conflict: Any) -> None:
     final = {"status": "completed", "available_at": PAST, "finished_at": PAST}
     db.insert(Document, [{"id": "a", **final}])
     with db.begin() as session:
@@ -241,7 +241,7 @@ def test_replace_gives_the_values_of_the_row(db: Database) -> None:
     assert document.max_attempts - document.attempt == 1
 
 
-def test_several_at_once_some_there(db: Database) -> None:
+def test_several_keys_of_which_some_exist(db: Database) -> None:
     db.insert(Document, [{"id": "a", "version": 1}, {"id": "c", "version": 1}])
     with db.begin() as session:
         session.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")

@@ -48,7 +48,7 @@ def stored(db: Database, error: BaseException | str, *, by: str = "fail") -> str
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_stored_as_well_as_can_be(db: Database, error: Any, text: str | None) -> None:
+def test_text_is_stored_as_completely_as_possible(db: Database, error: Any, text: str | None) -> None:
     assert stored(db, error) == (text if text is not None else f"{type(error).__name__}: {error}")
 
 

@@ -30,7 +30,7 @@ def in_turns(db: Database, limit: int, *kinds: str, **arguments: Any) -> Counter
     return counts
 
 
-def test_each_has_its_share_and_the_rest_goes_to_the_others(db: Database) -> None:
+def test_each_value_gets_its_share_and_the_others_get_the_rest(db: Database) -> None:
     messages(db, many=50, some=10, few=2, others=10)
     assert in_turns(db, 9, "many", "some", "others") == {"many": 3, "some": 3, "others": 3}
     assert in_turns(db, 12, "many", "some", "few", "none") == {"many": 5, "some": 5, "few": 2}
@@ -68,7 +68,7 @@ def test_the_reader_of_a_message_is_recorded(db: Database) -> None:
     assert count(db, Message, Message.status == "completed", Message.claimed_by == "reader 7") == 3
 
 
-def test_or_is_deleted_with_it(db: Database) -> None:
+def test_tasks_claimed_in_turns_are_deleted_on_completion(db: Database) -> None:
     db.insert(Spool, [{"text": text} for text in "aab"])
     with db.begin() as actor:  # by any attribute, if need be without an index
         actor.complete(actor.claim_in_turns(Spool, Spool.text, ["a", "b"], limit=2))

@@ -170,7 +170,7 @@ def test_an_ended_lease_that_was_not_taken_over_still_holds(sync_db: Database, c
 
 
 @pytest.mark.parametrize("lease", ["default", None])
-def test_a_claim_that_was_rolled_back_was_never_made(db: Database, lease: Any) -> None:
+def test_a_rolled_back_claim_cannot_be_settled(db: Database, lease: Any) -> None:
     db.insert(Task, rows(1))
     actor = db.session()
     task = actor.claim(Task, lease=lease)
@@ -185,7 +185,7 @@ def test_a_claim_that_was_rolled_back_was_never_made(db: Database, lease: Any) -
 
 @pytest.mark.parametrize("end", ["rollback", "close"])
 @every_call
-def test_whatever_ends_the_transaction(sync_db: Database, call: str, end: str) -> None:
+def test_every_end_of_the_transaction_ends_the_claim(sync_db: Database, call: str, end: str) -> None:
     sync_db.insert(Task, rows(1))
     actor = sync_db.session()
     task = actor.claim(Task)
@@ -198,7 +198,7 @@ def test_whatever_ends_the_transaction(sync_db: Database, call: str, end: str) -
 
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("call", [name for name in SETTLING if name != "heartbeat"])
-def test_a_savepoint_rolled_back_gives_the_claim_back(sync_db: Database, call: str, lease: Any) -> None:
+def test_a_savepoint_rollback_undoes_the_claim(sync_db: Database, call: str, lease: Any) -> None:
     sync_db.insert(Task, rows(1))
     actor = sync_db.session()
     task = actor.claim(Task, lease=lease)

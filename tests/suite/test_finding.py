@@ -36,7 +36,7 @@ def test_find(db: Database) -> None:
         assert session.find(Task, Task.name == "nobody") == []
 
 
-def test_whatever_their_state(db: Database) -> None:
+def test_tasks_of_every_state_are_found(db: Database) -> None:
     db.insert(Task, [{"id": n, "status": status, "available_at": PAST} for n, status in enumerate(Status, 1)])
     with db.begin() as session:
         assert {task.status for task in session.find(Task)} == set(Status)
@@ -51,7 +51,7 @@ def test_older_than_by_the_clock_of_the_database(db: Database) -> None:
         assert ids(session.find(Task, Task.created_at <= utcnow(-timedelta(hours=1)))) == [2]
 
 
-def test_they_are_as_they_are_now(db: Database) -> None:
+def test_found_instances_are_refreshed(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         (task,) = session.find(Task)

@@ -133,7 +133,7 @@ def test_a_crash_after_the_commit_of_the_claim(one_task: Database, way: Way) -> 
 
 
 @every_way
-def test_who_comes_back_late_writes_nothing(one_task: Database, way: Way) -> None:
+def test_a_late_claimer_writes_nothing(one_task: Database, way: Way) -> None:
     if not way.settles:
         return  # "nothing to lose": its work is its alone
     late, other = one_task.variant().session(), one_task.session()
@@ -212,7 +212,7 @@ def told(statements: list[str]) -> int:
 
 @every_way
 @pytest.mark.requires("statements_row")
-def test_as_many_statements_and_commits_as_the_table_says(one_task: Database, way: Way) -> None:
+def test_statements_and_commits_match_the_documented_table(one_task: Database, way: Way) -> None:
     database = one_task.variant(isolation_level="SERIALIZABLE" if one_task.case.one_writer else "READ COMMITTED")
     one_task.insert(Task, [{"id": 2}, {"id": 3}])
     with database.session() as session:  # a connection and a dialect that are known already

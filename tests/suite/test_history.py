@@ -81,7 +81,7 @@ def test_each_settlement_ends_an_attempt(db: Database) -> None:
 
 
 @pytest.mark.parametrize("how", ["discard", "cancel"])
-def test_tasks_that_are_given_up(db: Database, how: str) -> None:
+def test_discarded_and_cancelled_attempts_are_recorded(db: Database, how: str) -> None:
     put(db, Parcel())
     with db.begin() as session:
         task = session.claim(Parcel)
@@ -138,7 +138,7 @@ def test_deleted_tasks_of_several_keys(db: Database) -> None:
             assert attempt.started_at is not None
 
 
-def test_a_lock_alone_tells_no_start(db: Database) -> None:
+def test_a_lock_only_claim_has_no_start_time(db: Database) -> None:
     put(db, Parcel())
     with db.begin() as session:
         task = session.claim(Parcel, lease=None, claimed_by="locker")
@@ -148,7 +148,7 @@ def test_a_lock_alone_tells_no_start(db: Database) -> None:
     assert (attempt.attempt, attempt.claimed_by, attempt.started_at, attempt.took) == (1, "locker", None, None)
 
 
-def test_the_block_of_a_claim(db: Database) -> None:
+def test_the_claiming_block_records_a_traceback(db: Database) -> None:
     put(db, Parcel())
     with db.begin() as session, session.claiming(Parcel) as task:
         refuse("torn")

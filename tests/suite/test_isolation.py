@@ -155,7 +155,7 @@ def test_a_claim_sees_what_was_committed_meanwhile(db: Database, level: str) -> 
 
 @locks_rows
 @above
-def test_so_does_what_changes_all_that_are_such(db: Database, level: str) -> None:
+def test_changes_by_criteria_run_at_read_committed(db: Database, level: str) -> None:
     db.insert(Task, rows(2))
     actor, other = contenders(db.variant(isolation_level=level))
     claimed = other.claim(Task)
@@ -217,7 +217,7 @@ def test_no_claim_without_a_transaction(db: Database) -> None:
     assert count(db, Task, Task.status == "available") == 1
 
 
-def test_a_claim_begins_a_transaction_where_there_would_be_none(db: Database) -> None:
+def test_a_claim_begins_a_transaction_if_there_is_none(db: Database) -> None:
     db.insert(Task, rows(1))
     (actor,) = contenders(db.variant(isolation_level="AUTOCOMMIT"), 1)
     task = actor.claim(Task)
@@ -230,7 +230,7 @@ def test_a_claim_begins_a_transaction_where_there_would_be_none(db: Database) ->
 
 
 @one_writer
-def test_serializable_is_what_one_writer_is(db: Database) -> None:
+def test_one_writer_claims_at_serializable(db: Database) -> None:
     db.insert(Task, rows(2))
     actor = db.variant(isolation_level="SERIALIZABLE").session()
     actor.scalars(select(Account)).all()

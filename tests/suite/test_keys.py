@@ -259,7 +259,7 @@ def test_keys_of_other_programs_stop_nothing(db: Database) -> None:
         actor.complete(mails)
 
 
-def test_keys_are_the_same_to_the_letter(db: Database) -> None:
+def test_keys_match_only_exactly(db: Database) -> None:
     keys = ["abC", "aBc", "a", "\u65e5\u672c", "\u6771\u4eac"]
     with db.begin() as actor:
         actor.enqueue(Listing, [{"unique_key": key} for key in keys], on_conflict="ignore")

@@ -84,7 +84,7 @@ def set_limit(db: Database, limit: int, key: str = "a") -> None:
 
 
 @leases
-def test_one_transaction_gets_so_many_and_no_more(db: Database, lease: Any) -> None:
+def test_one_transaction_gets_at_most_the_limit(db: Database, lease: Any) -> None:
     visits(db, *"aaab", None, *"bbc", None)
     with db.session() as actor:
         claimed = actor.claim_many(Visit, limit=20, lease=lease)
@@ -204,7 +204,7 @@ def test_those_that_are_ended_by_criteria_give_up_their_slots(db: Database, end:
 
 
 @locks_rows
-def test_what_changes_hands_while_all_are_cancelled(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_released_during_a_cancel_are_cancelled_too(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     visits(sync_db, *"ab", None)
     claims, end = claim(sync_db), bulk._end_running
 
@@ -318,7 +318,7 @@ def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database
 
 @locks_rows
 @pytest.mark.parametrize("known", [True, False])
-def test_nobody_waits_for_a_limit_that_is_being_set(db: Database, known: bool) -> None:
+def test_claims_do_not_wait_for_a_limit_being_set(db: Database, known: bool) -> None:
     visits(db, *"aab")
     if known:
         set_limit(db, 2)

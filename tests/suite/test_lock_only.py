@@ -53,7 +53,7 @@ def test_nothing_is_written(db: Database) -> None:
         ("cancel", (), None, {"status": "cancelled"}),
     ],
 )
-def test_settled_as_if_it_had_a_lease(
+def test_lock_only_claims_are_settled_like_leased_ones(
     db: Database, call: str, arguments: Any, delay: timedelta | None, changes: dict[str, Any]
 ) -> None:
     db.insert(Task, [{"id": 1, "status": "running", "attempt": 1, "claimed_by": "crashed", "available_at": PAST}])
@@ -71,7 +71,7 @@ def test_settled_as_if_it_had_a_lease(
 @pytest.mark.parametrize(
     ("call", "arguments", "status"), [("release", (), "available"), ("snooze", (SOON,), "scheduled")]
 )
-def test_handed_back_as_it_was(db: Database, call: str, arguments: Any, status: str) -> None:
+def test_handed_back_unchanged(db: Database, call: str, arguments: Any, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "available_at": PAST}])
     before = columns(row(db, Task, 1))
     with db.begin() as session:
@@ -99,7 +99,7 @@ def test_delete_on_complete(db: Database) -> None:
         assert session.get(Spool, 1) is None
 
 
-def test_heartbeat_makes_no_sense(db: Database) -> None:
+def test_heartbeat_of_a_lock_only_claim_is_rejected(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     with pytest.raises(IllegalTransitionError, match="no lease"):
@@ -244,7 +244,7 @@ def test_settling_by_a_claim_without_its_instance(db: Database) -> None:
     assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("completed", 1)
 
 
-def test_lost_if_the_row_is_gone(db: Database) -> None:
+def test_a_deleted_row_raises_claim_lost(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     task = session.claim(Task, lease=None)

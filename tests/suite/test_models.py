@@ -369,7 +369,7 @@ def test_in_the_schema_that_is_the_default(sync_db: Database) -> None:
 
 
 @pytest.mark.requires("claims_in_schemas")
-def test_in_a_schema_of_its_own(sync_db: Database) -> None:
+def test_a_queue_in_its_own_schema_works(sync_db: Database) -> None:
     try:
         with sync_db.engine.begin() as connection:
             connection.execute(text("CREATE SCHEMA filing"))

@@ -111,7 +111,7 @@ def test_the_schema_is_found(sync_db: Database, models: _Models) -> None:
 
 @pytest.mark.requires("schemas")
 @pytest.mark.parametrize("schema", ["a%schema", "a.schema", 'a"schema'])
-def test_so_may_a_schema_be_called(sync_db: Database, schema: str) -> None:
+def test_a_schema_may_have_an_unusual_name(sync_db: Database, schema: str) -> None:
     class Base(DeclarativeBase):
         pass
 

@@ -65,7 +65,7 @@ def test_no_row_is_locked_that_is_not_taken(
         assert actor.stats(model)["completed"] == 10
 
 
-def test_a_model_that_does_not_say_so_is_told(sync_db: Database, model: Any) -> None:
+def test_an_undeclared_partitioning_is_reported(sync_db: Database, model: Any) -> None:
     class Plain(DeclarativeBase):
         pass
 

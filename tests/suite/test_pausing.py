@@ -134,7 +134,7 @@ def test_while_somebody_resumes(db: Database) -> None:
     assert keys(db) == {"task"}
 
 
-def test_what_a_pause_is_told(db: Database) -> None:
+def test_a_pause_stores_any_reason(db: Database) -> None:
     nasty = "nul \0 and \ud800 and 𝄞" + "x" * 3_000
     with db.begin() as session:
         session.pause(Mail, "ünïcödé"[:1], reason=nasty)
@@ -188,7 +188,7 @@ def test_without_a_model() -> None:
 
 
 @pytest.mark.parametrize("dataclasses", [False, True])
-def test_models_of_its_own(dataclasses: bool) -> None:
+def test_an_application_can_use_its_own_models(dataclasses: bool) -> None:
     class Plain(DeclarativeBase):
         pass
 

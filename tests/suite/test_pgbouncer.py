@@ -101,7 +101,7 @@ def pooled(db: Database) -> Iterator[Database]:
     loop.stop()
 
 
-def test_it_is_the_pooler_that_answers(pooled: Database) -> None:
+def test_the_connection_goes_through_the_pooler(pooled: Database) -> None:
     assert pooled.url.port != pooled.engine.url.port
     # five clients at once on three connections: only in transaction mode does the last one get its turn
     actors = [pooled.session() for _ in range(5)]

@@ -73,7 +73,7 @@ def test_a_task_inserted_for_later_is_not_claimed_before(sync_db: Database) -> N
 
 
 @pytest.mark.parametrize("model", [Mail, Seat, Ticket], ids=lambda model: model.__name__)
-def test_it_is_not_claimed_in_any_order_and_from_any_part(db: Database, model: Any) -> None:
+def test_early_rows_are_never_claimed(db: Database, model: Any) -> None:
     by_plain_sql(db, model, available_at=TOMORROW)
     where = [Mail.topic == "a"] if model is Mail else []
     for arguments in ({}, {"lease": None}):
@@ -102,7 +102,7 @@ def test_it_is_claimed_once_its_time_has_come(db: Database) -> None:
 
 @pytest.mark.requires("locks_rows")
 @pytest.mark.parametrize("model", [Task, Ticket], ids=lambda model: model.__name__)
-def test_a_claim_locks_none_of_those_that_it_passes_over(sync_db: Database, model: Any) -> None:
+def test_a_claim_does_not_lock_rows_that_it_skips(sync_db: Database, model: Any) -> None:
     first: dict[str, Any] = {"priority": -1} if model is Task else {"severity": 9}
     sync_db.insert(model, [{**first, "available_at": TOMORROW}] * 3)
     sync_db.insert(model, [{"available_at": PAST}] * 2)
@@ -120,7 +120,7 @@ def test_a_claim_locks_none_of_those_that_it_passes_over(sync_db: Database, mode
     holder.rollback()
 
 
-def test_next_due_knows_when(db: Database) -> None:
+def test_next_due_returns_the_time_of_the_next_task(db: Database) -> None:
     by_plain_sql(db, Task, name="later", available_at=clock(db) + 2 * HOUR)
     db.insert(Task, [{"status": "scheduled", "available_at": clock(db) + 3 * HOUR}])
     for each in zones(db):
@@ -199,7 +199,7 @@ def overview(db: Database) -> Any:
         return actor.overview(Report)
 
 
-def test_it_runs_when_it_is_due_and_goes_on(db: Database) -> None:
+def test_a_plain_insert_with_a_schedule_runs_and_recurs(db: Database) -> None:
     by_plain_sql(db, Report, schedule="PT1S")
     task = None
     while task is None:

@@ -59,7 +59,7 @@ def test_delays(policy: Any, delays: list[int]) -> None:
 
 
 @pytest.mark.parametrize("policy", [ConstantBackoff(MINUTE), LinearBackoff(MINUTE), ExponentialBackoff(MINUTE)])
-def test_a_little_chance_spreads_them(policy: Any) -> None:
+def test_jitter_spreads_retries(policy: Any) -> None:
     delays = {policy(1) for _ in range(50)}
     assert len(delays) > 10
     assert all(0.9 * MINUTE <= delay <= 1.1 * MINUTE for delay in delays)
@@ -178,7 +178,7 @@ def age(db: Database, **ages: timedelta) -> None:
     ("days", "older_than", "left"),
     [(2, None, {"discarded"}), (31, None, set()), (31, 32 * DAY, {"completed", "cancelled", "discarded"})],
 )
-def test_dead_letters_are_kept_as_long_as_told(
+def test_dead_letters_have_their_own_retention(
     sync_db: Database, days: int, older_than: timedelta | None, left: set[str]
 ) -> None:
     age(sync_db, completed=DAY * days, cancelled=DAY * days, discarded=DAY * days)
@@ -187,7 +187,7 @@ def test_dead_letters_are_kept_as_long_as_told(
         assert {task.kind for task in actor.find(Message)} == left
 
 
-def test_workers_keep_dead_letters_as_long_as_told(
+def test_workers_respect_the_retention_of_dead_letters(
     sync_db: Database,
     workers: Workers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -90,7 +90,7 @@ def test_a_row_from_before_can_be_redriven(db: Database) -> None:
         assert session.prune(Mail, timedelta(0)) == 1
 
 
-def test_the_command_deletes_them_only_if_it_is_told(sync_db: Database) -> None:
+def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **ADOPTED} for n in (1, 2)])
     assert told(sync_db, "prune", "--yes", target="Mail") == "0 tasks of Mail are deleted.\n"
     assert told(sync_db, "prune", "--yes", "--older-than", "1s", target="Mail") == "0 tasks of Mail are deleted.\n"

@@ -120,7 +120,7 @@ def test_late_runs_are_skipped(db: Database, lease: Any) -> None:
         assert timedelta(0) < found["available_at"] - clock(db) <= HOUR
 
 
-def test_each_run_that_was_missed_is_made_up_for_once(sync_db: Database) -> None:
+def test_each_missed_run_is_made_up_for_once(sync_db: Database) -> None:
     task = recurring(sync_db, Reading, available_at=clock(sync_db) - 11.5 * HOUR)
     planned = row(sync_db, task)["available_at"]
 
@@ -260,7 +260,7 @@ def test_reschedule(db: Database, running: bool) -> None:
     assert before + 24 * HOUR - step <= found["available_at"] <= clock(db) + 24 * HOUR + step
 
 
-def test_a_change_counts_that_the_transaction_of_the_run_has_not_seen(db: Database) -> None:
+def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Database) -> None:
     task = recurring(db)
     run = claim(db)
     with db.session() as actor:

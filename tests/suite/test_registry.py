@@ -59,7 +59,7 @@ def test_workers_by_name_and_by_queue(fleet: Database) -> None:
     assert (worker.last_claim_at, worker.command, worker.concurrency) == (None, None, None)
 
 
-def test_queues_that_no_live_worker_serves(fleet: Database) -> None:
+def test_unserved_queues_are_reported(fleet: Database) -> None:
     register(fleet, "dead", lane("errand_of_fleet"), ago=36)
     with fleet.begin() as session:
         assert session.unserved(Fleet) == [Errand, Call]
@@ -126,7 +126,7 @@ def test_the_command(sync_fleet: Database) -> None:
     assert (told["told"], told["workers"][0]["command"], told["workers"][0]["concurrency"]) == (1, "drain", 3)
 
 
-def test_why_tells_that_no_live_worker_takes_a_task(fleet: Database) -> None:
+def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
     with fleet.begin() as session:
         errand, call = Errand(), Call(task="shop.mail", arguments={})
         session.add_all([errand, call])

@@ -149,7 +149,7 @@ def test_pending_instances_are_not_inserted_twice(db: Database) -> None:
     assert found(db) == {"k": None}
 
 
-def test_a_relationship_goes_before_its_columns(db: Database) -> None:
+def test_a_relationship_takes_precedence_over_its_columns(db: Database) -> None:
     db.insert(Client, [{"id": 7, "code": "a"}])
     with db.begin() as actor:
         client = actor.run(lambda session: session.get_one(Client, 7))
@@ -204,7 +204,7 @@ def test_related_rows_that_cannot_be_stored_are_refused(db: Database, on_conflic
     assert found(db) == {}
 
 
-def test_a_plain_session_does_likewise(sync_db: Database) -> None:
+def test_a_plain_session_behaves_the_same(sync_db: Database) -> None:
     from sqlqueue import enqueue
 
     with Session(sync_db.engine) as session, session.begin():

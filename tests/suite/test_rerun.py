@@ -68,7 +68,7 @@ ENDS = {"fail": fail, "discard": lambda a, t: a.discard(t, "no"), "release": lam
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_however_the_run_ends_there_is_another(db: Database, end: str) -> None:
+def test_every_end_of_a_run_is_followed_by_a_rerun(db: Database, end: str) -> None:
     with db.begin() as actor:
         actor.add(Listing(id=1, version=1))
     task = claim(db)
@@ -97,7 +97,7 @@ def test_a_task_deleted_on_completion_stays_for_its_rerun(db: Database) -> None:
     assert (again.stage, again.attempt) == ("fold", 2)
 
 
-def test_a_cancelled_run_is_the_last(db: Database) -> None:
+def test_a_cancelled_run_is_not_followed_by_another(db: Database) -> None:
     with db.begin() as actor:
         actor.add(Listing(id=1))
     task = claim(db)
@@ -124,7 +124,7 @@ def test_rerun_by_the_holder_of_a_lock_only_claim(db: Database, key: dict[str, A
 
 
 @pytest.mark.parametrize("end", ["complete", "discard"])
-def test_workers_hear_of_it(
+def test_workers_are_notified_of_a_rerun(
     db: Database,
     workers: Workers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -175,7 +175,7 @@ def test_only_what_is_newer_counts(db: Database, key: dict[str, Any], running: b
     assert listing(db)["status"] == "completed"
 
 
-def test_what_is_done_knows_its_version(db: Database) -> None:
+def test_a_completed_task_remembers_its_version(db: Database) -> None:
     def enqueue(version: int) -> RowMapping:
         with db.begin() as actor:
             actor.enqueue(Listing(id=1, version=version), on_conflict="rerun", version=Listing.version)
@@ -189,7 +189,7 @@ def test_what_is_done_knows_its_version(db: Database) -> None:
     assert (enqueue(3)["status"], listing(db)["version"]) == ("available", 3)
 
 
-def test_a_version_that_makes_no_sense(db: Database) -> None:
+def test_an_invalid_version_is_rejected(db: Database) -> None:
     with db.begin() as actor:
         for arguments, words in (
             ({"version": Listing.version}, "on_conflict"),

@@ -71,7 +71,7 @@ def test_a_claim_in_a_transaction_that_is_rolled_back(db: Database) -> None:
 
 
 @pytest.mark.parametrize("model", [Task, Spool])
-def test_what_was_consumed(db: Database, model: Any) -> None:
+def test_a_savepoint_rollback_undoes_a_consume(db: Database, model: Any) -> None:
     db.insert(model, rows(1))
     with db.begin() as actor:
         with undone(actor):

@@ -61,7 +61,9 @@ def test_rows_that_the_orm_would_send_elsewhere_are_refused(routing: sessionmake
         session.enqueue(Task, [{"name": "a"}, {"priority": 1}])
 
 
-def test_what_loads_nothing_goes_where_writes_go(engines: dict[str, Engine], routing: sessionmaker[Any]) -> None:
+def test_operations_that_load_nothing_use_the_write_engine(
+    engines: dict[str, Engine], routing: sessionmaker[Any]
+) -> None:
     with routing.begin() as session:
         session.set_limit(Visit, "a", 3)
         assert session.pause(Task)
@@ -91,7 +93,7 @@ def test_a_claim_is_refused(
         claim(session)
 
 
-def test_so_is_a_worker(routing: sessionmaker[Any]) -> None:
+def test_a_worker_with_two_engines_is_rejected(routing: sessionmaker[Any]) -> None:
     worker = Worker(routing)
     worker.handler(Task)(lambda task: None)
     with pytest.raises(ArgumentError, match="one engine"):

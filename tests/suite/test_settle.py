@@ -148,7 +148,7 @@ def test_one_failure_of_several_attempts(db: Database) -> None:
     assert tasks[1].available_at - tasks[0].available_at == timedelta(seconds=20)
 
 
-def test_handed_back_without_blame(db: Database) -> None:
+def test_handed_back_without_counting_the_attempt(db: Database) -> None:
     db.insert(Task, [{"id": 1, "max_attempts": 1}])
     for attempt in (1, 2, 3):
         with db.begin() as session:
@@ -335,7 +335,7 @@ def test_heartbeat_settles_nothing(db: Database) -> None:
         session.complete(task)
 
 
-def test_settled_in_vain_comes_back_with_a_rollback(db: Database) -> None:
+def test_a_rolled_back_settlement_can_be_repeated(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     task = claim(db, Task)
     session = db.session()

@@ -40,7 +40,7 @@ def test_in_the_order_of_the_queue(db: Database, lease: Any, values: dict[str, A
 
 
 @pytest.mark.requires("locks_rows")
-def test_past_what_others_hold(sync_db: Database) -> None:
+def test_claims_skip_rows_that_others_hold(sync_db: Database) -> None:
     mails(sync_db, 90)
     first, second = contenders(sync_db)
     mine = ids(first.claim_many(Mail, Mail.topic.in_(LISTED), limit=40))
@@ -52,7 +52,7 @@ def test_past_what_others_hold(sync_db: Database) -> None:
     second.rollback()
 
 
-def test_what_is_in_a_list_may_be_anything(db: Database) -> None:
+def test_lists_of_any_content_and_length_work(db: Database) -> None:
     mails(db, 30)
     with db.session() as actor:
         for nothing in ([], ["none"]):

@@ -111,7 +111,7 @@ SETTLING: Mapping[str, Callable[[Actor, list[Claim]], Any]] = {
 
 @locks_rows
 @pytest.mark.parametrize("settle", SETTLING)
-def test_a_slot_is_given_up_that_a_transaction_does_not_see_yet(db: Database, settle: str) -> None:
+def test_a_slot_is_freed_even_if_the_transaction_does_not_see_it_yet(db: Database, settle: str) -> None:
     visits(db, "a", "b", None)
     with db.variant(isolation_level="REPEATABLE READ").session() as actor:
         assert len(actor.find(Visit)) == 3  # from here on it sees the tables as they are now
@@ -261,7 +261,7 @@ def test_many_claimers_of_many_new_keys_at_once(sync_db: Database) -> None:
 
 
 @pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
-def test_keys_that_others_have_made_meanwhile_are_left_to_them(sync_db: Database, level: str | None) -> None:
+def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database, level: str | None) -> None:
     spec, adapter = spec_of(Visit), adapter_for(sync_db.engine.dialect)
     options = {"isolation_level": level} if level and not sync_db.case.one_writer else {}
     engine = sync_db.variant(**options).session_engine

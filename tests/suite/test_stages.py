@@ -40,7 +40,7 @@ def complete(db: Database, task: Any, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("lease", ["default", None])
-def test_a_task_goes_from_stage_to_stage(db: Database, lease: Any) -> None:
+def test_a_task_moves_from_stage_to_stage(db: Database, lease: Any) -> None:
     """Each step is one commit with what was written in it, or has not been."""
     with db.begin() as actor:
         actor.add(Film(id=7))
@@ -59,7 +59,7 @@ def test_a_task_goes_from_stage_to_stage(db: Database, lease: Any) -> None:
     assert (done["status"], done["attempt"], done["finished_at"] is None) == ("completed", 3, False)
 
 
-def test_workers_hear_of_the_next_stage(db: Database) -> None:
+def test_workers_are_notified_of_the_next_stage(db: Database) -> None:
     db.insert(Film, [{}])
     heard: list[int] = []
     with db.session() as actor:
@@ -165,7 +165,7 @@ def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str)
     assert (film(db)["stage"], film(db)["status"]) == ("cut", "available")
 
 
-def test_a_run_that_is_not_repeated_goes_on_where_it_is(db: Database) -> None:
+def test_a_run_that_is_not_repeated_continues_at_its_stage(db: Database) -> None:
     with db.begin() as actor:
         actor.add(Film(id=1, stage="dub"))
     task = claim(db)
@@ -183,7 +183,7 @@ def test_a_run_that_is_not_repeated_goes_on_where_it_is(db: Database) -> None:
     assert film(db)["stage"] == "print"
 
 
-def test_what_ends_early_ends_where_it_is(db: Database) -> None:
+def test_tasks_that_end_early_keep_their_stage(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Film, [{}, {}])
     with db.begin() as actor:
@@ -240,7 +240,7 @@ def test_one_task_leads_to_another(db: Database, crashes: bool) -> None:
     assert (claim(db, model=Listing) is None) is crashes
 
 
-def test_who_has_lost_the_task_leads_to_nothing(db: Database) -> None:
+def test_a_lost_claim_enqueues_no_follow_up(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     task = claim(db, model=Task)
     end_leases(db)

@@ -78,7 +78,7 @@ def test_an_empty_queue_has_empty_buckets(db: Database) -> None:
     assert (buckets[0].completed, buckets[0].run_time) == (0, Durations(0, None, None, None))
 
 
-def test_durations_are_as_python_reckons_them(db: Database) -> None:
+def test_durations_equal_those_of_python(db: Database) -> None:
     chance = random.Random(7)
     hour = start_of(clock(db), HOUR) - 3 * HOUR
     ran = [chance.randrange(1, 10**9) * MICROSECOND for _ in range(39)]
@@ -137,7 +137,7 @@ def test_buckets_of_other_sizes(sync_db: Database, bucket: timedelta) -> None:
     assert found[start_of(now - bucket, bucket)].completed == 2
 
 
-def test_the_hour_that_comes_twice_is_two(sync_db: Database, in_berlin: None) -> None:
+def test_a_repeated_hour_has_two_buckets(sync_db: Database, in_berlin: None) -> None:
     october = clock(sync_db).replace(month=10, day=31, hour=0, minute=0, second=0, microsecond=0)
     year = october if october < clock(sync_db) else october.replace(year=october.year - 1)
     night = year - (year.weekday() + 1) % 7 * DAY  # its last Sunday: clocks go back at 01:00 UTC
@@ -149,7 +149,7 @@ def test_the_hour_that_comes_twice_is_two(sync_db: Database, in_berlin: None) ->
     assert (days[night].run_time.p95, days[night].waiting_time.p50) == (3 * HOUR, DAY)
 
 
-def test_what_is_timed_is_what_workers_do(db: Database) -> None:
+def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
     """And by the same clock that they go by."""
     with db.begin() as session:
         session.enqueue(Task, [{}, {}])
@@ -274,7 +274,7 @@ def test_one_group_at_the_cap_leaves_the_others_exact(db: Database) -> None:
     assert (found["available"], found.unfinished, some.capped) == (2, 2, frozenset())
 
 
-def test_what_is_available_for_later_counts_towards_the_cap_of_what_is_available(db: Database) -> None:
+def test_early_rows_count_towards_the_cap_of_available_ones(db: Database) -> None:
     db.insert(Task, [{"available_at": TOMORROW}] * 2)
     db.insert(Task, [{"available_at": PAST}])
     with db.begin() as session:

@@ -98,7 +98,7 @@ def tenants(tasks: Any) -> list[int]:
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("condition", ["ready", "expired"])
 @pytest.mark.parametrize("where", [False, True])
-def test_a_claim_takes_its_own(db: Database, lease: Any, condition: str, where: bool) -> None:
+def test_a_tenant_claims_only_its_own_tasks(db: Database, lease: Any, condition: str, where: bool) -> None:
     fill(db, Letterbox, 3, condition, topic="a", max_attempts=3)
     criteria = [Letterbox.topic == "a"] if where else []
     with tenant(db) as actor:
@@ -123,7 +123,7 @@ def test_classes_that_inherit(db: Database, model: Any) -> None:
         assert tenants(actor.claim_many(model, limit=6)) == [7, 7, 7]
 
 
-def test_what_is_consumed_messages_and_what_has_limits(db: Database) -> None:
+def test_criteria_apply_to_consume_messages_and_limits(db: Database) -> None:
     fill(db, Letterbox)
     fill(db, Telegram, payload={})
     fill(db, Caller, limit_key="k")
@@ -187,7 +187,7 @@ def test_criteria_given_with_a_call(db: Database) -> None:
         actor.rollback()
 
 
-def test_a_listener_that_executes_by_itself(db: Database) -> None:
+def test_a_listener_that_executes_statements_itself(db: Database) -> None:
     """As those of shards and of caches do."""
     fill(db, Letterbox)
     with db.begin() as actor:

@@ -43,7 +43,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("how", ["instance", "rows"])
-def test_a_moment_comes_back_as_it_was_given(sync_db: Database, host_zone: str, moment: str, how: str) -> None:
+def test_a_stored_time_is_read_back_unchanged(sync_db: Database, host_zone: str, moment: str, how: str) -> None:
     given = MOMENTS[moment]
     for db in zones(sync_db):
         with db.begin() as actor:
@@ -62,7 +62,7 @@ def test_a_moment_comes_back_as_it_was_given(sync_db: Database, host_zone: str, 
             actor.delete(actor.query(Task).one())
 
 
-def test_the_hour_that_comes_twice_is_an_hour(db: Database) -> None:
+def test_a_repeated_hour_lasts_an_hour(db: Database) -> None:
     with db.begin() as actor:
         for fold in (0, 1):
             actor.enqueue(Task(number=fold, available_at=datetime(2031, 10, 26, 2, 30, fold=fold, tzinfo=BERLIN)))
@@ -81,7 +81,7 @@ def test_a_lease_is_as_long_as_asked_wherever_one_is(sync_db: Database, host_zon
         assert task.available_at - task.claimed_at == timedelta(minutes=7)
 
 
-def test_the_clock_is_the_worlds(db: Database, host_zone: str) -> None:
+def test_the_database_clock_is_in_utc(db: Database, host_zone: str) -> None:
     # this machine's clock and the server's may differ, but by no time zone
     for each in zones(db):
         assert abs(clock(each) - datetime.now(UTC)) < timedelta(minutes=10)
@@ -116,7 +116,7 @@ def test_retries_snoozes_and_heartbeats_go_by_the_databases_clock(sync_db: Datab
         actor.rollback()
 
 
-def test_time_goes_on_within_a_transaction(db: Database) -> None:
+def test_time_advances_within_a_transaction(db: Database) -> None:
     db.insert(Task, rows(2))
     actor = db.session()
     first = actor.claim(Task)
@@ -144,7 +144,7 @@ def test_fractions_of_a_second_count(db: Database) -> None:
     assert task.available_at - task.claimed_at == timedelta(milliseconds=1_250)
 
 
-def test_a_lease_is_over_when_it_is_over_and_not_before(db: Database) -> None:
+def test_a_lease_ends_exactly_on_time(db: Database) -> None:
     db.insert(Task, rows(1))
     with db.begin() as actor:
         task = actor.claim(Task, lease=timedelta(seconds=0.4))

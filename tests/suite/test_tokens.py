@@ -253,7 +253,7 @@ def test_a_slot_that_is_given_out_again(db: Database, outcome: Any) -> None:
     assert len(claims(db, Visit)) == 1
 
 
-def test_what_runs_by_other_means_has_no_token(db: Database) -> None:
+def test_tasks_started_by_other_programs_have_no_token(db: Database) -> None:
     """Whole sets are ended with it; a claim without a token is the one that holds it."""
     db.insert(Task, [{"id": number, "status": "running", "attempt": 1} for number in (1, 2)])
     with db.begin() as actor:

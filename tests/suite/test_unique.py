@@ -43,7 +43,7 @@ INSERTS: dict[str, tuple[Callable[[Actor], Any], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("way", INSERTS)
-def test_there_is_one_whoever_inserts(db: Database, way: str) -> None:
+def test_every_insert_respects_the_unique_key(db: Database, way: str) -> None:
     enqueue, error = INSERTS[way]
     with db.begin() as actor:
         enqueue(actor)
@@ -76,7 +76,7 @@ ENDINGS: dict[str, Callable[[Actor, Database], Any]] = {
 }
 
 
-def test_whatever_ends_a_task_frees_its_key(db: Database) -> None:
+def test_every_end_of_a_task_frees_its_key(db: Database) -> None:
     for number, (way, end) in enumerate(ENDINGS.items(), start=1):
         with db.begin() as actor:
             actor.enqueue(Listing(unique_key="a"))  # there is another after each of them
@@ -96,7 +96,7 @@ def test_a_deleted_task_frees_its_key(db: Database) -> None:
         assert count(db, Leaflet) == 0
 
 
-def test_what_goes_on_keeps_its_key(db: Database) -> None:
+def test_unfinished_tasks_keep_their_key(db: Database) -> None:
     """Also if it fails for good and was enqueued anew meanwhile; and in the next stage."""
     with db.begin() as actor:
         actor.enqueue(Listing(unique_key="a"))
@@ -203,7 +203,7 @@ def test_debouncing(db: Database, how: str) -> None:
 
 @pytest.mark.parametrize("on_conflict", ["raise", "replace"])
 @pytest.mark.parametrize("said", [{"available_at": TOMORROW}, {"status": "available"}])
-def test_a_delay_and_a_moment_of_its_own(db: Database, said: dict[str, Any], on_conflict: Any) -> None:
+def test_delay_cannot_be_combined_with_a_time_in_the_row(db: Database, said: dict[str, Any], on_conflict: Any) -> None:
     how = {"on_conflict": on_conflict, "delay": timedelta(minutes=1)}
     with db.session() as actor:
         tasks = [Listing(unique_key="a"), Listing(unique_key="b", **said)]

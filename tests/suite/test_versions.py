@@ -112,7 +112,7 @@ def test_the_third_replacement_is_not_the_first_version_again(db: Database, mode
     assert len(seen) == 4
 
 
-def test_what_comes_late_makes_no_version(db: Database) -> None:
+def test_a_late_change_creates_no_version(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Draft, [{"id": 5, "text": "b"}], on_conflict="replace", version=Draft.text)
         actor.enqueue(Draft, [{"id": 5, "text": "a"}], on_conflict="replace", version=Draft.text)
@@ -171,7 +171,7 @@ def test_a_claim_that_was_committed_is_written_by_the_orm_too(db: Database, mode
 
 
 @pytest.mark.requires("row_version")
-def test_a_version_that_the_server_makes_is_read_again(db: Database) -> None:
+def test_a_server_generated_version_is_read_again(db: Database) -> None:
     assert Press.row_version.expression.name == db.case.row_version
     Press.metadata.create_all(db.engine)
     try:

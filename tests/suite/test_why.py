@@ -177,7 +177,7 @@ def test_counting_ends_at_a_thousand(db: Database) -> None:
     assert "1,000 tasks or more come first" in reason.text
 
 
-def test_how_long_they_take_at_the_present_rate(db: Database) -> None:
+def test_the_estimate_uses_the_present_rate(db: Database) -> None:
     done = {"status": "completed", "finished_at": clock(db), "available_at": PAST}
     db.insert(Mail, [{"id": n, **done} for n in range(1, 7)])
     db.insert(Mail, [{"id": n, "available_at": PAST} for n in range(10, 22)])

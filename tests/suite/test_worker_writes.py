@@ -17,7 +17,7 @@ from tests.support.harness import Database
 from tests.support.models import Leaflet, Slot, Spool, Task, Visit
 
 
-def test_a_lost_slot_does_not_cost_others_their_lease(db: Database) -> None:
+def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
     with db.begin() as actor:
         claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
@@ -30,7 +30,7 @@ def test_a_lost_slot_does_not_cost_others_their_lease(db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_beat_waits_for_no_slot(db: Database) -> None:
+def test_a_heartbeat_does_not_wait_for_a_slot(db: Database) -> None:
     """Whose task is settled already by a handler that works on in its transaction."""
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
     with db.begin() as actor:
@@ -65,7 +65,7 @@ def test_workers_write_in_read_committed(sync_db: Database, settle: Any) -> None
 
 @pytest.mark.requires("locks_rows")
 @pytest.mark.parametrize("model", [Spool, Leaflet])
-def test_what_was_locked_for_a_moment_is_deleted_or_still_running(sync_db: Database, model: Any) -> None:
+def test_briefly_locked_rows_are_deleted_or_still_running(sync_db: Database, model: Any) -> None:
     sync_db.insert(model, [{"id": 1, "stage": "post"} if model is Leaflet else {"id": 1}])
     with sync_db.begin() as actor:
         claim = claim_of(actor.claim(model))

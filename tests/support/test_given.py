@@ -33,7 +33,7 @@ def test_an_empty_one_is_used_and_left_empty(url: URL) -> None:
     assert tables(url) == set()
 
 
-def test_that_of_others_is_left_alone(url: URL) -> None:
+def test_foreign_tables_are_left_alone(url: URL) -> None:
     with create_engine(url, poolclass=NullPool).begin() as connection:
         connection.exec_driver_sql("CREATE TABLE task (id INTEGER)")
     with pytest.raises(Refused, match=r"it has tables \(task\)"):

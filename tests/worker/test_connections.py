@@ -45,7 +45,7 @@ def is_extended(db: Database, queue: Any) -> bool:
 
 @pytest.mark.requires("connections_sql")
 @pytest.mark.parametrize("count", [1, len(QUEUES)])
-def test_they_do_not_grow_with_the_queues(
+def test_connections_do_not_grow_with_the_queues(
     db: Database, workers: Workers, meeting: Meeting, connections: Any, count: int
 ) -> None:
     with db.begin() as session:

@@ -71,7 +71,7 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
 
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(
+def test_a_handler_that_exits_fails_and_the_worker_continues(
     sync_db: Database, workers: Workers, error: type[BaseException], mode: Any
 ) -> None:
     sync_db.insert(Task, [{"id": 1}])
@@ -105,7 +105,7 @@ def test_a_locking_handler_that_ends_its_transaction_has_failed(sync_db: Databas
     assert calls == [1]
 
 
-def test_a_handler_that_deletes_its_task_is_told(sync_db: Database, workers: Workers) -> None:
+def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1}])
     worker = workers.make()
     worker.handler(Task)(lambda session, task: session.delete(task))
@@ -161,7 +161,7 @@ def test_it_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
         worker.run()
 
 
-def test_whatever_can_be_called_is_a_handler(sync_db: Database, workers: Workers) -> None:
+def test_any_callable_can_be_a_handler(sync_db: Database, workers: Workers) -> None:
     class Writes:
         def __call__(self, session: Any, task: Any) -> None:
             session.add(Ledger(task_id=task.id, worker="object"))

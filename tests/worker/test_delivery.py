@@ -72,7 +72,7 @@ def test_the_writes_of_a_zombie_are_rolled_back(
     assert (line.levelno, line.__dict__["queue"], line.__dict__["attempt"]) == (logging.WARNING, "Task", 1)
 
 
-def test_without_a_session_those_that_end_in_short_order_are_completed_together(
+def test_tasks_without_a_session_are_completed_in_batches(
     db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completer, "GATHER", 2)  # by far more than a busy machine takes to start a handler's thread
@@ -220,7 +220,7 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
     assert set(statuses(db).values()) == {"completed"}
 
 
-def test_at_most_once_what_was_taken_is_done_before_the_worker_ends(
+def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
     db: Database, workers: Workers, meeting: Meeting
 ) -> None:
     db.insert(Task, rows(20))
@@ -234,7 +234,7 @@ def test_at_most_once_what_was_taken_is_done_before_the_worker_ends(
     assert count(db, Task, Task.status == "completed") == len(meeting.arrived)
 
 
-def test_at_most_once_what_is_taken_while_the_worker_stops_is_done(sync_db: Database, workers: Workers) -> None:
+def test_at_most_once_tasks_claimed_during_the_stop_are_run(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, rows(1))
     engine = sync_db.variant(pool_size=20)
     done: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 from sqlqueue.worker.concurrency.event_loop import Underway
 
 
-def test_who_is_cancelled_leaves_it_to_go_on() -> None:
+def test_a_cancelled_waiter_does_not_cancel_the_future() -> None:
     async def main() -> str:
         underway = Underway()
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()

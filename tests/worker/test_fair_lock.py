@@ -46,7 +46,7 @@ def test_one_holds_it_at_a_time() -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_it_is_handed_over_in_the_order_of_waiting() -> None:
+def test_the_lock_is_handed_over_in_waiting_order() -> None:
     lock, order = FairLock(), list[int]()
     lock.acquire(PATIENCE, is_async=False)
 
@@ -63,7 +63,7 @@ def test_it_is_handed_over_in_the_order_of_waiting() -> None:
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_waiting_ends_without_it() -> None:
+def test_waiting_ends_without_a_notification() -> None:
     lock = FairLock()
     lock.acquire(PATIENCE, is_async=False)
     assert not lock.acquire(NOT_LONG, is_async=False)
@@ -72,7 +72,7 @@ def test_waiting_ends_without_it() -> None:
     assert lock.acquire(NOT_LONG, is_async=False)
 
 
-def test_a_coroutine_that_is_cancelled_leaves_it_to_others() -> None:
+def test_a_cancelled_coroutine_passes_the_lock_on() -> None:
     lock = FairLock()
 
     async def cancel() -> None:

@@ -316,7 +316,7 @@ def test_a_dataclass_within_itself() -> None:
         ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "are both given"),
     ],
 )
-def test_options_that_make_no_sense(options: Any, message: str) -> None:
+def test_invalid_options_are_rejected(options: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         offline().task(Job)(none).options(**options)
 
@@ -350,7 +350,7 @@ def test_functions_that_cannot_be_tasks(function: Any, options: Any, message: st
 
 
 @pytest.mark.parametrize("model", [Task, Mail, int])
-def test_what_cannot_be_the_model_of_tasks(model: Any) -> None:
+def test_models_without_jobmixin_are_rejected(model: Any) -> None:
     with pytest.raises(ArgumentError, match=r"derive it from sqlqueue.JobMixin|is not a queue model"):
         offline().task(model)(none)
 

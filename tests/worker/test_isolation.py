@@ -90,7 +90,7 @@ def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Dat
     assert errors(db, Document) == {"a": "ValueError: a"}
 
 
-def test_one_that_hangs_is_killed_at_the_timeout_and_replaced(db: Database, stage: Stage) -> None:
+def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, stage: Stage) -> None:
     db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
     stage.start("hasty")
     eventually(lambda: statuses(db) == {1: "retryable", 2: "retryable"}, LONG)
@@ -104,7 +104,7 @@ def test_one_that_hangs_is_killed_at_the_timeout_and_replaced(db: Database, stag
     ("name", "said"),
     [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly for lack of memory")],
 )
-def test_one_that_dies_is_charged_to_its_own_task_alone(sync_db: Database, stage: Stage, name: str, said: str) -> None:
+def test_a_dying_child_is_charged_to_its_own_task_alone(sync_db: Database, stage: Stage, name: str, said: str) -> None:
     sync_db.insert(Task, [{"id": 1, "name": "wait"}])
     stage.start("calm")
     eventually(stage.scene.arrived, LONG)
@@ -165,6 +165,6 @@ def test_a_worker_that_cannot_be_imported_is_refused_at_its_start(sync_db: Datab
         ({"isolation": "process", "max_memory": 0}, "max_memory=0"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_raise_an_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         isolated.Worker(isolated.sessions).handler(Task, **options)(isolated.handle)

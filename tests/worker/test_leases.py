@@ -93,7 +93,7 @@ def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Wor
     eventually(all_are(sync_db, "completed"))
 
 
-def test_a_lease_that_is_lost_stops_its_handler_and_the_worker_goes_on(
+def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
     db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))

@@ -62,9 +62,7 @@ def test_promote_skips_locked_rows(db: Database) -> None:
     holder.rollback()
 
 
-def test_what_comes_due_under_load_takes_its_place(
-    db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_tasks_take_their_place_under_load(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "EVERY", 0.0)
     monkeypatch.setattr(fetcher, "AHEAD", 0.0)
     db.insert(Task, rows(30, "ready", name="ordinary"))
@@ -128,7 +126,7 @@ def broken(sync_db: Database) -> Iterator[None]:
 
 @pytest.mark.usefixtures("often", "broken")
 @pytest.mark.requires("locks_rows")
-def test_a_chore_that_fails_is_named_and_keeps_nothing_else_from_being_done(
+def test_a_failing_chore_is_named_and_does_not_block_others(
     sync_db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     sync_db.insert(Mail, [DONE])

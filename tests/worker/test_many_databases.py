@@ -85,7 +85,7 @@ def test_each_task_is_done_in_its_own_database(sync_db: Database, other: Engine)
     assert done(sync_db.engine) == [1, 2]
 
 
-def test_a_database_that_is_away_holds_up_no_other(sync_db: Database, other: Engine, tmp_path: Path) -> None:
+def test_an_unavailable_database_does_not_hold_up_others(sync_db: Database, other: Engine, tmp_path: Path) -> None:
     """It is served as soon as it is back."""
     enqueue(other, 1)
     other.dispose()

@@ -165,7 +165,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "port", "0.0.0.0", ":8080", "host:", "host:65536", "-1", "8080:", "[]:1", "1\x1b"]
 )
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ArgumentError, match="give PORT, HOST:PORT or"):
         address_of(text)
 
@@ -232,7 +232,7 @@ def test_a_blocked_event_loop_is_seen(sync_db: Database, workers: Workers, monke
     eventually(lambda: well(worker).alive)
 
 
-def test_a_database_that_is_away_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_database_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy import create_engine
     from sqlalchemy.orm import sessionmaker
 

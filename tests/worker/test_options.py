@@ -58,7 +58,9 @@ class Reader:
 @pytest.mark.parametrize(
     ("mode", "session"), [("lease", False), ("lease", True), ("lock", True), ("at-most-once", False)]
 )
-def test_what_a_handler_is_given(db: Database, workers: Workers, mode: Any, session: bool) -> None:
+def test_a_handler_gets_a_task_with_its_options_loaded(
+    db: Database, workers: Workers, mode: Any, session: bool
+) -> None:
     worker, reader = workers.make(), Reader(db)
     worker.handler(Mail, mode=mode, options=OPTIONS)(reader.handler(session=session))
     workers.start(worker)

@@ -117,7 +117,9 @@ def asked(statements: list[Any]) -> list[str]:
     return [each[2] for each in tuple(statements) if "FROM queue_pause" in each[2]]
 
 
-def test_within_a_process_it_is_told_at_once(db: Database, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pause_in_the_same_process_is_noticed_at_once(
+    db: Database, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db))
@@ -132,7 +134,7 @@ def test_within_a_process_it_is_told_at_once(db: Database, workers: Workers, cap
     eventually(all_are(db, "completed"))
 
 
-def test_lanes_are_woken(sync_db: Database, workers: Workers) -> None:
+def test_waiting_handlers_are_woken(sync_db: Database, workers: Workers) -> None:
     heard: list[bool] = []
     unsubscribe = subscribe(["task"], lambda: heard.append(True))
     worker = workers.make(poll=OFTEN, notify=False)
@@ -146,7 +148,7 @@ def test_lanes_are_woken(sync_db: Database, workers: Workers) -> None:
 
 
 @pytest.mark.requires("notifies")
-def test_another_process_tells(
+def test_a_pause_in_another_process_is_noticed_at_once(
     sync_db: Database, workers: Workers, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
@@ -203,7 +205,7 @@ def test_a_table_that_is_missing(file: Engine) -> None:
     assert refused.value.differences == ("missing table stop",)
 
 
-def test_a_table_that_cannot_be_read_for_a_while(file: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporarily_unreadable_table_is_tolerated(file: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with Session(file) as session, session.begin():
         pause(session, Chore)
         session.add(Chore(id=1))

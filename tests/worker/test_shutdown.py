@@ -80,7 +80,9 @@ def test_after_the_grace_period_running_tasks_are_released(db: Database, workers
     assert count(db, Ledger) == 0
 
 
-def test_what_takes_its_lock_along_is_free_again(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_task_held_by_its_lock_is_freed_when_the_worker_ends(
+    db: Database, workers: Workers, meeting: Meeting
+) -> None:
     db.insert(Task, rows(1))
     worker = workers.make(grace=timedelta(seconds=0.1))
 
@@ -113,9 +115,7 @@ def test_others_are_notified_of_released_tasks(
     eventually(all_are(sync_db, "completed"), AT_ONCE)
 
 
-def test_who_is_cancelled_again_still_hands_back_what_it_holds(
-    db: Database, workers: Workers, meeting: Meeting
-) -> None:
+def test_a_worker_cancelled_twice_releases_its_tasks(db: Database, workers: Workers, meeting: Meeting) -> None:
     db.insert(Task, rows(2))
     engine = db.variant(pool_size=20)
     worker = workers.make(engine=engine)

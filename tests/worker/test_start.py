@@ -36,7 +36,7 @@ def worker_of(engine: Any) -> Worker:
     return worker
 
 
-def test_a_schema_that_does_not_fit(engine: Engine) -> None:
+def test_a_schema_mismatch_is_an_error(engine: Engine) -> None:
     with pytest.raises(SchemaMismatchError, match="there is no table task"):
         worker_of(engine).run()
     Base.metadata.create_all(engine)
@@ -62,7 +62,7 @@ def test_no_handlers(engine: Engine) -> None:
         Worker(sessionmaker(engine)).run()
 
 
-def test_criteria_that_are_none(engine: Engine) -> None:
+def test_invalid_criteria_are_rejected(engine: Engine) -> None:
     worker = Worker(sessionmaker(engine))
     worker.handler(Task, True)(lambda task: None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="True is not a criterion"):
@@ -80,12 +80,12 @@ def test_criteria_that_are_none(engine: Engine) -> None:
     ],
     ids=str,
 )
-def test_settings_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_rejected(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         Worker(sessionmaker(), **arguments)
 
 
-def test_what_makes_no_sessions() -> None:
+def test_a_worker_rejects_objects_that_make_no_sessions() -> None:
     with pytest.raises(ArgumentError, match="neither a sessionmaker nor an async_sessionmaker"):
         Worker(QueueSession())  # type: ignore[arg-type]
 
@@ -131,7 +131,7 @@ async def async_generator(task: Any) -> AsyncIterator[None]:
         (sessionmaker, alone, {"lease": timedelta(0)}, "lease="),
     ],
 )
-def test_handlers_that_make_no_sense(
+def test_invalid_handlers_are_rejected(
     sessions: Callable[[], Any], handler: Any, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
@@ -184,7 +184,7 @@ def test_a_decorator_without_its_model() -> None:
         worker.handler(Base)  # type: ignore[type-var]
 
 
-def test_a_coroutine_where_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coroutine_is_rejected_where_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
     worker = Worker(sessionmaker())
     worker.handler(Task)(alone)
@@ -193,7 +193,7 @@ def test_a_coroutine_where_it_could_not_run(monkeypatch: pytest.MonkeyPatch) -> 
             register(awaiting)
 
 
-def test_what_a_coroutine_function_may_look_like(sync_db: Database, workers: Workers) -> None:
+def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Database, workers: Workers) -> None:
     """Called and not awaited, it would do nothing, and nobody would know."""
     done: list[str] = []
 
@@ -218,7 +218,7 @@ def test_what_a_coroutine_function_may_look_like(sync_db: Database, workers: Wor
     assert "returned an awaitable" in failed.error
 
 
-def test_a_stop_that_comes_before_the_start(db: Database, workers: Workers) -> None:
+def test_a_stop_before_the_start_is_respected(db: Database, workers: Workers) -> None:
     worker = workers.make(poll=LONG)
     worker.handler(Task)(without_session(db))
     worker.stop()

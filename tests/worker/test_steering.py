@@ -85,7 +85,7 @@ def test_cancel(sync_db: Database, workers: Workers) -> None:
     assert ends(sync_db, workers, Cancel(), "cancelled", session=True)["error"] is None
 
 
-def test_what_becomes_of_the_others(db: Database, workers: Workers) -> None:
+def test_outcomes_of_all_kinds_are_written_together(db: Database, workers: Workers) -> None:
     """Outcomes of every kind, written together."""
     kinds = [None, ValueError("no luck"), Retry(HOUR), Snooze(HOUR), Discard("no use"), Cancel()]
     db.insert(Task, [each for number in range(6) for each in rows(5, number=number)])
@@ -140,7 +140,7 @@ def test_a_thread_that_takes_too_long_is_reported(
     eventually(all_are(sync_db, "completed"))
 
 
-def test_the_handler_of_a_task_that_is_cancelled_hears_of_it(
+def test_the_handler_of_a_cancelled_task_is_notified(
     db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(2))

@@ -73,7 +73,7 @@ def at_work(engine: Engine, *, without: set[int] = frozenset()) -> set[int]:  # 
 
 
 @pytest.mark.usefixtures("tables")
-def test_one_that_dies_is_replaced_and_sigterm_ends_all(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
+def test_a_dead_process_is_replaced_and_sigterm_ends_all(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
     first = at_work(engine)
     for pid in first:
         os.kill(pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_one_that_dies_is_replaced_and_sigterm_ends_all(engine: Engine, supervis
 
 
 @pytest.mark.usefixtures("tables")
-def test_nobody_is_left_when_it_is_killed(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
+def test_workers_end_when_the_supervisor_is_killed(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
     pids = at_work(engine)
     supervisor.kill()
     eventually(lambda: not any(map(lives, pids)))

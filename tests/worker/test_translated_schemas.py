@@ -13,7 +13,7 @@ from tests.support.harness import Database
 from tests.worker.crew import LEASE, Meeting, Workers, eventually, without_session
 
 
-def test_it_works_there(db: Database, tables: dict[str, Any], workers: Workers) -> None:
+def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, Any], workers: Workers) -> None:
     variant = db.variant(execution_options=tables)
     worker = workers.make(engine=db.variant(execution_options=tables, pool_size=20), notify=True)
     meeting = Meeting()

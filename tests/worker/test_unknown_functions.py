@@ -34,7 +34,7 @@ def calls_of(names: str, number: int, *conditions: str, **values: Any) -> list[d
     return [{**row, "task": names[n % len(names)], **own} for n, row in enumerate(bare)]
 
 
-def test_they_stay_as_they_are_and_where_they_are(db: Database, workers: Workers) -> None:
+def test_unknown_calls_stay_unchanged_and_in_place(db: Database, workers: Workers) -> None:
     called: list[str] = []
     worker, other = workers.make(), workers.make()
     for name in "ac":
@@ -54,7 +54,7 @@ def test_they_stay_as_they_are_and_where_they_are(db: Database, workers: Workers
     assert called.count("b") == 8
 
 
-def test_what_is_done_ahead_of_claims_leaves_them_alone(db: Database) -> None:
+def test_maintenance_leaves_unknown_calls_alone(db: Database) -> None:
     db.insert(Job, [*calls_of("b", 4, "ready", "scheduled", priority=-1), *calls_of("ac", 4, "retryable")])
     untouched = stored(db, Job.task == "b")
     known = Job.task.in_(["a", "c"])

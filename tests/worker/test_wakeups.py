@@ -98,7 +98,7 @@ def delay_of_one_that_is_scheduled(db: Database) -> timedelta:
     return begun - due
 
 
-def test_a_retry_is_not_waited_for_until_the_next_look(db: Database, workers: Workers) -> None:
+def test_a_retry_does_not_wait_for_the_next_poll(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1))
     begun: list[float] = []
 
@@ -150,7 +150,7 @@ def test_a_commit_in_another_process_wakes(db: Database, workers: Workers) -> No
 
 
 @pytest.mark.requires("notifies")
-def test_a_listener_that_is_cut_off_comes_back(db: Database, workers: Workers) -> None:
+def test_a_disconnected_listener_reconnects(db: Database, workers: Workers) -> None:
     before = listeners(db)  # of workers that have ended a moment ago
     idle(db, workers)
     (mine,) = eventually(lambda: listeners(db) - before)
@@ -190,7 +190,7 @@ def test_one_notification_for_a_transaction(db: Database) -> None:
 
 
 @pytest.mark.requires("notifies")
-def test_what_is_rolled_back_is_not_told(db: Database) -> None:
+def test_a_rollback_sends_no_notification(db: Database) -> None:
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
         listening.execute(text("LISTEN sqlqueue"))
         with db.session() as actor:

@@ -20,7 +20,7 @@ _JOBS = 40
 class TestClaims(Suite):
     """Claims: their order, their locks, their leases and their rollback."""
 
-    def test_a_claim_is_written_down(self, sessions: Sessions) -> None:
+    def test_a_claim_is_stored_in_the_row(self, sessions: Sessions) -> None:
         enqueue(sessions, {"name": "it"})
         with sessions() as session:
             job = session.claim(Job, claimed_by="me")
@@ -89,7 +89,7 @@ class TestClaims(Suite):
             session.commit()
         assert [job.name for job in claim(sessions)] == ["tomorrow"]
 
-    def test_a_lease_that_has_ended_lets_the_next_claim_in(self, sessions: Sessions) -> None:
+    def test_an_expired_lease_allows_the_next_claim(self, sessions: Sessions) -> None:
         enqueue(sessions, *numbered(1))
         claim(sessions)
         end_leases(sessions)
@@ -122,7 +122,7 @@ class TestClaims(Suite):
             session.commit()
         assert [row.status for row in stored(sessions)] == ["completed"]
 
-    def test_what_is_consumed_is_done(self, sessions: Sessions) -> None:
+    def test_consumed_tasks_are_completed(self, sessions: Sessions) -> None:
         enqueue(sessions, *numbered(2))
         with sessions() as session:
             assert len(session.consume_many(Job, limit=5)) == 2

@@ -40,7 +40,7 @@ class TestEngine(Suite):
         assert row.status == "available"
         assert abs(row.created_at - datetime.now(UTC)) < timedelta(minutes=15)
 
-    def test_a_moment_keeps_its_microseconds(self, sessions: Sessions) -> None:
+    def test_a_time_keeps_its_microseconds(self, sessions: Sessions) -> None:
         enqueue(sessions, {"available_at": _MOMENT})
         assert [row.available_at for row in stored(sessions)] == [_MOMENT]
 
@@ -51,14 +51,14 @@ class TestEngine(Suite):
         with sessions() as session:
             assert session.scalar(select(passed)) == _MANY // timedelta(microseconds=1)
 
-    def test_a_duplicate_is_known_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_duplicate_is_recognized_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
         enqueue(sessions, {"unique_key": "k"})
         with sessions() as session, pytest.raises(IntegrityError) as raised:
             session.execute(insert(JOBS).values(unique_key="k", name=""))
         assert adapter.errors.is_duplicate(raised.value)
         assert not adapter.errors.is_referenced(raised.value)
 
-    def test_a_reference_is_known_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_foreign_key_violation_is_recognized_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(1))
         with sessions() as session:
             session.execute(insert(CHILDREN).values(job_id=session.scalar(select(Job.id))))
@@ -67,13 +67,13 @@ class TestEngine(Suite):
         assert adapter.errors.is_referenced(raised.value)
         assert not adapter.errors.is_duplicate(raised.value)
 
-    def test_the_victim_of_others_may_try_again(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_conflict_victim_may_be_retried(self, sessions: Sessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(2))
         error = _one_writer_too_many(sessions) if adapter.locking.one_writer else _deadlock(sessions)
         assert adapter.errors.is_transient(error)
         assert not isinstance(error, IntegrityError)
 
-    def test_an_error_of_the_program_is_neither(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_programming_error_is_neither_transient_nor_an_outage(self, sessions: Sessions, adapter: Adapter) -> None:
         with sessions() as session, pytest.raises(DBAPIError) as raised:
             session.connection().exec_driver_sql("SELECT nothing FROM no_such_table_of_sqlqueue")
         assert not adapter.errors.is_transient(raised.value)

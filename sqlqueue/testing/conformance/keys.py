@@ -23,7 +23,7 @@ class TestKeys(Suite):
             session.rollback()
         assert [row.name for row in stored(sessions)] == ["first", "none", "none"]
 
-    def test_keys_differ_to_the_letter(self, sessions: Sessions) -> None:
+    def test_keys_that_differ_in_any_character_are_distinct(self, sessions: Sessions) -> None:
         enqueue(sessions, *({"unique_key": key} for key in ("k", "K", "ḱ", "ｋ")))
         assert len(stored(sessions)) == 4
 
@@ -68,7 +68,7 @@ class TestKeys(Suite):
             assert len(session.claim_many(Visit, limit=4)) == 3
             session.commit()
 
-    def test_pruning_leaves_what_others_refer_to(self, sessions: Sessions) -> None:
+    def test_pruning_keeps_referenced_rows(self, sessions: Sessions) -> None:
         enqueue(sessions, *numbered(3))
         with sessions() as session:
             first, *_ = session.consume_many(Job, limit=2)

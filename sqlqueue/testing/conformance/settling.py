@@ -38,7 +38,7 @@ class TestSettling(Suite):
         assert [row.status for row in stored(sessions)] == [status]
 
     @_every_end
-    def test_a_claim_that_was_lost_ends_nothing(self, sessions: Sessions, how: str) -> None:
+    def test_a_lost_claim_settles_nothing(self, sessions: Sessions, how: str) -> None:
         end, _ = _ENDS[how]
         enqueue(sessions, *numbered(1))
         (job,) = claim(sessions)
@@ -67,7 +67,7 @@ class TestSettling(Suite):
             session.commit()
             assert session.stats(Job)["completed"] == 20
 
-    def test_one_that_was_lost_keeps_the_others_back(self, sessions: Sessions) -> None:
+    def test_one_lost_claim_among_several_settles_nothing(self, sessions: Sessions) -> None:
         enqueue(sessions, *numbered(1))
         claimed = claim(sessions)
         end_leases(sessions)
@@ -79,7 +79,7 @@ class TestSettling(Suite):
             session.rollback()
         assert [row.status for row in stored(sessions)] == ["running", "running"]
 
-    def test_a_failure_is_tried_again_until_attempts_run_out(self, sessions: Sessions) -> None:
+    def test_a_failure_is_retried_until_attempts_run_out(self, sessions: Sessions) -> None:
         enqueue(sessions, *numbered(1))
         error = "naïve 失敗 🙈"
         for attempt, status in ((1, "retryable"), (2, "discarded")):
