@@ -14,15 +14,14 @@ from starlette.responses import RedirectResponse, Response
 from .._support.error_text import readable
 from .._support.exc import ArgumentError, ConfigurationError
 from ..operations import pause, reschedule, resume, set_limit, stats
+from ..operations.windows import SCAN
 from .access import ON_TASKS, Action, Viewer
 from .asked import Asked, asked, checked
 from .changes import Change
 from .forms import fields_of
-from .site import links_of, respond, site_of, viewer_of
+from .site import CAP, links_of, respond, site_of, viewer_of
 
 logger = logging.getLogger("sqlqueue.dashboard")
-CAP = 100_000
-"""Up to this many tasks are counted before a change."""
 LONGEST_NAME = 128
 
 
@@ -38,6 +37,7 @@ async def confirm(request: Request) -> Response:
         number=number,
         parts=parts,
         is_capped=is_capped,
+        scanned=SCAN,
         hidden=[(name, text) for name, text in request.query_params.multi_items() if name not in ("reason",)],
         back=_back(request, what),
     )
@@ -84,9 +84,11 @@ async def _counted(request: Request, what: Asked) -> tuple[int, list[tuple[str, 
     site, spec, change, where = site_of(request), what.spec, what.change, checked(what)
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
-        found = stats(session, spec.entity, *where, change.affected(spec), cap=CAP)
+        scan = None if what.keys else SCAN  # keys are found by the primary key
+        found = stats(session, spec.entity, *where, change.affected(spec), cap=CAP, scan=scan)
         states = [(str(status), number) for status, number in found.counts.items() if number]
-        return found.total, states, bool(found.capped & {name for name, _ in states})
+        possible = what.change.states if what.filter.state is None else {what.filter.state}
+        return found.total, states, not found.capped.isdisjoint(possible)
 
     return await site.database.run(site.limited(read, spec))
 

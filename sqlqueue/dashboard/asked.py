@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .._support.exc import ArgumentError
-from ..operations.mass_changes import CANCEL, RETRY, RUN_NOW, MassChange, discarding
+from ..operations.mass_changes import CANCEL, RETRY, RUN_NOW, MassChange, discarding, in_states
 from ..operations.text_values import identity
 from ..queue.spec import Criterion, QueueSpec
 from .access import ON_QUEUES, ON_TASKS, Action
@@ -40,7 +40,9 @@ class Asked:
     def criteria(self) -> list[Criterion]:
         """The criteria of the tasks."""
         if not self.keys:
-            return self.filter.criteria(self.spec)
+            state = self.filter.state
+            in_state = [] if state is None else [in_states(self.spec, [state], hung=False)]
+            return [*self.filter.criteria(self.spec), *in_state]
         return [or_(*(self.spec.key(identity(self.spec, key)) for key in self.keys))]
 
     @property

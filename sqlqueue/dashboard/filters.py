@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import ColumnElement
 from starlette.datastructures import MultiDict, QueryParams
 
 from .._support.exc import ArgumentError
 from ..operations.filtering import criteria
-from ..operations.paging import Position, positions
-from ..operations.text_values import age, value
+from ..operations.text_values import age, moment, value
+from ..operations.windows import Position
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
 
 HUNG = "hung"
-_TEXTS = ("status", "topic", "key", "error", "message", "older", "newer")
+_TEXTS = ("status", "topic", "key", "error", "message", "older", "newer", "since", "until")
 Query = QueryParams | MultiDict
 
 
@@ -40,6 +41,9 @@ class Filter:
     older: str = ""
     """A duration: only tasks created longer ago."""
     newer: str = ""
+    since: str = ""
+    """A time in UTC, as browsers send it: only tasks created then or later."""
+    until: str = ""
     equal: Mapping[str, str] = field(default_factory=dict)
     """Values of the columns that the application has named."""
 
@@ -59,24 +63,24 @@ class Filter:
 
     @property
     def state(self) -> Status | None:
-        """The state that it asks for, if it is one."""
+        """The state that it asks for, if any: hung tasks are running."""
         with suppress(ValueError):
-            return Status(self.status)
+            return Status.RUNNING if self.status == HUNG else Status(self.status)
         return None
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
-        """Return its criteria; :class:`.ArgumentError` if they make no sense for this queue."""
-        if self.status and self.state is None and self.status != HUNG:
+        """Return its criteria besides :attr:`state`; :class:`.ArgumentError` if they make no sense for this queue."""
+        if self.status and self.state is None:
             raise ArgumentError(f"{self.status!r} is not a state")
-        state = self.state
         return criteria(
             spec,
-            status=[] if state is None else [state],
             topic=self.topic or None,
             ids=[self.key] if self.key else None,
             error=_contains(self.error) if self.error else None,
             older_than=age(self.older) if self.older else None,
             newer_than=age(self.newer) if self.newer else None,
+            since=moment(self.since) if self.since else None,
+            until=moment(self.until) if self.until else None,
             equal=self.equal,
             hung=self.status == HUNG,
         ) + ([spec["error"] == self.message] if self.message else [])
@@ -95,11 +99,10 @@ def cursor(position: Position | None) -> str | None:
     return base64.urlsafe_b64encode(json.dumps(texts).encode()).decode().rstrip("=")
 
 
-def position(spec: QueueSpec, status: Status | None, text: str | None) -> Position | None:
+def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Position | None:
     """Return the position that :func:`cursor` made into text; :class:`.ArgumentError` for other text."""
     if not text:
         return None
-    columns = positions(spec, status)
     try:
         texts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (binascii.Error, ValueError) as error:

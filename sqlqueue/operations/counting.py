@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Subquery, case, func, literal_column, null, or_, select, union_all
+from sqlalchemy.orm import Session
 
+from ..dialects.base import Adapter
 from ..lifecycle.kind import kinds_of
 from ..queue.spec import Criterion, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import utcnow
 from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, only
+from .windows import Window, Windows
 
 CAP = 50_000
 """Up to this many available tasks, this many other unfinished tasks and this many final tasks are counted."""
@@ -31,6 +34,8 @@ class Portion:
     """Times by name: the earliest of each is returned, ignoring NULL."""
     order: Sequence[ColumnElement[Any]] = ()
     """The order that decides which rows are read if there are more than the cap."""
+    window: Window | None = None
+    """What to count instead of all that satisfy ``rows``."""
 
 
 def waits(spec: QueueSpec) -> Criterion:
@@ -53,6 +58,19 @@ def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
     )
 
 
+def windowed(windows: Windows, where: Sequence[Where]) -> Iterator[Portion]:
+    """Yield the portions of tasks that satisfy ``where``, as :func:`portions`, each of which is read by a window."""
+    whole = {status: portion for portion in portions(windows.spec) for status in portion.states}
+    for states, window in windows.all(where):
+        yield replace(whole[states[0]], states=states, window=window)
+
+
+def cut(adapter: Adapter, session: Session, asked: Iterable[Portion]) -> set[str]:
+    """Return the states, or flags, whose counts are lower bounds because their windows have more rows than are read."""
+    found = (portion for portion in asked if portion.window is not None and portion.window.end(adapter, session))
+    return {name for portion in found for name in portion.states or portion.flags}
+
+
 def counted(spec: QueueSpec, where: Iterable[Where], asked: Sequence[Portion], cap: int | None) -> Select[Any]:
     """Return one statement with a row per state, or per portion without states: counts, flags, moments and the current
     time.
@@ -72,7 +90,10 @@ def _looked_at(spec: QueueSpec, portion: Portion, where: Sequence[Where], cap: i
     moments = (moment.label(name) for name, moment in portion.moments.items())
     # leave out a status that is not needed: an engine would read the row in addition to its index
     status = [spec["status"].label("status")] if portion.states else []
-    rows = select(*status, *flags, *moments).where(only(spec, portion.rows, *where))
+    columns = (*status, *flags, *moments)
+    if portion.window is not None:
+        return portion.window.select(*columns, limit=cap).subquery("each_task")
+    rows = select(*columns).where(only(spec, portion.rows, *where))
     return (rows if cap is None else rows.order_by(*portion.order).limit(cap)).subquery("each_task")
 
 

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Executable, Table, func, literal_column, select
+from sqlalchemy import CTE, ColumnElement, Executable, Select, Table, func, literal_column, select, union_all
 
 from .._support import checks
 from ..model.history import History
 from ..model.mixins import QueueMixin
 from ..queue.history import FAILED
-from ..queue.spec import Identity, QueueSpec, Where, spec_of
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.attempts import ended
 from ..sql.selection import only, state
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of, identity_of
 from .session_criteria import within
+from .windows import Window, Windows
 
 LAST = 20_000
 """The number of failures that :func:`errors` reads by default."""
@@ -46,7 +47,9 @@ class ErrorGroup:
     """Whether these are attempts, from the history; otherwise tasks, by the last error of each."""
 
 
-def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST) -> list[ErrorGroup]:
+def errors(
+    session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = LAST, scan: int | None = None
+) -> list[ErrorGroup]:
     """Return failures grouped by their text, the most frequent first.
 
     If the application has a :class:`.HistoryMixin`, each failed attempt in the history counts: one that failed, was
@@ -59,16 +62,27 @@ def errors(session: AnySession, entity: type[QueueMixin], *where: Where, cap: in
 
     Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` tells.  ``cap=None`` reads all.  One
     query, which locks nothing.
+
+    No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries look at
+    no more than that many available tasks, other unfinished tasks and final tasks, the last of these.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    if cap is not None:
-        checks.count("cap", cap)
+    for name, number in (("cap", cap), ("scan", scan)):
+        if number is not None:
+            checks.count(name, number)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    history = attempts_of(spec, scoped)
-    failures = _tasks(spec, scoped, cap) if history is None else _attempts(spec, history.table, cap)
+    history, is_cut = attempts_of(spec, scoped), False
+    if history is not None:
+        failures = _attempts(spec, history.table, cap)
+    elif scan is None:
+        failures = _last_tasks(spec, scoped, cap)
+    else:
+        windows = _windows(Windows(adapter=adapter, session=session, spec=spec, scan=scan), scoped)
+        failures = _tasks_among(spec, windows, cap)
+        is_cut = any(window.end(adapter, session) is not None for window in windows)
     rows: Any = adapter.rows.execute(session, spec, _grouped(failures)).all()
-    is_capped = cap is not None and sum(row.failures for row in rows) >= cap
+    is_capped = is_cut or (cap is not None and sum(row.failures for row in rows) >= cap)
     return [
         ErrorGroup(text, number, first, last, _example(spec, history, key), is_capped, history is not None)
         for text, number, first, last, *key in rows
@@ -87,16 +101,37 @@ def _example(spec: QueueSpec, history: History | None, key: Sequence[Any]) -> Id
     return tuple(key) if history is None else identity_of(spec, key[0])
 
 
-def _tasks(spec: QueueSpec, where: Sequence[Where], cap: int | None) -> _Failures:
-    failed = (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
-    key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
-    found = select(spec["error"].label("message"), spec["claimed_at"].label("seen_at"), *key)
-    found = found.where(only(spec, *failed, *where))
+def _last_tasks(spec: QueueSpec, where: Sequence[Where], cap: int | None) -> _Failures:
+    found = select(*_facts(spec)).where(only(spec, *_failed(spec), *where))
     if cap is not None:
         found = found.order_by(*(column.desc() for column in spec.primary_key)).limit(cap)
+    return _tasks(found)
+
+
+def _windows(windows: Windows, where: Sequence[Where]) -> list[Window]:
+    found = windows.all((*_failed(windows.spec), *where))
+    return [window for states, window in found if states != (Status.COMPLETED,)]
+
+
+def _tasks_among(spec: QueueSpec, windows: Sequence[Window], cap: int | None) -> _Failures:
+    parts = (window.select(*_facts(spec), limit=cap).subquery("failures") for window in windows)
+    found = union_all(*(select(*part.c) for part in parts)).subquery("all_failures")
+    return _tasks(select(*found.c).limit(cap))
+
+
+def _tasks(found: Select[Any]) -> _Failures:
     last = found.cte("last_failures")
-    keys = [last.c[column.name] for column in key]
+    keys = [column for column in last.c if column.name.startswith("key_")]
     return _Failures(last, keys, [column.desc() for column in keys])
+
+
+def _failed(spec: QueueSpec) -> Sequence[Criterion]:
+    return (spec["error"].is_not(None), spec["status"] != state(Status.COMPLETED))
+
+
+def _facts(spec: QueueSpec) -> Sequence[ColumnElement[Any]]:
+    key = (column.label(f"key_{n}") for n, column in enumerate(spec.primary_key))
+    return [spec["error"].label("message"), spec["claimed_at"].label("seen_at"), *key]
 
 
 def _attempts(spec: QueueSpec, table: Table, cap: int | None) -> _Failures:

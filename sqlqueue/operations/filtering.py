@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, or_
@@ -25,6 +25,8 @@ def criteria(
     error: str | None = None,
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     equal: Mapping[str, str] | None = None,
     hung: bool = False,
 ) -> list[Criterion]:
@@ -39,6 +41,8 @@ def criteria(
         *([spec["error"].like(error)] if error is not None else []),
         *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
         *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
+        *([spec["created_at"] >= since] if since is not None else []),
+        *([spec["created_at"] <= until] if until is not None else []),
         *(_equal(spec, name, text) for name, text in (equal or {}).items()),
         *([is_hung(spec)] if hung else []),
     ]

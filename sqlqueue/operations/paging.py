@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from sqlalchemy import ColumnElement, and_, literal, or_
+from sqlalchemy.orm import Session
 
 from .._support.checks import count
+from ..dialects.base import Adapter
 from ..model.mixins import T
-from ..queue.spec import Criterion, Ordering, QueueSpec, Where, spec_of
-from ..queue.status import DUE, Status
-from ..sql.selection import state
-from ..transaction.connection import AnySession
+from ..queue.spec import Identity, Where, spec_of
+from ..queue.status import Status
+from ..transaction.connection import AnySession, open_, session_of
 from .finding import find
-
-Position = tuple[Any, ...]
-"""The values by which a page is ordered, of its last task."""
+from .session_criteria import within
+from .windows import SCAN, Position, Window, Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Some tasks, and where the next page begins."""
+    """Some tasks, and where the pages before and after it are."""
 
     tasks: Sequence[T]
     """The tasks, in order."""
     next: Position | None
     """The ``after`` of the next page; ``None`` on the last one."""
+    previous: Position | None
+    """The ``before`` of the previous page; ``None`` on the first one."""
+    is_cut: bool
+    """Whether ``scan`` rows were looked at without filling the page; the next page continues there."""
 
 
 def page(
@@ -36,58 +39,49 @@ def page(
     *where: Where,
     status: Status | None = None,
     after: Position | None = None,
+    before: Position | None = None,
     limit: int = 50,
+    scan: int = SCAN,
 ) -> Page[T]:
-    """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given, and come ``after`` a page.
+    """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given, and follow or precede a
+    position: ``after`` that of the last task of another page, or ``before`` that of its first.
 
-    One query, which locks nothing.  A page costs the same wherever it is: rows before it are not read.  Available tasks
-    are in claim order, other unfinished ones by ``available_at``, and all others by primary key, the last first.  Tasks
+    A few queries, which lock nothing.  A page costs the same wherever it is, because rows before it are not read, and
+    whatever ``where`` is: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page may
+    have fewer tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`.  Tasks
     that change their place in the meantime can be missing, or be on two pages.
     """
     spec = spec_of(entity)
     count("limit", limit)
-    order = _order(spec, status)
-    places = [term for term in order if term.column is not spec["finished_at"]]
-    criteria = [*where]
-    if status is not None:
-        criteria.append(spec["status"] == state(status))
-    if len(places) < len(order):
-        criteria.append(spec["finished_at"].is_(None))
-    if after is not None:
-        criteria.append(_beyond(places, after))
-    found = find(session, entity, *criteria, limit=limit + 1, order_by=[term.expression for term in order])
-    shown = found[:limit]
-    return Page(tasks=shown, next=_position(spec, places, shown[-1]) if len(found) > limit else None)
+    session = session_of(session)
+    adapter = open_(session, spec)
+    among = Windows(adapter=adapter, session=session, spec=spec, scan=scan)
+    window = among.of(status, within(session, spec, where))
+    ahead, end, keys = window if before is None else window.backwards(), None, list[Identity]()
+    for part in ahead.beyond(after if before is None else before):
+        keys += adapter.rows.keys(session, spec, part.select(*spec.primary_key, limit=limit + 1 - len(keys)))
+        if len(keys) > limit or (end := part.end(adapter, session)) is not None:
+            break
+    shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1])
+    ends = [_position(window, task) for task in (*shown[:1], *shown[-1:])]
+    first, last = ends if ends else (None, None)
+    more = len(keys) > limit
+    if before is not None:
+        return Page(tasks=shown, next=last, previous=end or (first if more else None), is_cut=end is not None)
+    following = end or (last if more else None)
+    return Page(tasks=shown, next=following, previous=None if after is None else first, is_cut=end is not None)
 
 
-def positions(spec: QueueSpec, status: Status | None) -> list[ColumnElement[Any]]:
-    """Return the columns whose values make up a position among tasks in this state."""
-    return [term.column for term in _order(spec, status) if term.column is not spec["finished_at"]]
+def _loaded(adapter: Adapter, session: Session, entity: type[T], keys: Sequence[Identity]) -> Sequence[T]:
+    """Return the tasks with these keys that still exist, in the order of the keys."""
+    if not keys:
+        return []
+    spec = spec_of(entity)
+    # without other criteria or an order: SQLite might use an index of theirs, and read all of it
+    found = {spec.identity_of(task): task for task in find(session, entity, adapter.keys.key_in(spec, keys))}
+    return [found[key] for key in keys if key in found]
 
 
-def _order(spec: QueueSpec, status: Status | None) -> tuple[Ordering, ...]:
-    """Return an order that an index has."""
-    if status in DUE:
-        return spec.due_order
-    if status is Status.AVAILABLE and not any(getattr(term.column, "nullable", True) for term in spec.ready_order):
-        return spec.ready_order
-    return tuple(Ordering(column, descending=True) for column in spec.primary_key)
-
-
-def _beyond(order: Sequence[Ordering], position: Position) -> Criterion:
-    """Return the criterion of rows after ``position``.  Its first term is a range of an index."""
-    values = [literal(value, term.column.type) for term, value in zip(order, position, strict=True)]
-    first, start = order[0], values[0]
-    within: Criterion = first.column <= start if first.descending else first.column >= start
-    return and_(within, or_(*_ranges(order, values)))
-
-
-def _ranges(order: Sequence[Ordering], values: Sequence[ColumnElement[Any]]) -> Iterator[Criterion]:
-    for number, (term, value) in enumerate(zip(order, values, strict=True)):
-        same = (earlier.column == fixed for earlier, fixed in zip(order[:number], values, strict=False))
-        yield and_(*same, term.column < value if term.descending else term.column > value)
-
-
-def _position(spec: QueueSpec, order: Sequence[Ordering], task: object) -> Position:
-    names: Mapping[Any, str] = {prop.columns[0]: prop.key for prop in spec.mapper.column_attrs}
-    return tuple(getattr(task, names[term.column]) for term in order)
+def _position(window: Window, task: object) -> Position:
+    names: Mapping[Any, str] = {prop.columns[0]: prop.key for prop in window.spec.mapper.column_attrs}
+    return tuple(getattr(task, names[term.column]) for term in window.places)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, and_, case, func, literal_column, select
-from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support.checks import count
@@ -21,9 +21,10 @@ from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import utcnow
 from ..sql.selection import is_held, is_hung, only, picks
 from ..transaction.connection import AnySession, open_, session_of
-from .counting import CAP, Portion, capped, counted, portions, waits
+from .counting import CAP, Portion, capped, counted, cut, portions, waits, windowed
 from .session_criteria import within
 from .unserved_functions import unserved_functions
+from .windows import Windows, finds_finished
 
 V = TypeVar("V")
 _ONE: ColumnElement[int] = literal_column("1")
@@ -77,21 +78,24 @@ class QueueOverview(QueueStats):
     ``JobMixin``."""
 
 
-def stats(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueStats:
+def stats(
+    session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP, scan: int | None = None
+) -> QueueStats:
     """Return the number of tasks in each state, zeros included.
 
     Exact while fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or running, and
     fewer than ``cap`` are final.  In a larger group, counting stops at ``cap``, and :attr:`QueueStats.capped` names the
-    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.  A criterion that
-    no index covers reads all rows in any case.
+    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.
+
+    A criterion that no index covers reads all rows, unless ``scan`` is given: then at most so many rows of each group
+    are looked at, the last of final tasks, and :attr:`QueueStats.capped` names what may be more.  Tasks that were final
+    before the table became a queue may be left out then.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    _check(cap)
-    adapter = open_(session, spec)
-    asked = portions(spec)
-    rows: Any = adapter.rows.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
-    return _stats(_by_state(rows), capped(rows, asked, cap))
+    count = _Count.of(session, spec, where, cap=cap, scan=scan)
+    rows, limits = count.read(count.portions())
+    return _stats(_by_state(rows), limits)
 
 
 def stats_by(
@@ -128,20 +132,19 @@ def stats_by(
     return {found: _stats(some) for found, some in rows.items()}
 
 
-def overview(session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP) -> QueueOverview:
+def overview(
+    session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP, scan: int | None = None
+) -> QueueOverview:
     """Return the number of tasks in each state, how long tasks wait, how many hang, and how many finished recently.
 
-    For ``cap`` see :func:`stats`.  Recently finished tasks are counted by an index that begins with ``finished_at``
-    (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by primary key.
-    One statement, and for function jobs a few more for each function.
+    For ``cap`` and ``scan`` see :func:`stats`.  Recently finished tasks are counted by an index that begins with
+    ``finished_at`` (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by
+    primary key.  One statement, with ``scan`` up to six, and for function jobs a few more for each function.
     """
     spec = spec_of(entity)
     session = session_of(session)
-    _check(cap)
-    adapter = open_(session, spec)
-    asked = _looking_over(adapter, spec)
-    rows: Any = adapter.rows.execute(session, spec, counted(spec, within(session, spec, where), asked, cap)).all()
-    limits = capped(rows, asked, cap)
+    count = _Count.of(session, spec, where, cap=cap, scan=scan)
+    rows, limits = count.read(_looking_over(count))
     limits |= {name for name in ("finished_last_minute", "finished_last_hour") if _is_capped(name, rows, limits, cap)}
     found = _stats(_by_state(rows), limits)
     return QueueOverview(
@@ -166,43 +169,70 @@ def hung(entity: type[QueueMixin]) -> Criterion:
     return is_hung(spec_of(entity))
 
 
-def _looking_over(adapter: Adapter, spec: QueueSpec) -> list[Portion]:
-    _, step = picks(spec, (), ())
-    can_be_claimed = and_(*step(1).state)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Count:
+    """What is counted, and how far."""
+
+    adapter: Adapter
+    session: Session
+    spec: QueueSpec
+    where: Sequence[Where]
+    cap: int | None
+    windows: Windows | None
+
+    @classmethod
+    def of(
+        cls, session: Session, spec: QueueSpec, where: Sequence[Where], *, cap: int | None, scan: int | None
+    ) -> _Count:
+        for name, number in (("cap", cap), ("scan", scan)):
+            if number is not None:
+                count(name, number)
+        adapter, criteria = open_(session, spec), within(session, spec, where)
+        windows = None if scan is None else Windows(adapter=adapter, session=session, spec=spec, scan=scan)
+        return cls(adapter=adapter, session=session, spec=spec, where=criteria, cap=cap, windows=windows)
+
+    def portions(self) -> Sequence[Portion]:
+        """Return the portions that make up all tasks."""
+        return portions(self.spec) if self.windows is None else list(windowed(self.windows, self.where))
+
+    def read(self, asked: Sequence[Portion]) -> tuple[Sequence[Any], set[str]]:
+        """Return the rows of the statement that counts, and which counts are lower bounds."""
+        statement = counted(self.spec, self.where, asked, self.cap)
+        rows = self.adapter.rows.execute(self.session, self.spec, statement).all()
+        return rows, capped(rows, asked, self.cap) | cut(self.adapter, self.session, asked)
+
+
+def _looking_over(count: _Count) -> list[Portion]:
+    spec = count.spec
     lately = {
         "finished_last_minute": spec["finished_at"] >= utcnow(-_MINUTE),
         "finished_last_hour": spec["finished_at"] >= utcnow(-_HOUR),
     }
-    due, ready, final = portions(spec)
-    found = [
-        replace(
-            due,
-            flags={**due.flags, "claimable": can_be_claimed, "overdue": and_(can_be_claimed, ~is_held(spec))},
-            moments={
-                "claimable_since": case((can_be_claimed, spec["available_at"])),
-                "running_since": case((is_held(spec), spec["claimed_at"])),
-            },
-        ),
-        replace(
-            ready,
-            flags={**ready.flags, "claimable": ~waits(spec)},
-            moments={"claimable_since": case((~waits(spec), spec["available_at"]))},
-        ),
-    ]
-    if finds_finished(adapter, spec):
-        in_hour = Portion(rows=lately["finished_last_hour"], flags=lately, order=[spec["finished_at"].desc()])
-        return [*found, final, in_hour]
-    return [*found, replace(final, flags=lately, order=[key.desc() for key in spec.primary_key])]
+    portions = count.portions()
+    unfinished = [_aged(spec, portion) for portion in portions if portion.states[0] not in FINAL]
+    final = [portion for portion in portions if portion.states[0] in FINAL]
+    if not finds_finished(count.adapter, spec):
+        order = [key.desc() for key in spec.primary_key]
+        return [*unfinished, *(replace(portion, flags=lately, order=order) for portion in final)]
+    in_hour = Portion(rows=lately["finished_last_hour"], flags=lately, order=[spec["finished_at"].desc()])
+    if count.windows is not None:
+        in_hour = replace(in_hour, window=count.windows.finished(in_hour.rows, count.where))
+    return [*unfinished, *final, in_hour]
 
 
-def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
-    """Whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
-    partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
-    return any(
-        next(iter(index.columns), None) is spec["finished_at"]
-        for index in spec.table.indexes
-        if index.name not in partial
-    )
+def _aged(spec: QueueSpec, portion: Portion) -> Portion:
+    """Return a portion of unfinished tasks that also tells which can be claimed, and since when."""
+    if Status.AVAILABLE in portion.states:
+        since = case((~waits(spec), spec["available_at"]))
+        return replace(portion, flags={**portion.flags, "claimable": ~waits(spec)}, moments={"claimable_since": since})
+    _, step = picks(spec, (), ())
+    can_be_claimed = and_(*step(1).state)
+    flags = {"claimable": can_be_claimed, "overdue": and_(can_be_claimed, ~is_held(spec))}
+    moments = {
+        "claimable_since": case((can_be_claimed, spec["available_at"])),
+        "running_since": case((is_held(spec), spec["claimed_at"])),
+    }
+    return replace(portion, flags={**portion.flags, **flags}, moments=moments)
 
 
 def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int | None) -> bool:
@@ -237,11 +267,6 @@ def _follow(limits: Collection[str]) -> set[str]:
         "total": tuple(Status),
     }
     return {name for name, states in made.items() if not set(states).isdisjoint(limits)}
-
-
-def _check(cap: int | None) -> None:
-    if cap is not None:
-        count("cap", cap)
 
 
 def _age(rows: Iterable[Any], name: str) -> timedelta | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -26,6 +26,15 @@ def age(text: str) -> timedelta:
     if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
         raise ArgumentError(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
     return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
+
+
+def moment(text: str) -> datetime:
+    """Parse a time such as ``2027-01-31T08:30``, by default in UTC; :class:`.ArgumentError` for others."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ArgumentError(f"{text!r} is not a time: write 2027-01-31T08:30") from error
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
 def identity(spec: QueueSpec, text: str) -> Identity:

@@ -28,7 +28,7 @@ from ..transaction.connection import AnySession, open_, session_of
 from .pausing import paused
 from .registry import workers
 from .session_criteria import within
-from .statistics import finds_finished
+from .windows import finds_finished
 
 _MINUTE = timedelta(minutes=1)
 

@@ -184,7 +184,7 @@ def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
 def _picks(
     spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
 ) -> tuple[Callable[[int], Pick], ...]:
-    terms = [unlisted(term, spec.partitions) for term in _terms(spec, where)]
+    terms = [unlisted(term, spec.partitions) for term in terms_of(spec, where)]
     partition = [column for column in spec.partitions if fixes(terms, column)][:1]
     by_key = all(fixes(terms, column) for column in spec.primary_key)
     column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
@@ -211,7 +211,9 @@ def _picks(
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
     state = or_(is_ready(spec), and_(*_come_due(spec)))
-    pick = partial(Pick, spec=spec, state=(state,), where=tuple(_terms(spec, where)), order=(), index=None, exact=True)
+    pick = partial(
+        Pick, spec=spec, state=(state,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
+    )
     return (lambda limit: pick(limit=limit, takes_over=True),)
 
 
@@ -229,7 +231,8 @@ def has_attempts(spec: QueueSpec) -> Criterion:
     return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
 
 
-def _terms(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
+def terms_of(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
+    """Return ``where`` as criteria on the queue's table, without nested ANDs, and restricted to the spec's class."""
     terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
     return terms if spec.inherited is None else [*terms, spec.inherited]
 

@@ -66,10 +66,24 @@ def test_tasks_by_filter_and_page_by_page(app: TestClient) -> None:
     second = app.get("/queue/email", params={"status": "available", "after": after}).text
     assert (len(keys(first)), len(keys(second))) == (50, 28)
     assert not set(keys(first)) & set(keys(second))
+    (before,) = re.findall(r"before=([^&\"]+)", second)
+    assert keys(app.get("/queue/email", params={"status": "available", "before": before}).text) == keys(first)
     assert len(keys(app.get("/queue/email", params={"error": "Disconnected"}).text)) == 5
     assert keys(app.get("/queue/email", params={"column.recipient": "user7@example.org"}).text) == ["8"]
     assert keys(app.get("/queue/email", params={"newer": "1s", "older": "7d"}).text) == []
-    for problem in ({"older": "soon"}, {"status": "x"}, {"after": "x"}, {"key": "one"}):
+    assert keys(app.get("/queue/email", params={"newer": "1h", "column.recipient": "user7@example.org"}).text) == ["8"]
+    assert keys(app.get("/queue/email", params={"since": "2020-01-01T00:00", "error": "Disconnected"}).text) == keys(
+        app.get("/queue/email", params={"error": "Disconnected"}).text
+    )
+    assert keys(app.get("/queue/email", params={"until": "2020-01-01T00:00"}).text) == []
+    for problem in (
+        {"older": "soon"},
+        {"status": "x"},
+        {"after": "x"},
+        {"before": "x"},
+        {"key": "one"},
+        {"since": "x"},
+    ):
         assert app.get("/queue/email", params=problem).status_code == 400
 
 

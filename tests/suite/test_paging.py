@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
+
+import pytest
 
 from sqlqueue import Status
 from sqlqueue.operations.paging import page
@@ -29,6 +32,41 @@ def test_each_task_is_on_one_page(sync_db: Database) -> None:
     expected = [[("b", 3), ("b", 2), ("b", 1), ("a", 3)], [("a", 2), ("a", 1)]]
     assert pages(sync_db, Seat, None, 4) == expected
     assert [len(each) for each in pages(sync_db, Seat, None, 3)] == [3, 3]
+
+
+@pytest.mark.parametrize(("model", "status"), [(Seat, None), (Ticket, Status.AVAILABLE), (Task, Status.SCHEDULED)])
+def test_pages_lead_back_to_those_before(sync_db: Database, model: Any, status: Status | None) -> None:
+    rows = [{"line": "ab"[n % 2], "number": n} if model is Seat else {"id": n} for n in range(1, 6)]
+    at = TOMORROW if status is Status.SCHEDULED else PAST
+    sync_db.insert(model, [{**row, "status": status or "available", "available_at": at} for row in rows])
+    with sync_db.begin() as session:
+        look = partial(session.run, page, model, status=status, limit=2)
+        first = look()
+        second = look(after=first.next)
+        third = look(after=second.next)
+        assert (first.previous, third.next, len(third.tasks)) == (None, None, 1)
+        again = look(before=third.previous)
+        assert (again.tasks, again.next) == (second.tasks, second.next)
+        start = look(before=again.previous)
+        assert (start.tasks, start.next, start.previous) == (first.tasks, first.next, None)
+
+
+def test_a_criterion_without_an_index_is_evaluated_for_some_rows_at_a_time(sync_db: Database) -> None:
+    sync_db.insert(Task, [{"id": n, "number": 7 if n in (3, 4, 25) else 0} for n in range(1, 31)])
+    found, places = [], [None]
+    with sync_db.begin() as session:
+        look = partial(session.run, page, Task, Task.number == 7, limit=2, scan=10)
+        while (one := look(after=places[-1])).next is not None:
+            found.append(([task.id for task in one.tasks], one.is_cut))
+            places.append(one.next)
+        assert found == [([25], True), ([], True), ([4, 3], True)]
+        assert places[1:] == [(21,), (11,), (1,)]
+        assert (one.tasks, one.is_cut) == ([], False)
+        assert look(before=(21,)).previous is None
+        assert [task.id for task in look(before=(11,)).tasks] == []
+        assert look(before=(11,)).previous == (21,)
+        (task,) = look(Task.id == 3).tasks
+        assert task.id == 3
 
 
 def test_available_tasks_are_in_claim_order(sync_db: Database) -> None:

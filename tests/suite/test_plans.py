@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from sqlqueue import Claim
+from sqlqueue import Claim, Status
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
+from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted, next_due, promote
 from sqlqueue.sql.clock import NEVER
 from tests.suite.scenes import PAST, TOMORROW, clock, rows
@@ -70,6 +71,15 @@ UPKEEP: Mapping[str, Call] = {
 WHY: Mapping[str, Call] = {
     "why the first": lambda session, model: session.why(Claim(model, key_of(model, 0), 0)),
     "why the last": lambda session, model: session.why(Claim(model, key_of(model, READY + DUE - 1), 0)),
+}
+PAGES: Mapping[str, Call] = {
+    "page": lambda session, model: session.run(page, model, limit=READY),
+    "page by error": lambda session, model: session.run(page, model, model.error == "no", scan=READY),
+    "page of running tasks": lambda session, model: session.run(page, model, status=Status.RUNNING, scan=READY),
+    "page of dead letters": lambda session, model: session.run(page, model, status=Status.DISCARDED, scan=READY),
+    "overview": lambda session, model: session.overview(model, cap=READY, scan=READY),
+    "stats by error": lambda session, model: session.stats(model, model.error == "no", cap=READY, scan=READY),
+    "errors": lambda session, model: session.errors(model, cap=READY, scan=READY),
 }
 OF_TOPIC: Mapping[str, Call] = {
     "claim ready tasks of a topic": lambda session, _: session.claim_many(Mail, Mail.topic == "a", limit=READY),
@@ -206,7 +216,7 @@ def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
 @MODELS
 @pytest.mark.requires("statistics")
 def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], None], model: Any) -> None:
-    calls = {**CLAIMS, **UPKEEP, **WHY, **(OF_TOPIC if model is Mail else {})}
+    calls = {**CLAIMS, **UPKEEP, **WHY, **PAGES, **(OF_TOPIC if model is Mail else {})}
     start = to_be_found(sync_db, model)
     in_the_way(sync_db, model, start, FEW)
     small = efforts(sync_db, model, calls)
@@ -216,6 +226,28 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
         assert list(unserved(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
+
+
+@pytest.mark.parametrize("status", [Status.AVAILABLE, Status.SCHEDULED, None])
+@pytest.mark.requires("statistics")
+def test_a_page_costs_the_same_wherever_it_is(
+    sync_db: Database, counted: Callable[[Any], None], status: Status | None
+) -> None:
+    stored(sync_db, Task, 0, [{"status": status or "available", "available_at": PAST}] * (2 * FEW))
+    counted(Task)
+    pages: list[Any] = []
+    with sync_db.session() as session:
+        pages += [session.run(page, Task, status=status, limit=2 * FEW - READY)]
+
+    def turn(**place: Any) -> Call:
+        return lambda session, model: pages.append(
+            session.run(page, model, status=status, limit=10, scan=READY, **place)
+        )
+
+    calls = {"first": turn(), "next": turn(after=pages[0].next), "previous": turn(before=pages[0].next)}
+    found = {name: read.amount for name, read in efforts(sync_db, Task, calls).items() if name in calls}
+    assert [len(each.tasks) for each in pages[1:]] == [10, 10, 10]
+    assert max(found.values()) < found["first"] + FEW // 2, found
 
 
 @pytest.mark.requires("statistics")

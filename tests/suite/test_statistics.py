@@ -313,6 +313,34 @@ def test_errors_of_the_last_failures(db: Database) -> None:
     ]
 
 
+@pytest.mark.parametrize("model", [Task, Mail])  # without an index of what is finished, and with one
+def test_a_criterion_is_evaluated_for_so_many_rows_as_may_be_looked_at(sync_db: Database, model: Any) -> None:
+    now = clock(sync_db)
+    for number in range(10, 0, -1):
+        failed = finished(now - number * SECOND, status="discarded", error=f"odd {number % 2}")
+        sync_db.insert(model, [failed])
+    sync_db.insert(model, [{"status": "scheduled", "available_at": TOMORROW, "error": "odd 1"}] * 2)
+    odd = model.error == "odd 1"
+    with sync_db.begin() as session:
+        some, all_of_them = session.stats(model, odd, scan=4), session.stats(model, odd, scan=99)
+        last, everything = session.errors(model, scan=4), session.errors(model, scan=99)
+        looked_over = session.overview(model, odd, scan=4)
+    assert (all_of_them["discarded"], all_of_them["scheduled"], all_of_them.capped) == (5, 2, frozenset())
+    assert 1 <= some["discarded"] <= 2
+    assert "discarded" in some.capped
+    assert (some["scheduled"], "scheduled" in some.capped) == (2, False)
+    assert (looked_over.counts, looked_over.capped - some.capped) == (
+        some.counts,
+        {"finished_last_minute", "finished_last_hour"},
+    )
+    assert [(group.message, group.count, group.capped) for group in everything] == [
+        ("odd 1", 7, False),
+        ("odd 0", 5, False),
+    ]
+    assert all(group.capped for group in last)
+    assert sum(group.count for group in last) < 12
+
+
 @pytest.mark.parametrize("call", [sqlqueue.stats, sqlqueue.overview, sqlqueue.errors])
 def test_a_cap_is_a_positive_number(db: Database, call: Any) -> None:
     with db.session() as session, pytest.raises(ArgumentError, match="cap"):

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...operations import ErrorGroup, errors
+from ...operations.windows import SCAN
 from ...queue.spec import QueueSpec
 from ..site import respond, site_of
 
 GROUPS = 50
 """The number of groups shown of each queue."""
 FAILURES = 10_000
-"""The number of failures that are looked at in each queue: the last ones."""
+"""The number of failures that are read in each queue."""
 
 
 async def show(request: Request) -> Response:
@@ -23,8 +24,8 @@ async def show(request: Request) -> Response:
     site = site_of(request)
     specs = list(site.queues.values())
     found = await site.read_each("errors", _read, specs, lifetime=10)
-    return respond(request, "errors.html", queues=list(zip(specs, found, strict=True)))
+    return respond(request, "errors.html", queues=list(zip(specs, found, strict=True)), most=FAILURES, scanned=SCAN)
 
 
 def _read(session: Session, spec: QueueSpec) -> list[ErrorGroup]:
-    return list(islice(errors(session, spec.entity, cap=FAILURES), GROUPS))
+    return list(islice(errors(session, spec.entity, cap=FAILURES, scan=SCAN), GROUPS))

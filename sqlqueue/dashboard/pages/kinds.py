@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...operations import QueueOverview, QueueStats, overview, stats
+from ...operations.windows import SCAN
 from ...queue.spec import QueueSpec
 from ...queue.status import Status
 from ..site import CAP, respond, site_of
@@ -46,11 +47,13 @@ def _read(session: Session, spec: QueueSpec) -> Standing:
     return Standing(
         name=spec.table.fullname,
         model=spec.entity.__name__,
-        figures=overview(session, spec.entity, cap=CAP),
+        figures=overview(session, spec.entity, cap=CAP, scan=SCAN),
         stages=by_stage(session, spec),
     )
 
 
 def by_stage(session: Session, spec: QueueSpec) -> dict[str, QueueStats]:
     """Return the figures of each stage; none for a queue without stages."""
-    return {stage: stats(session, spec.entity, spec["stage"] == stage, cap=CAP) for stage in spec.options.stages}
+    stages = spec.options.stages
+    scan = SCAN // max(len(stages), 1)  # no index has the final tasks of a stage
+    return {stage: stats(session, spec.entity, spec["stage"] == stage, cap=CAP, scan=scan) for stage in stages}

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...operations import Pause, QueueOverview, overview, paused
+from ...operations.windows import SCAN
 from ...queue.spec import QueueSpec
 from ..charts import HOUR, Chart, chart_of
 from ..site import CAP, respond, site_of
@@ -41,4 +42,4 @@ async def show(request: Request) -> Response:
 
 
 def _standing(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
-    return overview(session, spec.entity, cap=CAP), paused(session, spec.entity)
+    return overview(session, spec.entity, cap=CAP, scan=SCAN), paused(session, spec.entity)

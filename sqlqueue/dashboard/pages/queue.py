@@ -15,8 +15,10 @@ from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
 from ...operations import Pause, QueueOverview, QueueStats, overview, paused
 from ...operations.paging import Page, page
+from ...operations.windows import SCAN, places_of
 from ...queue.spec import QueueSpec
 from ...queue.status import Status
+from ...transaction.connection import open_
 from ..charts import DAY, HOUR, Chart, Period, chart_of
 from ..exposure import Exposure
 from ..filters import Filter, cursor, position
@@ -43,6 +45,9 @@ class Lines:
 
     lines: Sequence[Line]
     next: str | None
+    previous: str | None
+    is_cut: bool
+    """Whether more rows may match than those that were looked at."""
 
 
 async def show(request: Request) -> Response:
@@ -50,9 +55,10 @@ async def show(request: Request) -> Response:
     site = site_of(request)
     spec = site.queue(request)
     filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
-    lines = Lines(lines=(), next=None)
+    after, before = (request.query_params.get(name) for name in ("after", "before"))
+    lines = Lines(lines=(), next=None, previous=None, is_cut=False)
     try:
-        lines = await _lines(site, spec, filter, request.query_params.get("after"))
+        lines = await _lines(site, spec, filter, after, before)
     except ArgumentError as error:
         problem = str(error)
     figures, pauses, stages = await site.read(("queue", spec), lambda session: _figures(session, spec), spec)
@@ -74,7 +80,8 @@ async def show(request: Request) -> Response:
         states=list(Status),
         problem=problem,
         lines=lines,
-        after=request.query_params.get("after"),
+        is_first=after is None and before is None,
+        scanned=SCAN,
     )
 
 
@@ -83,14 +90,16 @@ async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
     return await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
 
 
-async def _lines(site: Site, spec: QueueSpec, filter: Filter, after: str | None) -> Lines:
-    criteria, start = filter.criteria(spec), position(spec, filter.state, after)
+async def _lines(site: Site, spec: QueueSpec, filter: Filter, after: str | None, before: str | None) -> Lines:
+    criteria, state = filter.criteria(spec), filter.state
 
     def read(session: Session) -> Lines:
-        found = page(session, spec.entity, *criteria, status=filter.state, after=start, limit=ROWS)
+        columns = places_of(open_(session, spec), spec, state)
+        start, end = (position(columns, each) for each in (after, before))
+        found = page(session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS)
         return _shown(site.exposure, spec, found)
 
-    key = ("lines", spec, tuple(filter.query.items()), after)
+    key = ("lines", spec, tuple(filter.query.items()), after, before)
     return await site.read(key, read, spec)
 
 
@@ -99,7 +108,7 @@ def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> Lines:
         Line(key=key_text(spec.identity_of(task)), own=exposure.own(spec, task), named=exposure.named(spec, task))
         for task in found.tasks
     ]
-    return Lines(lines=lines, next=cursor(found.next))
+    return Lines(lines=lines, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
 
 
 Figures = tuple[QueueOverview, list[Pause], dict[str, QueueStats]]
@@ -107,4 +116,4 @@ Figures = tuple[QueueOverview, list[Pause], dict[str, QueueStats]]
 
 def _figures(session: Session, spec: QueueSpec) -> Figures:
     entity = spec.entity
-    return overview(session, entity, cap=CAP), paused(session, entity), by_stage(session, spec)
+    return overview(session, entity, cap=CAP, scan=SCAN), paused(session, entity), by_stage(session, spec)

@@ -1,0 +1,245 @@
+"""Windows on a queue: rows that an index returns in order, of which a read looks at no more than a given number.
+
+Without that limit, criteria that no index covers read the whole table if few rows satisfy them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    UniqueConstraint,
+    and_,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+)
+from sqlalchemy.orm import Session
+
+from ..dialects.base import Adapter
+from ..queue.spec import Criterion, Ordering, QueueSpec, Where
+from ..queue.status import DUE, FINAL, Status
+from ..sql.partitioning import fixes
+from ..sql.selection import is_available, is_due, is_final, only, state, terms_of
+
+SCAN = 20_000
+"""The number of rows of a window that are looked at, if no index covers the criteria."""
+
+Position = tuple[Any, ...]
+"""The values of a row by which its window is ordered."""
+Order = tuple[Ordering, ...]
+_ONE: ColumnElement[int] = literal_column("1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The rows that satisfy all of ``rows`` and ``rest``, in ``order``."""
+
+    spec: QueueSpec
+    rows: tuple[Criterion, ...]
+    """What an index finds, in the order that it has."""
+    rest: tuple[Criterion, ...]
+    """What has to be evaluated for each of these rows."""
+    order: Order
+    scan: int
+    """The number of rows that are looked at, if there is a ``rest``."""
+
+    @property
+    def places(self) -> Sequence[Ordering]:
+        """The terms of the order that differ between rows."""
+        return _places(self.spec, self.order)
+
+    def backwards(self) -> Window:
+        """Return the same rows in the opposite order."""
+        return replace(self, order=_reversed(self.order))
+
+    def beyond(self, position: Position | None) -> Iterator[Window]:
+        """Yield windows of the rows after ``position``, in order, each of which is one range of the index."""
+        if position is None:
+            yield self
+            return
+        fixed = [literal(value, term.column.type) for term, value in zip(self.places, position, strict=True)]
+        for number in reversed(range(len(fixed))):
+            term, value = self.places[number], fixed[number]
+            same = [each.column == known for each, known in zip(self.places[:number], fixed, strict=False)]
+            after: Criterion = term.column < value if term.descending else term.column > value
+            yield replace(self, rows=(*self.rows, *same, after))
+
+    def select(self, *columns: ColumnElement[Any], limit: int | None) -> Select[Any]:
+        """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows alone."""
+        if not self.rest:
+            return self._first(columns).limit(limit)
+        # as a column: to evaluate it as a criterion, planners might read the table in another way than by the window
+        matches = case((and_(*self.rest), _ONE)).label("matches")
+        order = [term.column.label(f"place_{number}") for number, term in enumerate(self.order)]
+        looked = self._first((matches, *order, *columns)).limit(self.scan).subquery("looked_at")
+        matching, *found = looked.c
+        places, wanted = found[: len(order)], found[len(order) :]
+        in_order = (term.over(place) for term, place in zip(self.order, places, strict=True))
+        return select(*wanted).where(matching == _ONE).order_by(*in_order).limit(limit)
+
+    def end(self, adapter: Adapter, session: Session) -> Position | None:
+        """Return the position of row number ``scan``; ``None`` if there are fewer, or an index covers all criteria."""
+        if not self.rest:
+            return None
+        last = self._first([term.column for term in self.places]).offset(self.scan - 1).limit(1)
+        row = adapter.rows.execute(session, self.spec, last).first()
+        return None if row is None else tuple(row)
+
+    def _first(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        rows = self.rows or (self.spec.primary_key[0].is_not(None),)
+        return select(*columns).where(and_(*rows)).order_by(*(term.expression for term in self.order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """The windows by which a session reads a queue."""
+
+    adapter: Adapter
+    session: Session
+    spec: QueueSpec
+    scan: int
+
+    def of(self, status: Status | None, where: Sequence[Where]) -> Window:
+        """Return the window of the tasks that satisfy ``where`` and have this status, if one is given.
+
+        Available tasks are in claim order, other unfinished ones by ``available_at``, and all others by primary key,
+        the last first.  Where the claim index has all tasks, those of each state are in claim order, the final ones
+        backwards.
+        """
+        spec, order = self.spec, order_of(self.adapter, self.spec, status)
+        terms = terms_of(spec, where)
+        in_state = () if status is None else (spec["status"] == state(status),)
+        if order is spec.due_order:
+            found = self._divided(_due(spec), (*terms, *in_state), order)
+        elif status is not None and order[0].column is spec.ready_order[0].column:
+            found = self._divided(in_state, terms, order)
+        else:
+            found = self._window((), (*terms, *in_state), order)
+        return self._better(terms)(found)
+
+    def all(self, where: Sequence[Where]) -> list[tuple[Sequence[Status], Window]]:
+        """Return windows that make up all tasks that satisfy ``where``, with their states.
+
+        Of final tasks, the last are looked at.  An index that begins with ``finished_at`` does not find those that were
+        final before the table became a queue.
+        """
+        spec, terms = self.spec, terms_of(self.spec, where)
+        found: list[tuple[Sequence[Status], Window]] = [
+            (DUE, self._divided(_due(spec), terms, spec.due_order)),
+            ((Status.AVAILABLE,), self._divided((is_available(spec),), terms, spec.ready_order)),
+        ]
+        if self.adapter.schema.indexes_all:
+            found = [((status,), self._in_claim_order(status, terms)) for status in (*DUE, Status.AVAILABLE, *FINAL)]
+        elif finds_finished(self.adapter, spec):
+            found.append((FINAL, self.finished(and_(spec["finished_at"].is_not(None), is_final(spec)), terms)))
+        else:
+            found.append((FINAL, self._window((), (*terms, is_final(spec)), _last_first(spec))))
+        better = self._better(terms)
+        return [(states, better(window)) for states, window in found]
+
+    def finished(self, rows: Criterion, where: Sequence[Where]) -> Window:
+        """Return the window of these final tasks, the last finished first."""
+        order = (Ordering(self.spec["finished_at"], descending=True),)
+        return self._window((rows,), terms_of(self.spec, where), order)
+
+    def _in_claim_order(self, status: Status, terms: Sequence[Criterion]) -> Window:
+        order = self.spec.ready_order
+        in_state = (self.spec["status"] == state(status),)
+        return self._divided(in_state, terms, _reversed(order) if status in FINAL else order)
+
+    def _window(self, rows: tuple[Criterion, ...], rest: Sequence[Criterion], order: Order) -> Window:
+        return Window(spec=self.spec, rows=rows, rest=tuple(rest), order=order, scan=self.scan)
+
+    def _divided(self, rows: tuple[Criterion, ...], terms: Sequence[Criterion], order: Order) -> Window:
+        """Return the window of an index of the queue: of the first partition that ``terms`` fix, if they fix any."""
+        partition = next((column for column in self.spec.partitions if fixes(terms, column)), None)
+        fixed = [term for term in terms if partition is not None and fixes([term], partition)]
+        rest = [term for term in terms if not any(term is each for each in fixed)]
+        return self._window((*fixed, *rows), rest, order)
+
+    def _better(self, terms: Sequence[Criterion]) -> Callable[[Window], Window]:
+        """Return a function that has a window read by a better index, if ``terms`` fix the columns of one.
+
+        These are the primary key, and an index of the application that finds at most ``scan`` rows, which are sorted.
+        """
+        if all(fixes(terms, column) for column in self.spec.primary_key):
+            return lambda window: replace(window, rows=(*window.rows, *window.rest), rest=())
+        finds_few = cache(self._finds_few)
+
+        def better(window: Window) -> Window:
+            led = (term for term in window.rest if _leads(self.adapter, self.spec, term))
+            few = next((term for term in led if finds_few(term)), None)
+            if few is None:
+                return window
+            others = (term for term in window.rest if term is not few)
+            return replace(window, rows=(few,), rest=(*window.rows, *others))
+
+        return better
+
+    def _finds_few(self, term: Criterion) -> bool:
+        matching: Select[Any] = select(_ONE.label("one")).where(only(self.spec, term)).limit(self.scan + 1)
+        counted = select(func.count()).select_from(matching.subquery("matching"))
+        number: int = self.adapter.rows.execute(self.session, self.spec, counted).scalar_one()
+        return number <= self.scan
+
+
+def order_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Order:
+    """Return the order of tasks in this state, which an index has."""
+    if status is Status.AVAILABLE or (status is not None and adapter.schema.indexes_all):
+        # the position of a page cannot contain NULL
+        if not any(getattr(term.column, "nullable", True) for term in spec.ready_order):
+            return _reversed(spec.ready_order) if status in FINAL else spec.ready_order
+    elif status in DUE:
+        return spec.due_order
+    return _last_first(spec)
+
+
+def places_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Sequence[ColumnElement[Any]]:
+    """Return the columns whose values make up a position among tasks in this state."""
+    return [term.column for term in _places(spec, order_of(adapter, spec, status))]
+
+
+def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
+    """Whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
+    partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
+    return any(
+        next(iter(index.columns), None) is spec["finished_at"]
+        for index in spec.table.indexes
+        if index.name not in partial
+    )
+
+
+def _last_first(spec: QueueSpec) -> Order:
+    return tuple(Ordering(column, descending=True) for column in spec.primary_key)
+
+
+def _reversed(order: Order) -> Order:
+    return tuple(replace(term, descending=not term.descending) for term in order)
+
+
+def _places(spec: QueueSpec, order: Order) -> Sequence[Ordering]:
+    """Return the terms of an order that differ between rows: among due ones, ``finished_at`` does not."""
+    return [term for term in order if term.column is not spec["finished_at"]] or order
+
+
+def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
+    return (spec["finished_at"].is_(None), is_due(spec))
+
+
+def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
+    """Whether an index of all rows begins with a column for which ``term`` is an equality."""
+    option = adapter.schema.predicate_option
+    whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
+    firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]
+    unique = (each for each in spec.table.constraints if isinstance(each, UniqueConstraint))
+    firsts += [next(iter(each.columns), None) for each in unique]
+    return any(fixes([term], column) for column in firsts if isinstance(column, Column))
