@@ -24,6 +24,15 @@ from tests.support.summary import sum_up
 SERVERS = pytest.StashKey[Servers]()
 MODES = ("sync", "async")
 
+on_one_engine = pytest.mark.parametrize(
+    "db", [pytest.param((SELECTED[0], mode), id=f"{SELECTED[0].name}-{mode}") for mode in MODES], indirect=True
+)
+"""For tests of the fixture `db` whose subject, such as a process, is the same on every engine."""
+sync_on_one_engine = pytest.mark.parametrize(
+    "sync_db", [pytest.param((SELECTED[0], "sync"), id=SELECTED[0].name)], indirect=True
+)
+"""Likewise for the fixture `sync_db`."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
+from tests.support.plugin import sync_on_one_engine
 from tests.worker.crashing import ALONE, APART, POISON, stopped, supervised
 from tests.worker.crew import eventually
 
@@ -46,26 +47,32 @@ def judge(db: Database, said: str) -> None:
     assert sorted(done) == [row.id for row in found(db) if row.id != poison.id]
 
 
-@pytest.mark.parametrize(
-    ("how", "said", "program", "processes"),
-    [
-        ("exit", "exited with status 7", APART, 2),
-        ("segv", "was killed by SIGSEGV", APART, 1),
-        ("leave", "exited with status 0", APART, 1),
-        ("kill", "was killed by SIGKILL, possibly for lack of memory", ALONE, 1),
-    ],
-)
-def test_the_poison_task_alone_is_discarded(
-    sync_db: Database, how: str, said: str, program: str, processes: int
-) -> None:
-    insert(sync_db, how, beside=8, milliseconds=300)
-    with supervised(sync_db.url, processes, program=program) as supervisor:
-        eventually(lambda: all_final(sync_db), PATIENCE)
+def crash(db: Database, how: str, said: str, program: str, processes: int) -> None:
+    insert(db, how, beside=8, milliseconds=300)
+    with supervised(db.url, processes, program=program) as supervisor:
+        eventually(lambda: all_final(db), PATIENCE)
         log = stopped(supervisor)
-    judge(sync_db, said)
+    judge(db, said)
     assert log.count("given up") == 1
     assert log.count("has died") == (3 if program == ALONE else 1)  # the rest in child processes
     assert "is suspected: its process " in log
+
+
+def test_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
+    crash(sync_db, "exit", "exited with status 7", APART, 2)
+
+
+@sync_on_one_engine
+@pytest.mark.parametrize(
+    ("how", "said", "program"),
+    [
+        ("segv", "was killed by SIGSEGV", APART),
+        ("leave", "exited with status 0", APART),
+        ("kill", "was killed by SIGKILL, possibly for lack of memory", ALONE),
+    ],
+)
+def test_the_poison_task_is_discarded_however_it_crashes(sync_db: Database, how: str, said: str, program: str) -> None:
+    crash(sync_db, how, said, program, 1)
 
 
 def test_in_lock_mode_the_poison_task_alone_is_discarded(sync_db: Database) -> None:

@@ -14,6 +14,7 @@ from sqlqueue import ArgumentError, Worker
 from tests.suite.scenes import count
 from tests.support.harness import Database
 from tests.support.models import Document, Film, Ledger, Task
+from tests.support.plugin import on_one_engine, sync_on_one_engine
 from tests.worker import isolated
 from tests.worker.children import lives
 from tests.worker.crew import Running, Workers, all_are, eventually, statuses
@@ -77,6 +78,7 @@ def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, s
     assert errors(db)[2] == "Even: and good"
 
 
+@on_one_engine
 def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, stage: Stage) -> None:
     db.insert(Film, [{"id": 1, "stage": "print"}])
     db.insert(Document, [{"id": "a"}])
@@ -90,6 +92,7 @@ def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Dat
     assert errors(db, Document) == {"a": "ValueError: a"}
 
 
+@on_one_engine
 def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, stage: Stage) -> None:
     db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
     stage.start("hasty")
@@ -100,6 +103,7 @@ def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, sta
     eventually(lambda: statuses(db)[3] == "completed", LONG)
 
 
+@sync_on_one_engine
 @pytest.mark.parametrize(
     ("name", "said"),
     [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly for lack of memory")],
@@ -116,6 +120,7 @@ def test_a_dying_child_is_charged_to_its_own_task_alone(sync_db: Database, stage
     assert attempts(sync_db) == {1: 1, 2: 3}
 
 
+@sync_on_one_engine
 def test_signals_and_exceptions_come_through(sync_db: Database, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     names = ["retry", "snooze", "discard", "cancel", "odd", "sys.exit"]
     sync_db.insert(Task, [{"id": number, "name": name} for number, name in enumerate(names, 1)])
@@ -133,6 +138,7 @@ def test_signals_and_exceptions_come_through(sync_db: Database, stage: Stage, ca
     assert "in fail\n    raise error" in caplog.text
 
 
+@on_one_engine
 def test_a_lost_task_ends_its_child(db: Database, stage: Stage) -> None:
     db.insert(Task, [{"id": 1, "name": "wait"}])
     running = stage.start("calm")
@@ -145,6 +151,7 @@ def test_a_lost_task_ends_its_child(db: Database, stage: Stage) -> None:
     assert statuses(db) == {1: "cancelled"}
 
 
+@sync_on_one_engine
 @pytest.mark.usefixtures("stage")
 def test_a_worker_that_cannot_be_imported_is_refused_at_its_start(sync_db: Database) -> None:
     worker = Worker(sync_db.sessions())

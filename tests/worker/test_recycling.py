@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlqueue._support.processes import MIB
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
+from tests.support.plugin import sync_on_one_engine
 from tests.worker.crashing import GROWING, stopped, supervised
 from tests.worker.crew import all_are, eventually
 
@@ -25,6 +26,7 @@ time.sleep(60)
 """
 
 
+@sync_on_one_engine
 @pytest.mark.parametrize(
     ("arguments", "name", "said"),
     [
