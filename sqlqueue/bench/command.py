@@ -113,8 +113,8 @@ def bench(
 
     growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
 
-    --peers: procrastinate, chancy, pgqueuer and oban, in their latest releases from PyPI, beside sqlqueue and the same
-    by hand. A library that cannot be installed or fails is named with the reason.
+    --peers: procrastinate, chancy, pgqueuer, oban and, with Node.js, graphile-worker, in their latest releases, beside
+    sqlqueue and the same by hand. A library that cannot be installed or fails is named with the reason.
 
     Tables and schemas named sqlqueue_bench_... are created and dropped. Exit status: 0; 2 if it cannot measure; 130 if
     it was stopped.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import inspect
+from sqlalchemy.schema import CreateSchema, DropSchema
 from typer.testing import CliRunner
 
 from sqlqueue.bench.peers.contenders import CONTENDERS, Contender, PeerError
-from sqlqueue.bench.peers.environment import interpreter
+from sqlqueue.bench.peers.environment import command_of
 from sqlqueue.bench.peers.measure import Drained, Latency, PeerPlan, drained, latency, measure_peers
+from sqlqueue.bench.plan import BenchError
 from sqlqueue.cli import application
 from tests.support.harness import Database
 
@@ -87,11 +90,26 @@ def test_contenders_take_turns_and_leave_nothing(sync_db: Database, tmp_path: Pa
         assert figure.pickup is not None
         assert figure.pickup.p99 >= figure.pickup.p50 > 0
         assert figure.pickup.from_call_p50 > figure.pickup.p50
-    assert not [name for name in inspect(sync_db.engine).get_schema_names() if name.startswith("sqlqueue_bench")]
+    assert {each.schema for each in tried}.isdisjoint(inspect(sync_db.engine).get_schema_names())
+
+
+@pytest.mark.requires("notifies")
+def test_a_schema_that_exists_is_left_alone(sync_db: Database, tmp_path: Path) -> None:
+    tried = named("psycopg by hand")
+    with sync_db.engine.begin() as connection:
+        connection.execute(CreateSchema(tried[0].schema))
+    try:
+        with pytest.raises(BenchError, match="the schema sqlqueue_bench_by_hand_psycopg already exists"):
+            measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
+    finally:
+        with sync_db.engine.begin() as connection:
+            connection.execute(DropSchema(tried[0].schema))
 
 
 def test_contenders_without_requirements_need_no_environment(tmp_path: Path) -> None:
-    assert {interpreter(each, tmp_path) for each in CONTENDERS if not each.requirements} == {sys.executable}
+    for each in CONTENDERS:
+        if not each.requirements:
+            assert command_of(each, tmp_path) == (sys.executable, str(each.script))
     assert not list(tmp_path.iterdir())
 
 
@@ -107,6 +125,8 @@ def test_other_engines_are_refused(tmp_path: Path) -> None:
 def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, who: str) -> None:
     if who == "oban" and sys.version_info < (3, 12):
         pytest.skip("oban needs Python 3.12")
+    if who == "graphile-worker" and shutil.which("npm") is None:
+        pytest.skip("graphile-worker needs Node.js")
     found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, named(who))
     assert found.missing == {}
     (figure,) = found.figures
@@ -118,4 +138,4 @@ def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, who: st
 def test_a_library_that_cannot_be_installed_is_named_with_the_reason(tmp_path: Path) -> None:
     absent = Contender(who="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
     with pytest.raises(PeerError, match="not installable: ERROR: Invalid requirement"):
-        interpreter(absent, tmp_path)
+        command_of(absent, tmp_path)

@@ -55,4 +55,5 @@ CONTENDERS = (
     _library("oban"),
     _library("chancy"),
     _library("procrastinate", "psycopg[binary]"),
+    Contender(who="graphile-worker", script=_SCRIPTS / "with_graphile.cjs", requirements=("graphile-worker",)),
 )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copy, which
 
 from .contenders import Contender, PeerError
 
@@ -13,19 +14,33 @@ _PATIENCE = 600
 """Seconds for one command."""
 
 
-def interpreter(contender: Contender, directory: Path) -> str:
-    """Return the Python that runs a contender's script, with its latest release installed.
+def command_of(contender: Contender, directory: Path) -> tuple[str, ...]:
+    """Return the command that runs a contender's script, with its latest release installed.
 
     Its environment is made in ``directory``, or upgraded there.  Raises :class:`.PeerError` if it cannot be installed.
     """
     if not contender.requirements:
-        return sys.executable
+        return (sys.executable, str(contender.script))
     place = directory / contender.script.stem
+    return (_in_node if contender.script.suffix == ".cjs" else _in_python)(contender, place)
+
+
+def _in_python(contender: Contender, place: Path) -> tuple[str, ...]:
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         _run(sys.executable, "-m", "venv", str(place))
     _run(str(python), "-m", "pip", "install", "--quiet", "--upgrade", *contender.requirements)
-    return str(python)
+    return (str(python), str(contender.script))
+
+
+def _in_node(contender: Contender, place: Path) -> tuple[str, ...]:
+    node, npm = which("node"), which("npm")
+    if node is None or npm is None:
+        raise PeerError("not installable: there is no Node.js with npm")
+    place.mkdir(parents=True, exist_ok=True)
+    _run(npm, "install", "--silent", "--prefix", str(place), *(f"{each}@latest" for each in contender.requirements))
+    # packages are looked up from where the script is
+    return (node, str(copy(contender.script, place)))
 
 
 def _run(*command: str) -> None:
@@ -35,5 +50,5 @@ def _run(*command: str) -> None:
         raise PeerError(f"{error}") from error
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        errors = [line for line in lines if line.startswith(("ERROR", "npm error"))] or lines[-1:]
         raise PeerError(f"not installable: {' '.join(errors)}")

@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeAlias
 
-from sqlalchemy import URL, Engine, text
+from sqlalchemy import URL, Engine, inspect, text
 
 from ..figures import Spread
+from ..plan import BenchError
 from .contenders import CONTENDERS, Contender, PeerError
-from .environment import interpreter
+from .environment import command_of
 from .process import Script, script
 
 Say: TypeAlias = Callable[[str], None]
@@ -100,24 +101,30 @@ def measure_peers(
     """Measure all contenders that can be installed, in rounds.
 
     ``directory``: for their environments; a temporary one by default.  Each contender has a schema of its own, which is
-    dropped afterwards.
+    dropped afterwards.  Raises :class:`.BenchError` if there is one already.
     """
+    _refuse_present(engine, contenders)
     missing: dict[str, str] = {}
     with ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-bench-")))
-        ready: dict[Contender, tuple[str, Results]] = {}
+        ready: dict[Contender, tuple[tuple[str, ...], Results]] = {}
         for each in contenders:
             say(f"installing {each.who}")
             with _reported(each, missing):
-                ready[each] = interpreter(each, place), Results(who=each.who)
+                ready[each] = command_of(each, place), Results(who=each.who)
         for number in range(1, plan.rounds + 1):
-            for each, (python, results) in ready.items():
+            for each, (command, results) in ready.items():
                 if each.who not in missing:
                     say(f"round {number} of {plan.rounds}: {each.who}")
                     with _reported(each, missing), _schema(engine, each.schema):
-                        _Turn(engine, plan, each, python, results).take()
+                        _Turn(engine, plan, each, command, results).take()
     figures = [_figure(results) for each, (_, results) in ready.items() if each.who not in missing]
     return PeerReport(figures=figures, missing=missing)
+
+
+def _refuse_present(engine: Engine, contenders: Sequence[Contender]) -> None:
+    if present := {each.schema for each in contenders}.intersection(inspect(engine).get_schema_names()):
+        raise BenchError(f"the schema {min(present)} already exists: drop it, if it is left from another run")
 
 
 @contextmanager
@@ -148,12 +155,14 @@ def _within(url: URL, schema: str) -> str:
 class _Turn:
     """One contender in one round."""
 
-    def __init__(self, engine: Engine, plan: PeerPlan, contender: Contender, python: str, results: Results) -> None:
+    def __init__(
+        self, engine: Engine, plan: PeerPlan, contender: Contender, command: Sequence[str], results: Results
+    ) -> None:
         self._engine = engine
         self._plan = plan
         self._contender = contender
         self._results = results
-        self._command = (python, str(contender.script))
+        self._command = command
         concurrency = plan.threads if contender.in_threads else plan.batch
         schema = contender.schema
         self._arguments = (_within(engine.url, schema), schema, str(concurrency), contender.form)

@@ -61,7 +61,8 @@ class Script:
     def _failure(self, what: str) -> PeerError:
         self._errors.seek(0)
         lines = [line for line in self._errors.read().splitlines() if line.strip()]
-        return PeerError(": ".join([what, *lines[-1:]]))
+        errors = [line.strip() for line in lines if "Error" in line]
+        return PeerError(": ".join([what, *(errors or lines)[-1:]]))
 
 
 @contextmanager
