@@ -162,11 +162,14 @@ def package(session: nox.Session) -> None:
     directory = Path(session.create_tmp()).resolve()
     session.run("python", "-m", "build", "--outdir", str(directory / "dist"))
     (wheel,) = (directory / "dist").glob("*.whl")
-    strangers = [
-        name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith(("sqlqueue/", "sqlalchemy_"))
-    ]
+    names = set(zipfile.ZipFile(wheel).namelist())
+    strangers = [name for name in names if not name.startswith(("sqlqueue/", "sqlalchemy_"))]
     if strangers:
         session.error(f"the wheel contains {strangers}")
+    pages = [path for folder in ("templates", "static") for path in Path("sqlqueue/dashboard", folder).iterdir()]
+    missing = [str(path) for path in pages if path.as_posix() not in names]
+    if missing or not pages:
+        session.error(f"the wheel lacks {missing}")
     session.run("python", "-m", "venv", "--clear", str(directory / "venv"))
     programs = directory / "venv" / "bin"
     smoke = directory / "smoke"
@@ -178,3 +181,6 @@ def package(session: nox.Session) -> None:
     session.run(str(programs / "python"), "-c", "import sqlqueue", external=True)
     session.run(str(programs / "pip"), "install", "--quiet", f"{wheel}[cli]", external=True)
     session.run(str(programs / "sqlqueue"), "demo", external=True)
+    session.run(str(programs / "pip"), "install", "--quiet", f"{wheel}[cli,dashboard]", external=True)
+    session.run(str(programs / "python"), "-c", "import sqlqueue.dashboard", external=True)
+    session.run(str(programs / "sqlqueue"), "dashboard", "--help", external=True)

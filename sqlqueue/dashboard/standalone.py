@@ -11,7 +11,7 @@ from collections.abc import Collection
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -44,14 +44,19 @@ class Token:
         self._logins: dict[str, float] = {}
 
     def __call__(self, request: Request) -> Decision:
-        """Return the viewer; without a login, lead browsers to the login form."""
+        """Return the viewer; lead people without a login to the form, and ask programs for the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._viewer if self._is_token(given) else None
+            return self._viewer if self._is_token(given) else _challenge()
         until = self._logins.get(request.cookies.get(COOKIE, ""), 0)
         if until > time.monotonic():
             return self._viewer
-        return RedirectResponse(links_of(request)("login"), 303) if request.method == "GET" else None
+        if request.method != "GET":
+            return None
+        link = links_of(request)
+        # a scraper would take the form for an answer
+        is_page = "text/html" in request.headers.get("accept", "") and request.url.path != link("metrics")
+        return RedirectResponse(link("login"), 303) if is_page else _challenge()
 
     async def login(self, request: Request) -> Response:
         """Show the login form, or check the token that was entered there."""
@@ -86,6 +91,11 @@ def with_login(dashboard: ASGIApp, token: Token) -> ASGIApp:
     """Return a dashboard that ``token`` protects, with its login form."""
     routes = [Route("/login", token.login, methods=["GET", "POST"]), Mount("/", dashboard)]
     return Starlette(routes=routes, middleware=[Middleware(StrictHeaders), Middleware(SameOrigin)])
+
+
+def _challenge() -> Response:
+    text = "Send the token, in the header Authorization: Bearer TOKEN\n"
+    return PlainTextResponse(text, 401, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _form(request: Request, *, failed: bool = False) -> Response:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
+from sqlqueue import QueueSession
 from tests.dashboard.scenes import database, fill
 
 FLAGS = [
@@ -24,11 +26,21 @@ FLAGS = [
 ]
 
 
-@pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[sessionmaker[Any]]:
-    engine, made = database(tmp_path / "queues.db")
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a database, of which each test changes a copy: to fill it takes longer than most tests."""
+    path = tmp_path_factory.mktemp("dashboard") / "queues.db"
+    engine, made = database(path)
     fill(made)
-    yield made
+    engine.dispose()
+    return path
+
+
+@pytest.fixture
+def sessions(tmp_path: Path, filled: Path) -> Iterator[sessionmaker[Any]]:
+    path = shutil.copyfile(filled, tmp_path / "queues.db")
+    engine = create_engine(f"sqlite:///{path}")
+    yield sessionmaker(engine, class_=QueueSession)
     engine.dispose()
 
 

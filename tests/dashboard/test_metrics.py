@@ -59,8 +59,10 @@ def test_many_scrapers_cost_as_much_as_one(sessions: sessionmaker[Any]) -> None:
 def test_metrics_need_the_permission_to_read(sessions: sessionmaker[Any]) -> None:
     token = Token(TOKEN, [])
     app = TestClient(with_login(Dashboard(sessions, Base, authorize=token), token), follow_redirects=False)
-    assert app.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 403
-    assert "sqlqueue_tasks" not in app.get("/metrics").text
+    for headers in ({}, {"Accept": "text/html"}, {"Authorization": "Bearer wrong"}):
+        refused = app.get("/metrics", headers=headers)
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert "sqlqueue_tasks" not in refused.text
     assert "sqlqueue_tasks" in app.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
     refusing = TestClient(dashboard(sessions, authorize=lambda _: None))
     assert refusing.get("/metrics").status_code == 403

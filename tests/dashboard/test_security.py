@@ -18,6 +18,7 @@ from tests.dashboard.models import Base, Email, Event
 from tests.dashboard.scenes import HOSTILE, dashboard, register
 
 OWN = {"sec-fetch-site": "same-origin"}
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 LOCAL = ("127.0.0.1", 4711)
 
 
@@ -183,11 +184,12 @@ def protected(sessions: sessionmaker[Any]) -> TestClient:
 
 def test_a_token_protects_the_standalone_dashboard(sessions: sessionmaker[Any]) -> None:
     app = protected(sessions)
-    assert app.get("/", follow_redirects=False).headers["location"] == "/login"
+    assert app.get("/", headers=BROWSER, follow_redirects=False).headers["location"] == "/login"
+    assert app.get("/").status_code == 401
     assert app.post("/queue/email/pause", headers=OWN).status_code == 403
     assert app.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert app.get("/", headers={"Authorization": "Bearer no"}).status_code == 403
-    assert app.get("/", params={"token": TOKEN}, follow_redirects=False).status_code == 303
+    assert app.get("/", headers={"Authorization": "Bearer no"}).status_code == 401
+    assert app.get("/", params={"token": TOKEN}).status_code == 401
 
 
 def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmaker[Any]) -> None:

@@ -30,7 +30,7 @@ def dashboard(client: httpx2.Client) -> str:
 
 def test_every_example_is_tested() -> None:
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("__")}
-    assert folders == {"fastapi_app", "flask_app", "django_alongside", "monitoring", "script"}
+    assert folders == {"fastapi_app", "starlette_app", "flask_app", "django_alongside", "monitoring", "script"}
 
 
 def test_fastapi(tmp_path: Path) -> None:
@@ -47,6 +47,22 @@ def test_fastapi(tmp_path: Path) -> None:
         eventually(lambda: client.get(path).json() == {"name": "Ada", "greeting": "Welcome, Ada!"}, within=STARTING)
         assert "Welcome" in dashboard(client)
     assert rows(database, "SELECT status FROM welcome") == [("completed",)]
+
+
+def test_starlette(tmp_path: Path) -> None:
+    database, port = tmp_path / "app.db", free_port()
+    variables = {"DATABASE_URL": f"sqlite:///{database}", "OPERATOR_PASSWORD": "secret"}
+    command = ("-m", "uvicorn", "app:app", "--port", str(port))
+    with running("starlette_app", *command, **variables), served(port) as client:
+        assert client.post("/reports", params={"title": "sales"}).json() == {"id": 1}
+        with running("starlette_app", *work("app:worker"), **variables):
+            eventually(lambda: rows(database, "SELECT status FROM report") == [("completed",)], within=STARTING)
+        assert client.get("/queues/").status_code == 401
+        client.auth = ("ada", "secret")
+        assert "Report" in dashboard(client)
+        assert "sales" in client.get("/queues/queue/report").text
+        refused = client.post("/queues/queue/report/cancel", data={"key": "1"})
+        assert refused.status_code == 403  # no browser says that one of the dashboard's pages has sent this
 
 
 def test_flask(tmp_path: Path) -> None:
