@@ -20,11 +20,16 @@ from .models import Base
 
 
 def connect(url: str | URL, **options: Any) -> Engine:
-    """Return an engine with settings suited to a queue."""
-    if make_url(url).get_backend_name() == "sqlite":
+    """Return an engine with settings suited to a queue.
+
+    SQLite gets a write-ahead log, unless the URL says otherwise: ``sqlite:///file:x.db?uri=true&journal_mode=delete``.
+    """
+    url = make_url(url)
+    if url.get_backend_name() == "sqlite":
         # how long a claim waits for another writer
         engine = create_engine(url, connect_args={"timeout": 30}, **options)
-        event.listen(engine, "connect", _prepare_sqlite)
+        if url.query.get("journal_mode", "wal") == "wal":
+            event.listen(engine, "connect", _prepare_sqlite)
         return engine
     # the level at which claims do not block each other; on MySQL and MariaDB it is not the default
     return create_engine(url, isolation_level="READ COMMITTED", **options)

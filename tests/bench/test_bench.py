@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -391,3 +393,13 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
     assert re.fullmatch(rf"Stopped\. The tables are dropped\.\n{ignored}", errors)
     with engine.connect() as connection:
         assert inspect(connection).get_table_names() == []
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_sqlite_keeps_the_journal_of_the_url(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "bench.db"
+    sizes = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
+    result = bench("--url", f"sqlite:///file:{file}?uri=true&journal_mode={mode}", "--only", "enqueue,drain", *sizes)
+    assert result.exit_code == 0, result.stderr
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)

@@ -26,7 +26,8 @@ class SQLite(DriverClient):
         super().__init__(connection, shape, tally)
         connection.isolation_level = None
         self.cursor.execute("PRAGMA busy_timeout = 30000")
-        self.cursor.execute("PRAGMA synchronous = NORMAL")
+        if self.cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+            self.cursor.execute("PRAGMA synchronous = NORMAL")  # as in the engine that it is compared with
         names = ", ".join(("payload",) if shape.makes_keys else ("id", "payload"))
         values = "?" if shape.makes_keys else "?, ?"
         self._insert = (
