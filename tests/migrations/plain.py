@@ -9,6 +9,7 @@ from sqlalchemy import ForeignKey, Identity, Integer, MetaData, String, Uuid, de
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from sqlqueue import (
+    HistoryMixin,
     JobMixin,
     LimitMixin,
     QueueMixin,
@@ -19,6 +20,7 @@ from sqlqueue import (
     StageMixin,
     TopicMixin,
     UniqueMixin,
+    WorkerMixin,
 )
 from sqlqueue.outbox import OutboxMixin
 from sqlqueue.sqltasks import SQLTaskMixin, sql_task_options
@@ -42,6 +44,14 @@ class Task(QueueMixin, Base):
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(MESSAGE, default="", index=True)
+
+
+class Attempts(HistoryMixin, Base):
+    __tablename__ = "plain_attempts"
+
+
+class Workers(WorkerMixin, Base):
+    __tablename__ = "plain_workers"
 
 
 class Mail(TopicMixin, Base):

@@ -104,6 +104,7 @@ def test_the_queues_work(sync_db: Database, migrated: Project) -> None:
         with sync_db.begin() as session:
             assert session.claim(kind) is None
             assert session.stats(kind)["completed"] == 1
+            assert [each.completed for each in session.timeline(kind) if each.completed] == [1], "by the history"
     with sync_db.engine.begin() as connection:  # another program, which leaves all that it can to the defaults
         connection.execute(insert(table("plain_task", column("name"))).values(name="by plain SQL"))
     with sync_db.begin() as session:
