@@ -18,6 +18,7 @@ from ..model.mixins import queues
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec, spec_of
 from .column_types import inexact_keys, inexact_primary_keys, misfits
+from .companions import of_companions
 from .query_plans import unserved
 from .registry import of_workers
 from .schema_drift import (
@@ -50,7 +51,8 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
     ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model.  Findings about
     the server come first, then those of each table: missing or different parts of the schema, privileges, whether
-    claims use their indexes, and whether there are rows that prune() keeps.
+    claims use their indexes, and whether there are rows that prune() keeps; then those of the tables of the history and
+    of the workers, and queues that no live worker serves.
 
     Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
     With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
@@ -65,14 +67,33 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 def verify_schema(connection: Connection, target: Target) -> None:
     """Raise :class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
 
+    That includes the tables of the history and of the workers, if there are models for them.
+
     Its ``differences`` list all of them.  Reads only the catalog, so it is fast enough for the start of a program;
     :func:`check` checks more.  Transactions and other errors are as for :func:`check`, except that a server which is
     too old raises :class:`.UnsupportedDialectError`.
     """
     specs = specs_of(target)
+    verify_queues(connection, specs)
+    verify_companions(connection, specs[0].table.metadata)
+
+
+def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
+    """Do as :func:`verify_schema`, for the tables of these queues alone."""
     with _left_as_found(connection):
         adapter_for(connection.dialect).server.verify(connection)
         found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
+    _refuse(found)
+
+
+def verify_companions(connection: Connection, metadata: MetaData) -> None:
+    """Do as :func:`verify_schema`, for the tables beside the queues: those of the history and of the workers."""
+    with _left_as_found(connection):
+        found = list(of_companions(connection, metadata))
+    _refuse(found)
+
+
+def _refuse(found: Sequence[Finding]) -> None:
     differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
     if differences:
         raise SchemaMismatchError(
@@ -126,7 +147,10 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
             yield from unserved(connection, adapter, spec)
             yield from of_contents(connection, spec)
-    yield from of_workers(connection, specs)
+    beside = list(of_companions(connection, specs[0].table.metadata))
+    yield from beside
+    if not any(finding.severity is Severity.ERROR for finding in beside):
+        yield from of_workers(connection, specs)
 
 
 def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) 
         elif column.name in of_queue:
             yield from _of_column(dialect, spec, column, found)
     for unknown in present.values():
-        if not unknown["nullable"] and not _fills_itself(unknown):
+        if not unknown["nullable"] and not fills_itself(unknown):
             what = f"has a column {unknown['name']} that the model does not declare and every insert must provide"
             yield _finding(spec, "unknown-column", what)
 
@@ -49,7 +49,7 @@ def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColum
         message = f"{spec.table.fullname} has an integer key, {key.name}, which {product} does not generate by itself"
         fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
         yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
-    elif not _fills_itself(live[key.name]):
+    elif not fills_itself(live[key.name]):
         yield _finding(
             spec, "unnumbered-key", f"does not generate keys that inserts leave out: {key.name} is not an identity"
         )
@@ -89,29 +89,32 @@ def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: Ref
         yield _finding(spec, "not-nullable", f"does not allow NULL in {name}, which unclaimed tasks have")
     if not column.nullable and live["nullable"]:
         yield _finding(spec, "nullable", f"allows NULL in {name}, and no claim finds such a row")
-    if column.server_default is not None and not _fills_itself(live):
+    if column.server_default is not None and not fills_itself(live):
         yield _finding(spec, "missing-default", f"has no default for {name}, which inserts rely on")
     elif _is_moment(column) and not adapter_for(dialect).schema.same_default(dialect, str(live["default"])):
         reason = "for other programs' rows it depends on their session's time zone, or is less precise"
         what = f"has {live['default']} as the default of {name}: {reason}"
         yield _finding(spec, "wrong-default", what, Severity.WARNING)
-    declared: Any = column.type.dialect_impl(dialect)
-    yield from _of_type(dialect, spec, name, getattr(declared, "impl_instance", declared), live["type"])
+    for severity, what in wrong_type(dialect, column, live):
+        yield _finding(spec, "wrong-type", what, severity)
 
 
-def _of_type(dialect: Dialect, spec: QueueSpec, name: str, declared: Any, live: Any) -> Iterator[Finding]:
+def wrong_type(dialect: Dialect, column: Column[Any], found: ReflectedColumn) -> Iterator[tuple[Severity, str]]:
+    """Yield how the type of a live column is another than that of ``column``, and how bad that is."""
+    implemented: Any = column.type.dialect_impl(dialect)
+    declared, live = getattr(implemented, "impl_instance", implemented), found["type"]
     if None in (_family(declared), _family(live)):
         return
-    is_not = f"has {name} as {live.compile(dialect)}, not as {declared.compile(dialect)}"
+    is_not = f"has {column.name} as {live.compile(dialect)}, not as {declared.compile(dialect)}"
     if _family(declared) != _family(live):
-        yield _finding(spec, "wrong-type", is_not)
+        yield Severity.ERROR, is_not
     elif (getattr(live, "length", None) or _ANY) < (getattr(declared, "length", None) or 0):
-        yield _finding(spec, "wrong-type", f"{is_not}: too short")
+        yield Severity.ERROR, f"{is_not}: too short"
     elif isinstance(declared, DateTime) and not adapter_for(dialect).schema.same_moments(dialect, declared, live):
         loses_zone = getattr(declared, "timezone", False) and not getattr(live, "timezone", False)
         severity = Severity.ERROR if loses_zone else Severity.WARNING
         reason = "times shift with the session's time zone" if loses_zone else "times are stored less precisely"
-        yield _finding(spec, "wrong-type", f"{is_not}: {reason}", severity)
+        yield severity, f"{is_not}: {reason}"
 
 
 def _is_moment(column: Column[Any]) -> bool:
@@ -127,7 +130,8 @@ def _family(kind: object) -> int | None:
     return next((number for number, classes in enumerate(_FAMILIES) if isinstance(kind, classes)), None)
 
 
-def _fills_itself(live: ReflectedColumn) -> bool:
+def fills_itself(live: ReflectedColumn) -> bool:
+    """Return whether an insert may leave out a live column that is not nullable."""
     generated = (live.get("computed"), live.get("identity"), live.get("autoincrement") is True)
     return live["default"] is not None or any(generated)
 

@@ -17,19 +17,17 @@ EVERY = timedelta(seconds=10)
 """The time between two reports of a worker."""
 LIVE = timedelta(seconds=35)
 """The age of the last report up to which a worker is taken to be alive: three reports may be missed."""
-_MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
 
 
 def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
-    """Yield a note for each queue that no live worker serves.  Nothing where workers are not registered."""
+    """Yield a note for each queue that no live worker serves.  Nothing where workers are not registered.
+
+    See :func:`.of_companions` for their table itself.
+    """
     table = worker_table(specs[0].table.metadata)
     if table is None:
         return
     if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
-        message = f"there is no table {table.fullname}, in which workers are registered"
-        yield Finding(
-            severity=Severity.ERROR, code="missing-table", message=message, fix=_MIGRATE, table=table.fullname
-        )
         return
     rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.lanes)).all()
     live = {lane["queue"] for now, seen_at, lanes in rows if seen_at >= now - LIVE for lane in lanes}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, Connection, Index, UnaryExpression, inspect
+from sqlalchemy import Column, Connection, Index, Table, UnaryExpression, inspect
 from sqlalchemy.sql import operators
 
 from ..dialects import adapter_for
@@ -141,26 +141,32 @@ _CONSTANT = re.compile(r"^[\s(]*(?:N?'([^']*)'|(-?\d+))(?:::[\w ]+)?[\s)]*$")
 
 
 def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]:
-    adapter = adapter_for(connection.dialect)
-    live = adapter.schema.live_indexes(connection, spec.table)
-    for index in queue_indexes(spec):
-        found = live.get(str(index.name))
+    for index, found, reason in unlike_indexes(connection, spec.table, queue_indexes(spec)):
         if found is None:
             yield MissingIndex(spec=spec, index=index)
-        elif not found.usable:
-            yield WrongIndex(
-                spec=spec, index=index, live=found, reason="is not usable: it was never finished, or is disabled"
-            )
-        elif found.terms != _terms(index):
-            reason = f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
+        else:
             yield WrongIndex(spec=spec, index=index, live=found, reason=reason)
+
+
+def unlike_indexes(
+    connection: Connection, table: Table, indexes: Iterable[Index]
+) -> Iterator[tuple[Index, LiveIndex | None, str]]:
+    """Yield those of ``indexes`` that the live table does not have, or has otherwise: each with what it is, and why."""
+    adapter = adapter_for(connection.dialect)
+    live = adapter.schema.live_indexes(connection, table)
+    for index in indexes:
+        found = live.get(str(index.name))
+        if found is None:
+            yield index, None, "is missing"
+        elif not found.usable:
+            yield index, found, "is not usable: it was never finished, or is disabled"
+        elif found.terms != _terms(index):
+            yield index, found, f"is on {_listed(found.terms)}, not on {_listed(_terms(index))}"
         elif index.unique and not found.unique:
-            yield WrongIndex(spec=spec, index=index, live=found, reason="is not unique")
+            yield index, found, "is not unique"
         elif not adapter.schema.same_predicate(connection.dialect, index, found):
             having = f"has the condition {found.predicate}" if found.predicate else "has no condition"
-            yield WrongIndex(
-                spec=spec, index=index, live=found, reason=f"{having}, which is not what the model declares"
-            )
+            yield index, found, f"{having}, which is not what the model declares"
 
 
 def needed_indexes(spec: QueueSpec) -> list[Index]:

@@ -187,5 +187,5 @@ def test_a_missing_table(tmp_path: Any) -> None:
     worker.handler(Errand)(lambda errand: None)
     with pytest.raises(SchemaMismatchError, match=r"no table fleet_worker.*migrate") as refused:
         worker.run()
-    assert refused.value.differences == ("missing table fleet_worker",)
+    assert refused.value.differences == ("there is no table fleet_worker, in which workers are registered",)
     engine.dispose()

@@ -28,7 +28,6 @@ from ...transaction.notifications import subscribe
 from ..concurrency.event_loop import cancel, soon
 from ..database.base import Database
 from ..database.silence import RARELY
-from ..database.tables import verify_table
 from ..fetching.context import WorkerContext
 from ..handling.handlers import Handler
 from ..reporting.reports import logger
@@ -38,7 +37,6 @@ FORGET = timedelta(hours=1)
 FORGET_EVERY = timedelta(minutes=5)
 LAST_WORDS = timedelta(seconds=5)
 """For removing the row when the worker ends."""
-_PURPOSE = "in which workers are registered"
 
 
 class Resizable(Protocol):
@@ -100,12 +98,6 @@ class Registration:
     def close(self) -> None:
         """Unsubscribe from notifications."""
         self._unsubscribe()
-
-    async def verify(self) -> None:
-        """Raise :class:`.SchemaMismatchError` if a table of workers is missing."""
-        for (_, table), spec in self._places.items():
-            check = partial(verify_table, spec=spec, table=table, purpose=_PURPOSE)
-            await self._context.database.run(check, RARELY)
 
     async def run(self, run: Commanded) -> None:
         """Write the rows, and apply commands to ``run``, until :meth:`leave`."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
-from ...diagnostics.check import verify_schema
+from ...diagnostics.check import verify_companions, verify_queues
 from ...diagnostics.unadopted import unintended_tasks
 from ...dialects import adapter_for
 from ...operations import default_claimer
@@ -284,8 +284,9 @@ class Run:
         self._schema_within = min(2 * within, SLOWEST_CATALOG)  # the next try may take longer, should this one be cut
         for spec in self._specs:
             await self._database.run(partial(_verify, spec=spec, holds=spec in locked), within)
+        for spec in {(self._database.engine(spec), spec.table.metadata): spec for spec in self._specs}.values():
+            await self._database.run(partial(_verify_companions, spec=spec), within)
         await self._paused.verify()
-        await self._registration.verify()
 
     async def _prepare(self) -> None:
         adapters = {self._context.adapter(spec) for spec in self._specs}
@@ -349,9 +350,13 @@ def _verify(session: Session, spec: QueueSpec, *, holds: bool) -> None:
     connection = session.connection(spec.bind_arguments)
     if holds:
         adapter_for(connection.dialect).server.check_locks(connection)
-    verify_schema(connection, spec.entity)
+    verify_queues(connection, [spec])
     for finding in unintended_tasks(connection, spec):
         logger.warning("%s; %s", finding.message, finding.fix)
+
+
+def _verify_companions(session: Session, spec: QueueSpec) -> None:
+    verify_companions(session.connection(spec.bind_arguments), spec.table.metadata)
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]], patience: float) -> None:

@@ -1,0 +1,111 @@
+"""What is wrong with the tables of the history and of the workers is found, by name, and a worker does not start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy.schema import DropIndex
+
+from sqlqueue import Finding, SchemaMismatchError, Worker, check, verify_schema
+from tests.suite.test_check import execute
+from tests.support.fleet import Errand, FleetWorker, fleet, sync_fleet
+from tests.support.harness import Database
+from tests.support.history import Parcel, Past, sync_archive
+
+__all__ = ["fleet", "sync_archive", "sync_fleet"]
+
+INDEX = next(index for index in Past.__table__.indexes if index.name == "ix_past_task")  # type: ignore[attr-defined]
+
+
+def findings(db: Database, target: Any) -> list[Finding]:
+    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED")
+    with other.session_engine.connect() as connection:
+        found = list(check(connection, target))
+    ignored = {"unserved-queue", "inexact-primary-key", "plan-not-asked"}
+    return [finding for finding in found if finding.code not in ignored]
+
+
+def told(found: list[Finding]) -> list[tuple[str, str, str | None]]:
+    return [(finding.severity, finding.code, finding.table) for finding in found]
+
+
+def refused(db: Database, target: Any) -> list[str]:
+    with db.session_engine.connect() as connection, pytest.raises(SchemaMismatchError, match="alembic") as mismatch:
+        verify_schema(connection, target)
+    return list(mismatch.value.differences)
+
+
+def test_healthy_tables(sync_archive: Database, sync_fleet: Database) -> None:
+    assert findings(sync_archive, Parcel) == findings(sync_fleet, Errand) == []
+
+
+def test_tables_that_are_missing(sync_archive: Database, sync_fleet: Database) -> None:
+    for db, model, queue in ((sync_archive, Past, Parcel), (sync_fleet, FleetWorker, Errand)):
+        model.__table__.drop(db.engine)
+        assert told(findings(db, queue)) == [("error", "missing-table", model.__tablename__)]
+        (difference,) = refused(db, queue)
+        assert f"there is no table {model.__tablename__}" in difference
+
+
+def test_a_column_that_is_missing(sync_archive: Database, sync_fleet: Database) -> None:
+    for db, model, name, queue in (
+        (sync_archive, Past, "traceback", Parcel),
+        (sync_fleet, FleetWorker, "memory", Errand),
+    ):
+        execute(db, f"ALTER TABLE {model.__tablename__} DROP COLUMN {name}")
+        (finding,) = findings(db, queue)
+        assert (finding.severity, finding.code) == ("error", "missing-column")
+        assert finding.message == f"{model.__tablename__} has no column {name}"
+        assert refused(db, queue) == [finding.message]
+
+
+def test_an_index_that_is_missing_or_other(sync_archive: Database) -> None:
+    execute(sync_archive, DropIndex(INDEX))
+    assert told(findings(sync_archive, Parcel)) == [("warning", "missing-index", "past")]
+    execute(sync_archive, "CREATE INDEX ix_past_task ON past (task)")
+    (finding,) = findings(sync_archive, Parcel)
+    assert (finding.severity, finding.code) == ("warning", "wrong-index")
+    assert "is on (task), not on (queue, task, id)" in finding.message
+    with sync_archive.session_engine.connect() as connection:
+        verify_schema(connection, Parcel)  # attempts are recorded without it
+
+
+def _changed(name: str, **attributes: Any) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        for attribute, value in attributes.items():
+            setattr(table.c[name], attribute, value)
+
+    return change
+
+
+OTHERWISE: dict[str, tuple[Any, Callable[[Table], None], str]] = {
+    "another type": (Past, _changed("attempt", type=String(20)), "wrong-type"),
+    "too short": (Past, _changed("task", type=String(10)), "wrong-type"),
+    "not nullable": (Past, _changed("error", nullable=False), "not-nullable"),
+    "another type, of workers": (FleetWorker, _changed("name", type=Integer()), "wrong-type"),
+    "another type of time": (FleetWorker, _changed("seen_at", type=String(40)), "wrong-type"),
+    "unknown": (Past, lambda table: table.append_column(Column("extra", Integer, nullable=False)), "unknown-column"),
+    "not nullable, of workers": (FleetWorker, _changed("command", nullable=False), "not-nullable"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_columns_that_are_otherwise(sync_archive: Database, sync_fleet: Database, name: str) -> None:
+    model, change, code = OTHERWISE[name]
+    copy = model.__table__.to_metadata(MetaData())
+    change(copy)
+    model.__table__.drop(sync_archive.engine)
+    copy.create(sync_archive.engine)
+    (finding,) = findings(sync_archive, Parcel if model is Past else Errand)
+    assert (finding.severity, finding.code, finding.table) == ("error", code, model.__tablename__)
+
+
+def test_a_worker_does_not_start_without_the_history(sync_archive: Database) -> None:
+    Past.__table__.drop(sync_archive.engine)  # type: ignore[attr-defined]
+    worker = Worker(sync_archive.variant(pool_size=5).sessions(), notify=False)
+    worker.handler(Parcel)(lambda parcel: None)
+    with pytest.raises(SchemaMismatchError, match="there is no table past, which keeps the history of attempts"):
+        worker.run()
