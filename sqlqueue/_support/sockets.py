@@ -22,7 +22,7 @@ class Wire:
         self._identity = os.fstat(descriptor).st_ino
 
     def cut(self) -> bool:
-        """Shut the socket down in both directions, which wakes whoever waits for it.  False if it is closed already.
+        """Shut the socket down in both directions, which wakes waiting threads.  Returns false if it is closed already.
 
         Nothing is sent or waited for, so this cannot block.
         """

@@ -5,7 +5,7 @@ also
 
 - sets the status of the existing rows of a table that becomes a queue: completed by default, and never pruned;
 - replaces an index of a queue that differs from the one that claims need, which Alembic does not notice;
-- adds and drops the columns of a queue so that it runs on every engine, whichever it was generated on;
+- adds and drops the columns of a queue in a form that runs on every engine;
 - gives time columns each engine's expression for the current time in UTC as their default, and corrects other defaults.
 
 Revisions contain standard operations only: a migration never imports this package.  Other tables are left alone.  To

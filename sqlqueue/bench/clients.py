@@ -78,7 +78,7 @@ class _InSession(Generic[S]):
         self.model = model
         self.session = make()
 
-    def anew(self) -> S:
+    def new_session(self) -> S:
         self.session.close()
         self.session = self.sessions()
         return self.session
@@ -103,7 +103,7 @@ class Library(_InSession[QueueSession]):
 
     def claim(self, limit: int) -> Jobs:
         """Claim up to ``limit`` jobs with a lease."""
-        return self.anew().claim_many(self.model, limit=limit)
+        return self.new_session().claim_many(self.model, limit=limit)
 
     def complete(self, jobs: Jobs) -> None:
         """Complete claimed jobs."""
@@ -111,19 +111,19 @@ class Library(_InSession[QueueSession]):
 
     def consume(self, limit: int) -> Jobs:
         """Claim and complete up to ``limit`` jobs at once."""
-        return self.anew().consume_many(self.model, limit=limit)
+        return self.new_session().consume_many(self.model, limit=limit)
 
     def add(self, payload: str) -> None:
         """Enqueue one job as an instance."""
-        self.anew().enqueue(self.model(payload=payload))
+        self.new_session().enqueue(self.model(payload=payload))
 
     def insert(self, payloads: Sequence[str]) -> None:
         """Enqueue jobs in bulk, as dictionaries."""
-        self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads])
+        self.new_session().enqueue(self.model, [{"payload": payload} for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
         """Enqueue jobs by COPY."""
-        self.anew().enqueue(self.model, [{"payload": payload} for payload in payloads], copy=True)
+        self.new_session().enqueue(self.model, [{"payload": payload} for payload in payloads], copy=True)
 
 
 class ByHand(_InSession[Session]):
@@ -136,7 +136,7 @@ class ByHand(_InSession[Session]):
     def claim(self, limit: int) -> Jobs:
         """Lock up to ``limit`` jobs with SKIP LOCKED and mark them as running."""
         now = datetime.now(UTC)
-        jobs = _locked(self.anew(), self.model, limit)
+        jobs = _locked(self.new_session(), self.model, limit)
         for job in jobs:
             job.status = Status.RUNNING.value
             job.available_at = now + _LEASE
@@ -154,7 +154,7 @@ class ByHand(_InSession[Session]):
     def consume(self, limit: int) -> Jobs:
         """Lock up to ``limit`` jobs and mark them as completed."""
         now = datetime.now(UTC)
-        jobs = _locked(self.anew(), self.model, limit)
+        jobs = _locked(self.new_session(), self.model, limit)
         for job in jobs:
             _end(job, now)
             self._stamp(job, now)
@@ -165,11 +165,11 @@ class ByHand(_InSession[Session]):
 
     def add(self, payload: str) -> None:
         """Add one job to the session."""
-        self.anew().add(self.model(payload=payload))
+        self.new_session().add(self.model(payload=payload))
 
     def insert(self, payloads: Sequence[str]) -> None:
         """Add jobs to the session, which inserts them in bulk."""
-        self.anew().add_all([self.model(payload=payload) for payload in payloads])
+        self.new_session().add_all([self.model(payload=payload) for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
         """Raise ``NotImplementedError``: the ORM has no COPY."""

@@ -77,7 +77,7 @@ async def _threaded(authorize: Callable[[Request], Any], request: Request) -> An
 
 
 def only_loopback(request: Request) -> Viewer | None:
-    """Let programs of the same machine read, and nobody write.
+    """Allow programs on the same machine to read, and nothing to be changed.
 
     Refuses requests that a proxy has forwarded, and those for another host's name, as DNS rebinding makes them.
     """

@@ -38,7 +38,7 @@ class Dashboard:
 
     ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
     with the actions that are permitted; ``None`` to refuse; or a response, such as a redirect to a login page.  Without
-    it, only programs on the same machine may see the dashboard, and nobody may change anything.
+    it, only programs on the same machine may see the dashboard, and nothing can be changed.
 
     ``columns``: which attributes of the application's models are shown, by model, besides the queue's own columns.
     Columns with the application's data, as ``payload``, ``arguments`` and ``result``, are shown only if named here.

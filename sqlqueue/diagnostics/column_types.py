@@ -76,7 +76,7 @@ def inexact_primary_keys(
             f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= takes tasks for the same whose"
             " keys are not the same to the letter"
         )
-        fix = "nothing, if that is meant; otherwise declare a collation that tells them apart, and migrate"
+        fix = "nothing, if this is intended; otherwise declare a collation that distinguishes them, and migrate"
         yield Finding.of(spec, Severity.NOTE, "inexact-primary-key", message, fix)
 
 

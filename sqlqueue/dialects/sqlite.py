@@ -266,7 +266,7 @@ class SQLitePlans(Plans):
 
 
 class SQLiteNetwork(Network):
-    """None: whoever waits for SQLite waits for another writer, as long as its timeout says."""
+    """Return ``None``: a wait on SQLite is for another writer, until the driver's timeout."""
 
     is_there: ClassVar[bool] = False
 

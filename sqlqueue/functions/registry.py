@@ -31,7 +31,7 @@ class Functions(Generic[J]):
             )
             raise ArgumentError(
                 f"{task.name} is {kinds[0]}, the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
-                " calls all of them. Give it a model of its own"
+                " calls all of them. Give it its own model"
             )
         self._tasks[task.name] = task
         self.takes_session = self.takes_session or task.takes_session

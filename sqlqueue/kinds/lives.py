@@ -19,7 +19,7 @@ class SeveralLives(Kind):
     def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
         return spec["attempts_before"]
 
-    def begun_anew(self, held: Held, again: Criterion) -> list[Assignment]:
+    def rerun(self, held: Held, again: Criterion) -> list[Assignment]:
         before = held.spec["attempts_before"]
         return [(before, case((again, held.attempt), else_=before))]
 

@@ -139,7 +139,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
     running = is_held(spec)
     at = literal(moment, spec["available_at"].type)
     kept_plan = func.coalesce(spec["scheduled_for"], spec["claimed_at"])
-    anew: list[Assignment] = [
+    restarted: list[Assignment] = [
         (spec["available_at"], at),
         (spec["finished_at"], null()),
         (spec["max_attempts"], fresh_budget(spec)),
@@ -150,7 +150,7 @@ def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> 
         *given,
         *revived(spec),
         (spec["scheduled_for"], case((running, kept_plan), else_=null())),
-        *((column, case((running, column), else_=value)) for column, value in anew),
+        *((column, case((running, column), else_=value)) for column, value in restarted),
         (spec["status"], case((running, spec["status"]), else_=state(Status.SCHEDULED))),
     ]
 

@@ -143,7 +143,7 @@ class Kind:
         """Return the assignments to tasks that continue, which satisfy ``lives``."""
         return []
 
-    def begun_anew(self, held: Held, again: Criterion) -> list[Assignment]:
+    def rerun(self, held: Held, again: Criterion) -> list[Assignment]:
         """Return the assignments to tasks that failed or were released, and were enqueued ``again`` while they ran."""
         return []
 

@@ -44,7 +44,7 @@ class Cause(StrEnum):
     ORDER = "order"
     """Other tasks come first."""
     READY = "ready"
-    """Nothing is in its way: the next claim takes it."""
+    """Nothing prevents it from running: the next claim takes it."""
 
 
 class Holder(NamedTuple):

@@ -156,19 +156,19 @@ def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
-        *_beginning_anew(held, spec["max_attempts"]),
+        *_restarting(held, spec["max_attempts"]),
         *held.written(),
     ]
 
 
-def _beginning_anew(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
+def _restarting(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
     """Give tasks that were enqueued again while they ran all attempts; set ``max_attempts`` of others to ``budget``."""
     spec, again = held.spec, held.runs_again
     if again is None:
         return []
     return [
         (spec["max_attempts"], case((again, held.fresh_budget), else_=budget)),
-        *assigned(kind.begun_anew(held, again) for kind in kinds_of(spec)),
+        *assigned(kind.rerun(held, again) for kind in kinds_of(spec)),
     ]
 
 
@@ -186,7 +186,7 @@ def handing_back(held: Held, delay: timedelta | None, crashes: ColumnElement[int
         return back
     return [
         *back,
-        *_beginning_anew(held, spec["max_attempts"] + literal_column("1")),
+        *_restarting(held, spec["max_attempts"] + literal_column("1")),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]

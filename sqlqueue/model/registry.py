@@ -74,5 +74,5 @@ def worker_table(metadata: MetaData) -> Table | None:
     found = [table for table in mapped if table is not None and table.metadata is metadata]
     if len(found) > 1:
         names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(f"workers are registered in one table, not in {names}: leave one WorkerMixin")
+        raise ConfigurationError(f"workers are registered in one table, not in {names}: keep one WorkerMixin")
     return found[0] if found else None

@@ -39,7 +39,7 @@ from .duplicates import translating
 from .recording import HUNG, Told, last_claims, record
 from .session_criteria import within
 
-CRASHED = "crashed in every attempt: its lease ended each time with nothing settled"
+CRASHED = "crashed in every attempt: its lease expired each time without a settlement"
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:

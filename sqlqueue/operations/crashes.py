@@ -1,4 +1,4 @@
-"""What becomes of the tasks that a worker held when its process died."""
+"""Handles the tasks of a worker whose process died."""
 
 from __future__ import annotations
 

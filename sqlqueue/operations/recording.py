@@ -22,7 +22,7 @@ from ..sql.clock import utcnow
 
 Traced: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
-HUNG = "crashed: its lease ended with nothing settled"
+HUNG = "crashed: its lease expired without a settlement"
 """The error of an attempt whose claimer was not heard of again."""
 HASHED = "sha256:"
 """Begins a key of which only the hash is stored."""

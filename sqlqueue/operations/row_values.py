@@ -118,9 +118,9 @@ def _check_parent(
     if any(parent is each for each in together):
         raise ArgumentError(f"{name} is enqueued by the same call, and has no key yet: enqueue it first")
     if state.session not in (None, session):
-        raise ArgumentError(f"{name} belongs to another session: give session.merge(...) of it")
+        raise ArgumentError(f"{name} belongs to another session: pass session.merge(...) of it")
     if state.detached:
-        raise ArgumentError(f"{name} is detached: session.add() it first, or give session.merge(...) of it")
+        raise ArgumentError(f"{name} is detached: session.add() it first, or pass session.merge(...) of it")
     if state.deleted or parent in session.deleted:
         raise ArgumentError(f"{name} is being deleted: nothing can refer to it")
     if state.transient and not relationship.cascade.save_update:

@@ -112,7 +112,10 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
         *(reason for kind in kinds_of(seen.spec) for reason in kind.hindrances(adapter, session, seen)),
         *_order(session, adapter, seen),
     ]
-    return [*told, *(obstacles or [Reason(cause=Cause.READY, text="nothing is in its way: the next claim takes it")])]
+    return [
+        *told,
+        *(obstacles or [Reason(cause=Cause.READY, text="nothing prevents it from running: the next claim takes it")]),
+    ]
 
 
 def _state(seen: SeenTask) -> Reason | None:

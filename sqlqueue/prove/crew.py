@@ -109,7 +109,7 @@ class Crew:
         self.members.append(self._start())
 
     def replace_dead(self) -> None:
-        """Record processes that ended although nobody killed them, and start others."""
+        """Record processes that ended without having been killed, and start others."""
         for member in [member for member in self.members if not member.lives]:
             self.died.append(member.name)
             self.replace(member)

@@ -49,7 +49,7 @@ class Faults:
             "killed": self._kill,
             "cut off": self._cut,
         }
-        # in a thread of its own: whoever waits for the locks of a frozen worker may not keep others from suffering
+        # in a separate thread: waiting for the locks of a frozen worker must not delay the next fault
         with ThreadPoolExecutor(1, "locks") as pool:
             holding: Future[None] | None = None
             while not until() or len(self.counts) < len(kinds):

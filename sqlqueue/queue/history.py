@@ -29,7 +29,7 @@ class AttemptOutcome(StrEnum):
     SNOOZED = "snoozed"
     """The task was postponed."""
     CRASHED = "crashed"
-    """Its process died, or its lease expired with nothing settled."""
+    """Its process died, or its lease expired without a settlement."""
 
 
 FAILED = (AttemptOutcome.FAILED, AttemptOutcome.DISCARDED, AttemptOutcome.CRASHED)

@@ -69,7 +69,7 @@ class ExponentialBackoff:
     base: timedelta = timedelta(seconds=15)
     """The delay after the first attempt."""
     factor: float = 4
-    """By which each delay is longer than the one before; at least 1."""
+    """The factor between one delay and the next; at least 1."""
     cap: timedelta = timedelta(hours=1)
     jitter: float = 0.1
 

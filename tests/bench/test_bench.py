@@ -372,7 +372,7 @@ def are_done(engine: Engine) -> bool:
     with engine.connect() as connection:
         try:
             return bool(connection.scalar(select(func.count()).where(jobs.c.status == "completed")))
-        except OperationalError:  # the table is not there, or made anew
+        except OperationalError:  # the table does not exist, or is being recreated
             return False
 
 

@@ -634,7 +634,7 @@ def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
         (2, ["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
         (2, ["--max-tasks", "0"], "greater than or equal to 1"),
         (2, ["--max-memory", "-1"], "greater than or equal to 1"),
-        (3, ["--health", "192.0.2.1:8080"], "cannot answer for health on 192.0.2.1 port 8080: "),
+        (3, ["--health", "192.0.2.1:8080"], "cannot serve health checks on 192.0.2.1 port 8080: "),
     ],
 )
 def test_options_with_which_a_worker_cannot_start(jobs: Path, status: int, arguments: list[str], said: str) -> None:

@@ -50,6 +50,6 @@ class Pair:
     def fail_over(self) -> float:
         """Kill the primary and promote the standby; return when that accepts writes, by ``time.monotonic``."""
         self.primary.kill()
-        time.sleep(1)  # whoever notices that, and decides
+        time.sleep(1)  # the time that a failover manager needs
         self.standby.tell("SELECT pg_promote(wait => true)")
         return time.monotonic()

@@ -29,7 +29,7 @@ def database(path: Path) -> tuple[Engine, sessionmaker[Any]]:
 
 
 def fill(sessions: sessionmaker[Any]) -> None:
-    """Store tasks in every state, with payloads that attack whoever shows them as they are."""
+    """Store tasks in every state, with payloads that attack a page that shows them unescaped."""
     with sessions.begin() as session:
         session.add_all(
             Email(recipient=f"user{n}@example.org", topic="news" if n % 3 else "billing") for n in range(150)

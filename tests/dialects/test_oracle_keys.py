@@ -1,4 +1,4 @@
-"""Oracle makes no integer key by itself: whoever leaves it to that is told so before a row is refused."""
+"""Oracle generates no integer key by default: a model that relies on it is reported before a row is rejected."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_row_without_a_key_is_refused(call: Callable[[QueueSession, type[Any]]
 @pytest.mark.parametrize("make", FILLED)
 @pytest.mark.parametrize("call", CALLS[:3], ids=["flush", "enqueue", "rows"])
 def test_a_key_that_is_made_is_not(make: Callable[[], type[Any]], call: Callable[..., object]) -> None:
-    # nobody is there to return the key that a server would make
+    # there is no server that could return a generated key
     with session_on("oracle") as session, suppress(FlushError):
         call(session, make())
 

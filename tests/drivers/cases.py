@@ -1,4 +1,4 @@
-"""The real drivers of engines that need a server nobody has here, and what their errors are taken for."""
+"""Real drivers of engines without a server here, and how their errors are classified."""
 
 from __future__ import annotations
 

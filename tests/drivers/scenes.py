@@ -38,7 +38,7 @@ def handler_with(sessions: sessionmaker[QueueSession], function: Callable[..., A
 
 
 def is_dropped(sessions: sessionmaker[QueueSession], task: Task) -> bool:
-    """Whether nobody tries any more to write that this task is done."""
+    """Whether the worker has stopped trying to record the completion of the task."""
     job, reports, in_flight = Job(handler_with(sessions, lambda task: None), task), Reports(), InFlight()
     in_flight.add(job)
 

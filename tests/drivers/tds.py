@@ -66,7 +66,7 @@ class FakeServer:
     answers: Mapping[str, Answer]
     """By a regular expression that the statement contains."""
     login: Failure | None = None
-    """Why nobody is let in."""
+    """The error that rejects every login."""
 
     @contextmanager
     def listening(self) -> Iterator[int]:

@@ -79,7 +79,7 @@ class ConstantMySQLKeys(MySQLKeys):
 
 
 class UnlockedKeysMySQL(MySQLInserts):
-    """Goes by a unique key and not by the row: whoever completes that has the row and wants the key."""
+    """Finds the row by a unique key: a completion has the row and waits for the key."""
 
     key_before_row = False
 

@@ -1,4 +1,4 @@
-"""INSERT: who has one of the keys already is met; whoever is about to take it, or to give it away, is waited for."""
+"""INSERT: conflicts with rows that have one of the keys, and waits for transactions that are about to change it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Insert:
         server.store(self.transaction, self.table, self.number, None, self.row)
 
     def _met(self) -> Met | None:
-        """The row that has a key of this one, once nobody else is about to change that."""
+        """The row that has a key of this one, once no other transaction is about to change that."""
         seen: list[Met] = []
         while fresh := [each for each in self._same() if each not in seen]:
             for index, number in fresh:

@@ -25,7 +25,7 @@ class ClaimedTwice(Broken):
 
 
 class Waits(Broken):
-    """A claim, or what else waits for nobody, waits."""
+    """A claim, or another step that must not wait, waits."""
 
 
 class WaitsForUnconcerned(Broken):
@@ -33,7 +33,7 @@ class WaitsForUnconcerned(Broken):
 
 
 class LocksTooMuch(Broken):
-    """A claim keeps a lock on a row that it does not return, though nobody else had a hand in it.
+    """A claim keeps a lock on a row that it does not return, although no other transaction was involved.
 
     So of what else keeps to its rows, and a row that it is not about."""
 
@@ -169,7 +169,7 @@ class Promises(Judge):
             waiting = self._server.transaction(actor.name)
             if holder.name not in [each.name for each in self._server.locks.in_the_way(waiting, resource, mode)]:
                 continue
-            if step.claims or step.waits_for_nobody:
+            if step.claims or step.never_waits:
                 raise Waits(f"{actor.name}'s {step} waits for {resource} of {holder.name}")
             versions = [rows[self._table].get(self._number(resource) or 0) for rows in self._server.both()]
             known = [row for row in versions if row is not None]

@@ -1,4 +1,4 @@
-"""Tasks that are enqueued by a key which another may have: whoever claims or settles that one is met."""
+"""Tasks enqueued by a key that another task may have: they meet claims and settlements of that task."""
 
 from __future__ import annotations
 

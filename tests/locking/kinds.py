@@ -41,7 +41,7 @@ def _taking_turns() -> Sequence[Script]:
 
 def _recurring() -> Sequence[Script]:
     """Runs end, and the next ones are planned; one has crashed, of another the schedule is changed."""
-    crashed = Step("rescue", lambda session, _: rescue(session, Report), waits_for_nobody=True, keeps_to_its_rows=True)
+    crashed = Step("rescue", lambda session, _: rescue(session, Report), never_waits=True, keeps_to_its_rows=True)
     later = Step(
         "reschedule",
         lambda session, _: reschedule(session, Report, Report.id == 2, schedule="PT2H"),

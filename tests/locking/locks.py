@@ -15,7 +15,7 @@ class Mode(IntEnum):
     """PostgreSQL, by foreign keys: the row may change, its key may not."""
     SHARE = 2
     UPDATE = 3
-    """SQL Server's U: others may read, nobody else may mean to write."""
+    """SQL Server's U lock: others may read, but no other transaction may intend to write."""
     NO_KEY_UPDATE = 4
     """PostgreSQL: a write that leaves the key as it is."""
     EXCLUSIVE = 5

@@ -28,7 +28,7 @@ class Step:
     limit: int = 1
     matches: Callable[[dict[str, Any]], bool] = lambda row: True
     """The rows that it is about."""
-    waits_for_nobody: bool = False
+    never_waits: bool = False
     """Promised of it, as of claims."""
     keeps_to_its_rows: bool = False
     """Promised of it: it keeps no lock on a row that it is not about."""
@@ -98,7 +98,7 @@ class Stage:
         self.judge = Judge()
         self.actors = [Actor(chr(ord("A") + number), script) for number, script in enumerate(scripts)]
         self.trace: list[list[str]] = []
-        """What each turn led to; within one turn nobody can say what came first."""
+        """The events of each turn; their order within a turn is not known."""
 
     def tell(self, line: str) -> None:
         self.trace[-1].append(line)

@@ -105,7 +105,7 @@ class PostgreSQL(Server):
         return Mode.NO_KEY_UPDATE
 
     def entries_changed(self, table: Table, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        # the entries of indexes have no locks; but whoever has the same key waits to see what becomes of the row
+        # the entries of indexes have no locks; but an insert of the same key waits for the outcome of the row
         yield from self.of_key(table, None, number)
 
     def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:

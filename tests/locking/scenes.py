@@ -70,7 +70,7 @@ def _heartbeat() -> Sequence[Script]:
 
     return [
         (claim(Task, limit=2), COMMIT, tell, COMPLETE, COMMIT),
-        (Step("beat", beat, waits_for_nobody=True), COMMIT) * 4,
+        (Step("beat", beat, never_waits=True), COMMIT) * 4,
         (claim(Task), COMPLETE, COMMIT),
     ]
 
@@ -97,9 +97,7 @@ def _stages() -> Sequence[Script]:
 
 
 def _enqueueing() -> Sequence[Script]:
-    enqueue = Step(
-        "enqueue", lambda session, _: session.enqueue(Task, [{"id": 99, "name": "new"}]), waits_for_nobody=True
-    )
+    enqueue = Step("enqueue", lambda session, _: session.enqueue(Task, [{"id": 99, "name": "new"}]), never_waits=True)
     return [
         (enqueue, COMMIT),
         (claim(Task, limit=9), COMPLETE, COMMIT),

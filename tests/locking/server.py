@@ -215,7 +215,7 @@ class Server:
         return Answer(count=len(given))
 
     def meet(self, transaction: Transaction, table: Table, index: Any, number: int, *, upserts: bool) -> None:
-        """Wait for whoever may change that this row has a key, which an INSERT has as well."""
+        """Wait for transactions that may change whether this row has a key, such as an INSERT."""
         for resource in self.of_key(table, index, number):
             fresh = not self.locks.has(transaction, resource)
             self.lock(transaction, resource, Mode.SHARE)

@@ -19,7 +19,7 @@ class Scene:
     model: Any
     rows: Sequence[Mapping[str, Any]]
     scripts: Callable[[], Sequence[Script]]
-    """Made anew for each play."""
+    """Created for each play."""
     beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Rows of other models."""
     line: str | None = None

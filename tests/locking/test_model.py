@@ -67,7 +67,7 @@ FORMERLY: list[tuple[type[Server], str, str, type[Broken]]] = [
     # an entry stays locked whose row others have
     *[(InnoDB, "mysql", name, error) for name, error in BY_ANOTHER_WAY.items()],
     *[(MariaDB, "mariadb", name, error) for name, error in BY_ANOTHER_WAY.items()],
-    # a SELECT of keys alone locks entries of an index and not the rows: whoever comes another way does not see it
+    # a SELECT of keys alone locks index entries and not the rows: a statement by another access path does not see it
     (SQLServer, "mssql", "ways in, locks", ClaimedTwice),
     (SQLServer, "mssql", "twice, locks", ClaimedTwice),
     # what only reads waits for the handler's row, and all other leases with it; and claims wait for claims
@@ -85,12 +85,12 @@ FORMERLY: list[tuple[type[Server], str, str, type[Broken]]] = [
     (OracleWithFormerBlock, "oracle", "stages", TakesWrongly),
 ]
 CAREFUL: list[tuple[str, str, str, type[Broken]]] = [
-    # whoever promotes, postpones, takes turns, or claims what recurs, waits for none
+    # promoting, postponing, fair claims and claims of recurring tasks wait for none
     *[("WaitingSQLServer", "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
     *[("WaitingOracle", "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
     *[("WaitingPostgreSQL", "postgresql", name, Waits) for name in ("promoting", "turns", "messages")],
     *[("WaitingMySQL", "mysql", name, Waits) for name in ("postponing", "two columns", "recurring", "messages, kept")],
-    # sets, and rows that are enqueued anew, wait for their own rows alone
+    # sets, and rows that are enqueued again, wait for their own rows alone
     *[("ScanningSQLServer", "mssql", name, WaitsForUnconcerned) for name in ("pruning", "redriving", "rescuing")],
     *[("ScanningSQLServer", "mssql", f"{how} by primary key", WaitsForUnconcerned) for how in ("replace", "rerun")],
     *[("ScanningSQLServer", "mssql", f"{how} by unique key", WaitsForUnconcerned) for how in ("replace", "rerun")],

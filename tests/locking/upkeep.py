@@ -22,7 +22,7 @@ def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]
         name,
         do,
         matches=lambda row: all(row[column] in values for column, values in matches.items()),
-        waits_for_nobody=not waits,
+        never_waits=not waits,
         keeps_to_its_rows=True,
     )
 
@@ -43,7 +43,7 @@ def _postponing() -> Sequence[Script]:
         "postpone",
         lambda session, _: postpone(session, Task),
         matches=lambda row: row["status"] in ("available", "scheduled") and not can_be_claimed(row),
-        waits_for_nobody=True,
+        never_waits=True,
         keeps_to_its_rows=True,
     )
     return [

@@ -313,7 +313,7 @@ def test_each_engine_renders_the_predicate_in_its_own_sql(base: type[Declarative
         id: Mapped[int] = mapped_column(primary_key=True)
 
     (index,) = (index for index in Thing.__table__.indexes if index.name == "ix_thing_claim")
-    # a migration has them as they are, whichever engine it is generated on
+    # a migration renders them unchanged on every engine
     words = {option: str(predicate) for option, predicate in index.dialect_kwargs.items()}
     assert words == {
         "postgresql_where": "\"queueStatus\" = 'available'",
@@ -535,7 +535,7 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
     "no stages": (StageMixin, {}, "stages= is missing"),
     "stages of no pipeline": (QueueMixin, STAGED, "derive from StageMixin"),
     "a stage with a long name": (StageMixin, {"__queue__": QueueOptions(stages=("x" * 65,))}, "at most 64 characters"),
-    "a result that nobody finds": (
+    "a result without a reader": (
         ResultMixin,
         {"__queue__": QueueOptions(on_complete="delete")},
         "would delete the result with the task",

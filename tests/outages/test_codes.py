@@ -29,7 +29,7 @@ def accounts(sync_db: Database) -> Database:
 
 @contextmanager
 def connected(db: Database, setting: str | None = None, level: str | None = None) -> Iterator[Connection]:
-    """A connection that nobody uses afterwards."""
+    """Open a connection that is not used afterwards."""
     with db.engine.connect() as connection:
         if setting:
             connection.exec_driver_sql(setting)

@@ -116,5 +116,5 @@ def test_nothing_is_lost_and_each_key_keeps_its_order(
     with sync_db.engine.connect() as connection:
         changes = {str(key): int(name) for key, name in connection.execute(select(Account.id, Account.name))}
     assert numbers == {key: list(range(1, last + 1)) for key, last in changes.items() if last}
-    assert len(messages) > len(committed), "nobody was killed between publishing and completing"
+    assert len(messages) > len(committed), "no relay was killed between publishing and completing"
     print(len(messages), len(committed))

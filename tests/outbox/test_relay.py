@@ -178,7 +178,7 @@ def produce(db: Database, keys: Sequence[str], each: int) -> None:
 
 
 def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Workers) -> None:
-    """Keys of their own to each producer: so nobody has to wait for the row that the messages are about."""
+    """Each producer has its own keys, so none waits for the row that the messages are about."""
     notes: list[tuple[str, int]] = []
     dice = random.Random(7)
 

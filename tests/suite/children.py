@@ -92,7 +92,7 @@ def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, st
 
 
 def visit(gate: Gate, url: URL, directory: str) -> None:
-    """Killed at any time.  Who works has one of the files locked, the first that nobody else has."""
+    """Work until killed, at any time.  A process at work locks one of the files, the first that is free."""
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), poll=timedelta(seconds=0.2))
 
     @worker.handler(Visit, concurrency=2, lease=timedelta(seconds=4))

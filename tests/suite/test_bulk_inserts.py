@@ -102,7 +102,7 @@ def test_copy_is_part_of_the_transaction(db: Database) -> None:
     actor.flush()
     actor.enqueue(Task, [{"name": f"copied {n}"} for n in range(100)], copy=True)
     assert len(actor.claim_many(Task, limit=200)) == 101
-    assert count(db, Task) == 0, "nobody else sees it before the commit"
+    assert count(db, Task) == 0, "other transactions do not see it before the commit"
     actor.rollback()
     assert count(db, Task) == 0
 

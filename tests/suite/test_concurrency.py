@@ -1,4 +1,4 @@
-"""Claimers side by side: nobody waits, nobody gets what another has, and nothing that is free is withheld."""
+"""Concurrent claimers: none waits, none gets what another has, and no free task is withheld."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_claims_in_two_ways_do_not_disturb_each_other(sync_db: Database, first: 
     theirs = [without_waiting(a, lambda: b.claim(Mail, *WAYS[second], lease=None))]
     mine += [without_waiting(b, lambda: a.claim(Mail, *WAYS[first], lease=None))]
     assert ids(mine) | ids(theirs) == {1, 2, 3}
-    # whoever has been passed over writes to its rows while the other's transaction is open
+    # the holder of skipped rows writes to them while the other transaction is open
     without_waiting(b, lambda: a.complete(mine))
     without_waiting(a, lambda: b.complete(theirs))
 
@@ -218,7 +218,7 @@ def test_eight_processes_do_each_row_once(sync_db: Database, processes: Processe
     for child in [*drainers, *enqueuers]:
         child.let_pass()
     done = [child.result() for child in drainers]
-    # the unique key of the ledger has refused any row done twice; and nobody was idle
+    # the ledger's unique key has rejected any row done twice; and no claimer was idle
     assert sum(done) == count(sync_db, Ledger) == count(sync_db, Task, Task.status == "completed") == 5_000
     assert count(sync_db, Task, Task.attempt != 1) == 0
     assert sum(n > 0 for n in done) > 1

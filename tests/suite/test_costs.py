@@ -283,7 +283,7 @@ def test_each_call_costs_what_it_did(archive: Database, fleet: Database) -> None
     db = archive
     path = PINNED / f"{db.case.name}.json"
     if not path.exists() and not os.environ.get("SQLQUEUE_PIN"):
-        pytest.skip(f"nobody has counted on {db.case.name} yet: SQLQUEUE_PIN=1")
+        pytest.skip(f"no counts for {db.case.name} yet: SQLQUEUE_PIN=1")
     costs, compiled = measured(db)
     if os.environ.get("SQLQUEUE_PIN"):
         path.parent.mkdir(exist_ok=True)

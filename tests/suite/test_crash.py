@@ -85,7 +85,7 @@ def test_a_row_that_crashes_every_claimer_is_given_up(db: Database) -> None:
 
 def test_rescue_leaves_tasks_that_may_still_finish(db: Database) -> None:
     db.insert(Task, rows(1, max_attempts=2))
-    assert rescued(db) == 0  # nobody has it
+    assert rescued(db) == 0  # no claim holds it
     crash(db)
     assert rescued(db) == 0  # there is an attempt left
     assert claimed(db) is not None

@@ -262,7 +262,7 @@ def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
 
 
 def _running(db: Database, model: Any, key: Any, on_conflict: str, **values: Any) -> Any:
-    """Claimed, and then enqueued anew."""
+    """Claimed, and then enqueued again."""
     with db.begin() as session:
         session.add(model(id=key))
     with db.begin() as session:

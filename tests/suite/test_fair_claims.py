@@ -38,7 +38,7 @@ def test_each_value_gets_its_share_and_the_others_get_the_rest(db: Database) -> 
     assert in_turns(db, 100, "some", "few") == {"some": 10, "few": 2}
     assert set(in_turns(db, 2, "many", "some", "others").values()) == {1}
     kinds = {kind for _ in range(30) for kind in in_turns(db, 1, "many", "some")}
-    assert kinds == {"many", "some"}  # nobody is always the first
+    assert kinds == {"many", "some"}  # no kind is always the first
 
 
 @pytest.mark.requires("foresees")

@@ -274,7 +274,7 @@ def test_a_takeover_records_the_crash(db: Database, lease: timedelta | None) -> 
             assert (done.attempt, done.outcome, done.claimed_by) == (2, "completed", "next")
             assert (gone.attempt, gone.outcome, gone.claimed_by) == (1, "crashed", "gone")
             assert gone.took is not None
-            assert "lease ended" in gone.error
+            assert "lease expired" in gone.error
 
 
 def test_a_rescue_records_the_crash(db: Database) -> None:

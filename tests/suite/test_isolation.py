@@ -20,7 +20,7 @@ from tests.support.models import Account, Attachment, Mail, Task
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
 
-# -- to enqueue is to insert, and waits for nobody ------------------------------------------------------------------
+# -- enqueueing is an insert, and waits for no other transaction -----------------------------------------------------
 
 QUEUES = {
     "empty": [],

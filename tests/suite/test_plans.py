@@ -269,7 +269,7 @@ def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Cal
     assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows the table"
 
 
-@pytest.mark.parametrize("prepared", [False, True], ids=["planned anew", "prepared"])
+@pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])
 @pytest.mark.requires("searched_sql", "generic_plans")
 def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:
     setting, driver = crowded.case.generic_plans

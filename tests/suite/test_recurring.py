@@ -143,7 +143,7 @@ def test_each_missed_run_is_made_up_for_once(sync_db: Database) -> None:
     assert row(sync_db, task)["available_at"] == planned + 12 * HOUR
 
 
-# -- what becomes of a run --------------------------------------------------------------------------------------------
+# -- the outcomes of runs --------------------------------------------------------------------------------------------
 
 
 def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database) -> None:

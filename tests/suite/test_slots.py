@@ -1,4 +1,4 @@
-"""Slots of limited queues: none is lost, whoever interferes, and many keys cost a claim no more than few."""
+"""Slots of limited queues: none is lost under interference, and many keys cost a claim no more than few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A unique key: one unfinished task for each, whoever inserts it; free again when that is final, whatever ended it."""
+"""Unique keys: one unfinished task for each, by any insert; free again when the task is final, by any means."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_deleted_task_frees_its_key(db: Database) -> None:
 
 
 def test_unfinished_tasks_keep_their_key(db: Database) -> None:
-    """Also if it fails for good and was enqueued anew meanwhile; and in the next stage."""
+    """Even if it fails permanently but was enqueued again in the meantime, and in the next stage."""
     with db.begin() as actor:
         actor.enqueue(Listing(unique_key="a"))
         actor.enqueue(Leaflet(unique_key="a"))

@@ -42,7 +42,7 @@ def test_ready(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     found = why(db)
     assert (found.status, causes(found)) == (Status.AVAILABLE, [Cause.READY])
-    assert str(found) == "Task 1: nothing is in its way: the next claim takes it."
+    assert str(found) == "Task 1: nothing prevents it from running: the next claim takes it."
 
 
 @pytest.mark.parametrize("status", ["completed", "cancelled", "discarded"])

@@ -351,7 +351,7 @@ _MYSQL_VALUES = {
 _SIGNAL = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
 _FAILING = {_SIGNAL.format(3101): "transient", _SIGNAL.format(1047): "outage", _SIGNAL.format(1180): "outage"}
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND db = database()"
-# which is made anew only when nobody has asked for a tenth of a second; but performance_schema.data_lock_waits names
+# which is refreshed only if it was not read for a tenth of a second; but performance_schema.data_lock_waits names
 # the wrong thread where an implicit lock had to be made explicit
 _MYSQL_WAITS = (
     "SELECT count(*) FROM information_schema.innodb_trx"

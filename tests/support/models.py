@@ -107,7 +107,7 @@ class Parcel(QueueMixin, Base):
 
 
 class Seat(QueueMixin, Base):
-    """A key of two columns."""
+    """A task with a primary key of two columns."""
 
     __tablename__ = "seat"
 

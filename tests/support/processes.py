@@ -15,7 +15,7 @@ CONTEXT.set_forkserver_preload(["pytest", "tests.suite.children", "tests.worker.
 
 _HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 PROGRAM = [sys.executable, "-c", f"{_HEARS}; from sqlqueue.cli import main; main()"]
-"""The command line, which can be interrupted although whoever runs the tests may not hear of that."""
+"""The command line, which can be interrupted without interrupting the test run."""
 
 
 class Gate:

@@ -56,7 +56,7 @@ def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
 
 
 def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
-    """A coroutine whose thread nobody lets go: of the event loop's, or of one that is waited for at the exit."""
+    """Start a thread that never ends: one of the event loop, or one that is joined at the exit."""
     processes.LAST_WORDS = 0.3
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
 
@@ -94,7 +94,7 @@ def load(_: int) -> Worker:
 
 
 def lives(pid: int) -> bool:
-    """And is no zombie that nobody has waited for."""
+    """Whether the process is gone, and not a zombie that was not waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

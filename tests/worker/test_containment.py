@@ -157,7 +157,7 @@ def test_it_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
     worker.handler(Task)(without_session(sync_db))
     workers.start(worker)
     eventually(lambda: worker.health() is not None)
-    with pytest.raises(IllegalTransitionError, match="runs already"):
+    with pytest.raises(IllegalTransitionError, match="already running"):
         worker.run()
 
 

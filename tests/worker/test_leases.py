@@ -1,4 +1,4 @@
-"""Leases: extended while the worker lives, whatever its handlers are up to, and what becomes of lost ones."""
+"""Leases: extended while the worker is alive, whatever its handlers do, and what happens to lost ones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
     meeting.wait_for()
     take_over(db)
     eventually(lambda: meeting.lost == meeting.arrived)
-    eventually(lambda: "is lost, and what it did is dropped" in caplog.text)
+    eventually(lambda: "is lost, and its writes are dropped" in caplog.text)
     meeting.let_go()
     with db.begin() as actor:
         actor.add(Task())

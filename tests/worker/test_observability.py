@@ -180,7 +180,7 @@ def test_health_is_answered_where_it_is_asked_for_alone(sync_db: Database, worke
         name = f"[{host}]" if ":" in host else host
         assert asked(f"http://{name}:{port}/health") == (200, None)
         assert server.socket.getsockname()[0] == host
-        with pytest.raises(ArgumentError, match=f"cannot answer for health on {host} port {port}"):
+        with pytest.raises(ArgumentError, match=f"cannot serve health checks on {host} port {port}"):
             serve_health(Address(host, port), workers.make().health)
     finally:
         server.shutdown()

@@ -35,7 +35,7 @@ OFTEN = timedelta(seconds=0.1)
 
 
 def write_pause(db: Database, key: str) -> None:
-    """As somebody far away does: nobody here is told."""
+    """Write as a process elsewhere does: this process is not notified."""
     with db.engine.begin() as connection:
         connection.execute(insert(QueuePause).values(queue=key, paused_at=clock(db), paused_by="far away"))
 
@@ -76,7 +76,7 @@ def test_running_tasks_go_on_and_no_others_are_started(
     meeting.wait_for()
     with db.begin() as session:
         session.pause(Task)
-    eventually(lambda: "paused are now: task" in caplog.text)
+    eventually(lambda: "paused queues: task" in caplog.text)
     with seen(engine, "before_cursor_execute") as statements:
         meeting.let_go()
         eventually(lambda: "completed" in statuses(db).values() and len(asked(statements)) > 3)
@@ -127,7 +127,7 @@ def test_a_pause_in_the_same_process_is_noticed_at_once(
     eventually(lambda: worker.health() is not None)
     with db.begin() as session:
         session.pause(Task)
-    eventually(lambda: "paused are now: task" in caplog.text)
+    eventually(lambda: "paused queues: task" in caplog.text)
     db.insert(Task, rows(1))
     with db.begin() as session:
         session.resume(Task)
@@ -157,7 +157,7 @@ def test_a_pause_in_another_process_is_noticed_at_once(
     workers.start(worker)
     eventually(lambda: worker.health() is not None)
     processes.spawn(pause_elsewhere, sync_db.url).result()
-    eventually(lambda: "paused are now: task" in caplog.text)
+    eventually(lambda: "paused queues: task" in caplog.text)
 
 
 def pause_elsewhere(_: Gate, url: URL) -> None:
@@ -211,10 +211,10 @@ def test_a_temporarily_unreadable_table_is_tolerated(file: Engine, caplog: pytes
         session.add(Chore(id=1))
     caplog.set_level("INFO", "sqlqueue.worker")
     running = Running(chores(file))
-    eventually(lambda: "paused are now: chore" in caplog.text)
+    eventually(lambda: "paused queues: chore" in caplog.text)
     with file.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE stop RENAME TO elsewhere")
-    eventually(lambda: "cannot see what is paused" in caplog.text)
+    eventually(lambda: "cannot read the pauses" in caplog.text)
     with Session(file) as session:
         assert session.get_one(Chore, 1).status == "available"
     with file.begin() as connection:

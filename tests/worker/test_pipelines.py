@@ -1,4 +1,4 @@
-"""Handlers for the stages of a pipeline, and what becomes of what a handler returns."""
+"""Handlers for the stages of a pipeline, and what happens to the values that handlers return."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def films(db: Database) -> list[Any]:
 def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, workers: Workers) -> None:
     db.insert(Film, rows(5))
     db.insert(Task, rows(1))
-    worker = workers.make(poll=LONG)  # nobody looks for what the stage before leads to: it is told
+    worker = workers.make(poll=LONG)  # nothing polls for the next stage: the worker is notified
     for (kind, options), stage in zip(KINDS.items(), ("cut", "dub", "print"), strict=True):
         value = lambda task, stage=stage: [*(task.result or ()), stage]  # noqa: E731
         worker.handler(Film, Film.stage == stage, **options)(returning(db, kind, value))
-    worker.handler(Task)(returning(db, "the task alone", lambda _: object()))  # nobody wants to know
+    worker.handler(Task)(returning(db, "the task alone", lambda _: object()))  # the result is not stored
     workers.start(worker)
     eventually(all_are(db, "completed", Film))
     eventually(all_are(db, "completed", Task))

@@ -94,7 +94,7 @@ def test_a_task_held_by_its_lock_is_freed_when_the_worker_ends(
     running = workers.start(worker)
     meeting.wait_for()
     running.stop()
-    meeting.let_go()  # a thread goes on, and nobody can stop it
+    meeting.let_go()  # a thread continues, and cannot be stopped
     eventually(all_are(db, "available" if db.is_async else "completed"))
     assert worker.reports.counts["claimed"] == 1
 

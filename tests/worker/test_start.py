@@ -40,7 +40,7 @@ def test_a_schema_mismatch_is_an_error(engine: Engine) -> None:
     with pytest.raises(SchemaMismatchError, match="there is no table task"):
         worker_of(engine).run()
     Base.metadata.create_all(engine)
-    with QueueSession(engine) as session:  # nobody is left who would be told of it
+    with QueueSession(engine) as session:  # no listener is left to be notified
         session.add(Task())
         session.commit()
 
@@ -122,8 +122,8 @@ async def async_generator(task: Any) -> AsyncIterator[None]:
         (sessionmaker, generator, {}, "is a generator"),
         (sessionmaker, async_generator, {}, "is a generator"),
         (sessionmaker, 7, {}, "7 is not a function"),
-        (sessionmaker, alone, {"mode": "lock"}, "let the handler take the session"),
-        (sessionmaker, function, {"mode": "at-most-once"}, "let the handler take the task alone"),
+        (sessionmaker, alone, {"mode": "lock"}, "the handler must take a session"),
+        (sessionmaker, function, {"mode": "at-most-once"}, "the handler must take only the task"),
         (sessionmaker, alone, {"mode": "twice"}, "mode='twice'"),
         (sessionmaker, alone, {"concurrency": 0}, "concurrency=0"),
         (sessionmaker, alone, {"batch": 0}, "batch=0"),
@@ -194,7 +194,7 @@ def test_a_coroutine_is_rejected_where_it_could_not_run(monkeypatch: pytest.Monk
 
 
 def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Database, workers: Workers) -> None:
-    """Called and not awaited, it would do nothing, and nobody would know."""
+    """Called without being awaited, it would silently do nothing."""
     done: list[str] = []
 
     async def plain(name: str, task: Any) -> None:

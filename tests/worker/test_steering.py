@@ -134,7 +134,7 @@ def test_a_thread_that_takes_too_long_is_reported(
     worker.handler(Task, timeout=timedelta(seconds=0.1), mode=mode)(handler)
     workers.start(worker)
     meeting.wait_for()
-    eventually(lambda: "runs for longer than 0:00:00.100000" in caplog.text)
+    eventually(lambda: "has been running for more than 0:00:00.100000" in caplog.text)
     assert worker.reports.counts["overdue"] == 1
     meeting.let_go()
     eventually(all_are(sync_db, "completed"))

@@ -156,7 +156,7 @@ def test_a_disconnected_listener_reconnects(db: Database, workers: Workers) -> N
     (mine,) = eventually(lambda: listeners(db) - before)
     with db.engine.connect() as connection:
         connection.execute(select(func.pg_terminate_backend(mine)))
-    enqueue_elsewhere(db, notify=False)  # what is said meanwhile nobody hears
+    enqueue_elsewhere(db, notify=False)  # notifications in the meantime are missed
     done_at_once(db)
     eventually(lambda: listeners(db) - before - {mine})
     enqueue_elsewhere(db)

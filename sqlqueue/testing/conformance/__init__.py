@@ -1,4 +1,4 @@
-"""What every engine has to do, as tests that a package with an adapter imports and runs.
+"""The conformance suite: tests that a package with an adapter imports and runs.
 
 >>> from sqlqueue.testing.conformance import *
 >>>

@@ -1,4 +1,4 @@
-"""A claim takes what is due, in order, and each task once."""
+"""Tests of claims: their order, locks and leases, and that each task goes to one claimer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of an adapter by themselves: the clock, codes of errors, and what is said of the schema and the server."""
+"""Tests of an adapter's parts: the clock, error codes, and the findings about schema and server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unique keys, conflicts, limits by key, and what is deleted."""
+"""Tests of unique keys, conflicts, limits by key, and pruning."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Base(DeclarativeBase):
 
 
 class Job(UniqueMixin, Base):
-    """Tried twice, the second time at once."""
+    """A task with two attempts, the second without a delay."""
 
     __tablename__ = "conformance_job"
     __queue__ = QueueOptions(max_attempts=2, retry=ConstantBackoff(timedelta(0)))
@@ -29,7 +29,7 @@ class Job(UniqueMixin, Base):
 
 
 class Child(Base):
-    """Keeps its job from being deleted."""
+    """A row that refers to a job and keeps it from being pruned."""
 
     __tablename__ = "conformance_child"
 
@@ -38,7 +38,7 @@ class Child(Base):
 
 
 class Seat(QueueMixin, Base):
-    """A key of two columns."""
+    """A task with a primary key of two columns."""
 
     __tablename__ = "conformance_seat"
 
@@ -53,7 +53,7 @@ class Slot(SlotMixin, Base):
 
 
 class Visit(LimitMixin, Base):
-    """Two at a time for each key."""
+    """A task of which two run at a time for each key."""
 
     __tablename__ = "conformance_visit"
     __queue__ = QueueOptions(slots=Slot, limit=2)

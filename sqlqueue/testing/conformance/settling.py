@@ -1,4 +1,4 @@
-"""What a holder says of its task is written once, and only while the task is still its own."""
+"""Tests of settlements: each is written once, and only while the claim holds its task."""
 
 from __future__ import annotations
 

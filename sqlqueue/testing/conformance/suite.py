@@ -1,4 +1,4 @@
-"""What the tests of the conformance suite have in common."""
+"""The base class of the conformance suite's tests."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Fetcher:
     def close(self) -> None:
         """Give up the jobs that are left, and end the pool."""
         for job in tuple(self._jobs):
-            job.lose("the worker stopped, and the database did not answer")
+            job.lose("the worker stopped, and the database did not respond")
         self._poller.close()
         self._pool.close()
         if self._apart is not None:

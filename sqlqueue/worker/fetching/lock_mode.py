@@ -206,7 +206,7 @@ class _LockingExecutor(Executor):
             self.reports.claimed(job)
             self._in_flight.add(job)
             try:
-                job.farewell = call.end_soon
+                job.on_lost = call.end_soon
                 self._perform_locked(job, handed, session, call)
                 session.commit()
             finally:

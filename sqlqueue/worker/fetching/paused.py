@@ -22,7 +22,7 @@ from ..database.silence import RARELY
 from ..database.tables import verify_table
 from ..reporting.reports import Reports, logger
 
-_PURPOSE = "where it is written which queues are paused"
+_PURPOSE = "which stores the paused queues"
 
 
 class PausedQueues:
@@ -78,7 +78,7 @@ class PausedQueues:
             if found != self._paused.get(place, frozenset()):
                 self._paused[place] = found
                 self._where.clear()
-                logger.info("paused are now: %s", ", ".join(sorted(found)) or "none")
+                logger.info("paused queues: %s", ", ".join(sorted(found)) or "none")
                 spread(channel_of(each) for each, its in self._places.items() if its == place)
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class PausedQueues:
             try:
                 await self.look()
             except Exception as error:
-                self._reports.database_error("see what is paused", error, pause)
+                self._reports.database_error("read the pauses", error, pause)
 
     async def _wait(self, pause: timedelta) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Handlers, the jobs that they are called for, and what becomes of a job.  Values, which run nothing."""
+"""Handlers, their jobs, and the outcomes of jobs: values that run nothing."""

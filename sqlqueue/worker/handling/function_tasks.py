@@ -35,7 +35,7 @@ class Tasks:
             if self._settings.get(name, value) != value:
                 raise ArgumentError(
                     f"{name}={value!r}: it is {self._settings[name]!r} for all tasks of {self._entity.__name__}, which"
-                    " share one handler. Say it once, or give this task a model of its own"
+                    " share one handler. Set it once, or give this task its own model"
                 )
         return {**self._settings, **given}
 

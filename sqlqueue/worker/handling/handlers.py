@@ -102,15 +102,15 @@ def handler_of(
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")
     takes_session = _takes_session(function, entity)
     if mode == "lock" and not takes_session:
-        raise ArgumentError("mode='lock' is one transaction from claim to completion: let the handler take the session")
+        raise ArgumentError("mode='lock' is one transaction from claim to completion: the handler must take a session")
     if mode == "at-most-once" and takes_session:
         raise ArgumentError(
             "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
-            " let the handler take the task alone"
+            " the handler must take only the task"
         )
     if mode == "at-most-once" and holding_slots(spec) is not None:
         raise ArgumentError(
-            f"mode='at-most-once' completes a task before its handler is called, and its slot is free again then: the"
+            f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
             f" limits of {entity.__name__} would have no effect"
         )
     _check_isolation(isolation, mode, max_tasks, max_memory)
@@ -141,7 +141,7 @@ def _check_isolation(isolation: object, mode: Mode, max_tasks: int | None, max_m
     for name, value in (("max_tasks", max_tasks), ("max_memory", max_memory)):
         if value is not None and isolation is None:
             raise ArgumentError(
-                f"{name}={count(name, value)}: it is about child processes, give isolation='process' too"
+                f"{name}={count(name, value)}: it applies to child processes: give isolation='process' too"
             )
         if value is not None:
             count(name, value)
@@ -187,7 +187,7 @@ def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bo
     if not callable(function):
         raise ArgumentError(f"{function!r} is not a function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ArgumentError(f"{function!r} is a generator, and a call of it does nothing: leave the yield out")
+        raise ArgumentError(f"{function!r} is a generator, and calling it does nothing: remove the yield")
     given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [

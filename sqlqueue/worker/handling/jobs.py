@@ -29,10 +29,10 @@ class Job:
         "attempt",
         "claim",
         "crashes",
-        "farewell",
         "handler",
         "is_charged",
         "is_lost",
+        "on_lost",
         "overdue",
         "reason",
         "seconds",
@@ -67,7 +67,7 @@ class Job:
         """Why it was interrupted."""
         self.is_lost = False
         """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
-        self.farewell: Callable[[], object] | None = None
+        self.on_lost: Callable[[], object] | None = None
         """Called once the task is lost, for the handler not to wait for the database forever."""
         self._awoken: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
@@ -106,8 +106,8 @@ class Job:
         interrupt = self._interrupt  # read once: the handler's thread may clear it
         if interrupt is not None:
             interrupt()
-        if self.farewell is not None:
-            self.farewell()
+        if self.on_lost is not None:
+            self.on_lost()
 
     def __repr__(self) -> str:
         return str(self.attempt)

@@ -1,1 +1,1 @@
-"""A worker as a whole: its start, its end, its maintenance, and the processes of a supervisor."""
+"""The lifecycle of a worker: start, stop, maintenance, and the processes of a supervisor."""

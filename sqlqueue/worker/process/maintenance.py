@@ -76,7 +76,7 @@ def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
 
 def _rescue(session: Session, spec: QueueSpec, reports: Reports) -> int:
     """Call :func:`.rescue` if any task is exhausted, and report it after the commit.  Returns the number of rows."""
-    # with schedules, what becomes of a task depends on its row
+    # with schedules, the outcome of a task depends on its row
     some = exhausted(session, spec.entity, limit=PRUNED if recurs(spec) else reports.named)
     number = operations.rescue(session, spec.entity, limit=PRUNED) if some else 0
     if number:

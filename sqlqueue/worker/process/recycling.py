@@ -13,7 +13,7 @@ LOOK_EVERY = 0.2
 
 
 class Limits(NamedTuple):
-    """When a worker process is worn; ``None`` for never."""
+    """The limits at which a worker process is replaced; ``None``: no limit."""
 
     max_tasks: int | None = None
     """The number of tasks that it runs at least."""

@@ -1,4 +1,4 @@
-"""Registers a running worker in the database, and obeys the commands that its row holds."""
+"""Registers a running worker in the database, and executes the commands in its row."""
 
 from __future__ import annotations
 

@@ -235,8 +235,8 @@ class Worker:
         first, second = (names.get(each, each.name) for each in (other, handler))
         model = handler.entity.__name__
         raise ArgumentError(
-            f"{first} and {second} are both registered for the same tasks of {model}, which would go to either by"
-            f" chance: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind == 'a')"
+            f"{first} and {second} are both registered for the same tasks of {model}, which would go to either at"
+            f" random: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind == 'a')"
         )
 
     def run(self) -> None:
@@ -256,12 +256,12 @@ class Worker:
 
         Raises :class:`.SchemaMismatchError` if the tables do not match the models, and any error that the worker cannot
         recover from.  Both are logged.  Await the task in which this runs, or the application goes on without a worker.
-        :class:`.HandlerNotFoundError` without handlers, :class:`.IllegalTransitionError` if it runs already.
+        :class:`.HandlerNotFoundError` without handlers, :class:`.IllegalTransitionError` if it is already running.
         """
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")
         if self._run is not None:
-            raise IllegalTransitionError("this worker runs already: make another, or run it once and in one place")
+            raise IllegalTransitionError("this worker is already running: create another, or run it in one place only")
         try:
             parts = self.handlers, self._database, self.reports, self._settings
             self._run = Run(*parts, self._find_origin(), supervision=self.supervision, version=self.version)

@@ -149,6 +149,6 @@ def serve_health(
     try:
         server = Server(address, Page)
     except (OSError, OverflowError) as error:
-        raise ArgumentError(f"cannot answer for health on {address.host} port {address.port}: {error}") from error
+        raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
     threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
     return server

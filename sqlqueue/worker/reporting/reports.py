@@ -157,19 +157,19 @@ class Reports:
         """Count and log a task that no longer belongs to this worker."""
         self.counts["lost"] += 1
         reason = job.reason or "its lease ended, or it was cancelled, settled or deleted elsewhere"
-        self._say(logging.WARNING, "%s is lost, and what it did is dropped: %s", job, reason)
+        self._say(logging.WARNING, "%s is lost, and its writes are dropped: %s", job, reason)
 
     def overdue(self, job: Job) -> None:
         """Count and log a handler in a thread that exceeds its timeout."""
         self.counts["overdue"] += 1
         limit = job.handler.timeout
-        self._say(logging.WARNING, "%s runs for longer than %s, and a thread cannot be stopped", job, limit)
+        self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
 
     def retried(self, job: Job, error: BaseException | str) -> None:
         """Report that a handler is called again, because of ``error`` or what is known of it."""
         self.counts["retries"] += 1
         said = brief(error_text(error))
-        self._say(logging.INFO, "%s runs again at once, its transaction fell victim to another: %s", job, said)
+        self._say(logging.INFO, "%s runs again at once, its transaction lost a conflict: %s", job, said)
 
     def reached(self) -> None:
         """Report that the database answered."""

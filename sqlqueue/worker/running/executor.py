@@ -77,7 +77,7 @@ class Executor:
         try:
             return self._performed(job)
         except Exception as error:  # for example from a retry policy; the thread must survive it
-            self.reports.broken(f"tell what becomes of {job}", error)
+            self.reports.broken(f"determine the outcome of {job}", error)
             return None
 
     def _performed(self, job: Job) -> Outcome | None:
@@ -90,7 +90,7 @@ class Executor:
         return None if ended.is_written else ended.outcome
 
     def attempt(self, job: Job) -> Ended:
-        """Call the handler, and return what becomes of the task.  Reports nothing."""
+        """Call the handler, and return the outcome of the task, without reporting it."""
         try:
             ended = self.known(job, lambda: self._try(job))
         except BaseException as error:
@@ -134,7 +134,7 @@ class Executor:
         """
         handed, session = self.database.open()
         with self.watched() as call, closing(session):
-            job.farewell = call.end_soon
+            job.on_lost = call.end_soon
             try:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
@@ -230,7 +230,7 @@ class Executor:
 def _refuse_deletion(session: Session, task: Any) -> None:
     state = instance_state(task)
     if task in session.deleted or state.deleted or state.was_deleted:
-        raise ArgumentError("a handler must not delete its task: QueueOptions(on_complete='delete') does it at the end")
+        raise ArgumentError("a handler must not delete its task: use QueueOptions(on_complete='delete')")
 
 
 def _refuse(handler: Handler, result: Any) -> None:

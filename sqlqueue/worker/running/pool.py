@@ -18,7 +18,7 @@ Done = Callable[[Job, "Outcome | None"], None]
 
 
 class Pool(Protocol):
-    """Runs so many jobs at a time and queues the others."""
+    """Runs a limited number of jobs at a time and queues the others."""
 
     def put(self, job: Job) -> None:
         """Queue a job.  Thread-safe."""

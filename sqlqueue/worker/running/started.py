@@ -23,7 +23,7 @@ _FIRST = 16
 
 
 class End(IntEnum):
-    """How a process has ended, in its own words: exit statuses can be a handler's."""
+    """The reason that a process records for its end: exit statuses can be a handler's."""
 
     DIED = 0
     """Before it could write anything else here."""
