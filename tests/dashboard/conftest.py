@@ -39,7 +39,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sessions(tmp_path: Path, filled: Path) -> Iterator[sessionmaker[Any]]:
     path = shutil.copyfile(filled, tmp_path / "queues.db")
-    engine = create_engine(f"sqlite:///{path}")
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
     yield sessionmaker(engine, class_=QueueSession)
     engine.dispose()
 

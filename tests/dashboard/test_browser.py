@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, insert, update
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import Worker
+from sqlqueue import Status, Worker, utcnow
+from tests.dashboard.browsing import audit, confirm, tab
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.scenes import HOSTILE, dashboard, register, served
+from tests.dashboard.test_mounted import FRAMEWORKS
 
 PAGES = {
     "overview": "/",
@@ -32,21 +37,14 @@ PAGES = {
     "confirm": "/queue/email/confirm/discard?key=150",
     "command": "/workers/confirm/set-concurrency?scope=all",
 }
-SERIOUS = ("serious", "critical")
-
-
-@contextmanager
-def tab(browser: Any, **options: Any) -> Iterator[Any]:
-    """Yield a page; afterwards, neither an error nor a message may be in its console."""
-    context = browser.new_context(**options)
-    page, said = context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    try:
-        yield page
-    finally:
-        context.close()
-    assert said == []
+LOOKS: list[tuple[str, int, list[str]]] = [
+    ("light", 1280, []),
+    ("dark", 1280, ["color-contrast", "link-in-text-block"]),
+    ("light", 390, ["scrollable-region-focusable", "target-size"]),
+]
+"""Colours, widths, and the rules of axe whose result depends on these; none: all rules."""
+ON_TASKS = {"Retry": "retryable", "Run now": "scheduled", "Cancel": "available", "Discard": "available"}
+"""Actions on tasks, and a state that each changes."""
 
 
 def open_all(page: Any, url: str, look: Callable[[str], None]) -> None:
@@ -57,41 +55,35 @@ def open_all(page: Any, url: str, look: Callable[[str], None]) -> None:
         look(name)
 
 
-def audit(page: Any) -> list[str]:
-    """Return what axe finds that is serious."""
-    import axe_playwright_python
+def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
+    """Nothing serious for axe, nothing wider than the screen, nothing in the console, no attack successful.
 
-    script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
-    page.evaluate(f"{script}; 0")
-    found = page.evaluate("axe.run().then((results) => results.violations)")
-    return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in SERIOUS]
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
-def test_every_page(browser: Any, sessions: sessionmaker[Any], scheme: str, width: int) -> None:
-    """Nothing serious for axe, nothing wider than the screen, nothing in the console, no attack successful."""
+    A page is loaded once, and looked at in light and dark colours and as on a phone.
+    """
     with sessions.begin() as session:
         session.pause(Email, "news", reason="the mail server is down", paused_by="grace")
     register(sessions, "web-1:211", HOSTILE)
     folder = os.environ.get("SQLQUEUE_SCREENSHOTS")
+    import axe_playwright_python
+
+    axe = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
 
     def look(name: str) -> None:
-        assert audit(page) == [], name
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
-        if folder:
-            page.screenshot(path=Path(folder) / f"{name}-{scheme}-{width}.png")
+        page.evaluate(f"{axe}; 0")
+        for scheme, width, rules in LOOKS:
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": width, "height": 800})
+            assert audit(page, rules) == [], (name, scheme, width)
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
+            if folder:
+                page.screenshot(path=Path(folder) / f"{name}-{scheme}-{width}.png")
 
-    viewport = {"width": width, "height": 800}
-    with served(dashboard(sessions, columns={Email: ["recipient", "secret"]})) as url:  # noqa: SIM117
-        with tab(browser, color_scheme=scheme, viewport=viewport) as page:
-            open_all(page, url, look)
+    with served(dashboard(sessions, columns={Email: ["recipient", "secret"]})) as url, tab(browser) as page:
+        open_all(page, url, look)
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-def test_actions(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> None:
-    """With the script, confirmations are dialogs; without, pages."""
-    register(sessions, "web-1:211", "web-2:212")
-    with served(dashboard(sessions)) as url, tab(browser, java_script_enabled=scripts) as page:
+def test_actions_on_tasks_without_the_script(browser: Any, sessions: sessionmaker[Any]) -> None:
+    with served(dashboard(sessions)) as url, tab(browser, java_script_enabled=False) as page:
         page.goto(f"{url}/queue/email/task?key=62")
         page.get_by_role("link", name="Retry").click()
         page.get_by_role("button", name="Retry").click()
@@ -109,7 +101,15 @@ def test_actions(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> No
         page.locator("form.confirm").get_by_text("4 tasks will be changed").wait_for()
         page.locator("form.confirm .primary").click()
         page.get_by_text("4 of 4 tasks changed").wait_for()
+    with sessions() as session:
+        assert not [task for task in session.find(Email) if task.status == "retryable"]
 
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> None:
+    """With the script, confirmations are dialogs; without, pages."""
+    register(sessions, "web-1:211", "web-2:212")
+    with served(dashboard(sessions)) as url, tab(browser, java_script_enabled=scripts) as page:
         page.goto(f"{url}/queue/email")
         page.get_by_role("link", name="Pause").click()
         page.get_by_label("Reason").fill("the server is down")
@@ -142,8 +142,86 @@ def test_actions(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> No
     with sessions() as session:
         assert {each.limit for each in session.limits(Crawl) if each.key == "a.org"} == {9}
         assert {task.schedule for task in session.find(Digest, Digest.id == 1)} == {"PT5M"}
-        assert not [task for task in session.find(Email) if task.status == "retryable"]
         assert [(each.command, each.concurrency) for each in session.workers(Base)] == [("drain", 2), (None, 2)]
+
+
+@pytest.mark.parametrize("action", ON_TASKS)
+def test_each_action_on_one_task_on_a_selection_and_on_all_that_match(
+    browser: Any, sessions: sessionmaker[Any], action: str
+) -> None:
+    state = ON_TASKS[action]
+    with sessions.begin() as session:
+        session.execute(delete(Email))
+        error = None if state != "retryable" else "no"
+        later = utcnow(timedelta(hours=1)) if state != "available" else utcnow()
+        values = {
+            "status": state,
+            "available_at": later,
+            "error": error,
+            "recipient": "",
+            "secret": "",
+            "topic": "news",
+        }
+        session.execute(insert(Email.__table__), [{"id": number} for number in range(1, 7)])
+        session.execute(update(Email.__table__).values(values))
+    with served(dashboard(sessions)) as url, tab(browser) as page:
+        page.goto(f"{url}/queue/email/task?key=1")
+        page.get_by_role("link", name=action, exact=True).click()
+        confirm(page, 1)
+        page.goto(f"{url}/queue/email?status={state}")
+        page.get_by_label("Select 2", exact=True).check()
+        page.get_by_label("Select 3", exact=True).check()
+        page.get_by_role("button", name=action, exact=True).click()
+        confirm(page, 2)
+        page.get_by_text("All that match").click()
+        page.get_by_role("link", name=f"{action} all").click()
+        confirm(page, 3)
+    with sessions() as session:
+        counts = session.stats(Email).counts
+    became = {"Cancel": "cancelled", "Discard": "discarded"}.get(action, "available")
+    assert counts == {**dict.fromkeys(Status, 0), became: 6}
+
+
+def test_a_change_of_many_tasks_shows_its_progress_and_can_be_stopped(
+    browser: Any, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 1)
+    monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
+    with (
+        served(dashboard(sessions)) as url,
+        tab(browser) as page,
+        closing(sqlite3.connect(sessions.kw["bind"].url.database, isolation_level=None)) as writer,
+    ):
+        for ending in ("Done:", "Stopped:"):
+            writer.execute("BEGIN IMMEDIATE")  # holds up the change
+            page.goto(f"{url}/queue/email/confirm/cancel?scope=filter&topic=billing&status=available")
+            number = int(page.locator("form.confirm b").first.inner_text())
+            page.locator("form.confirm .primary").click()
+            page.get_by_text("In progress:").wait_for()
+            assert page.locator("progress").get_attribute("max") == str(number)
+            if ending == "Stopped:":
+                page.get_by_role("button", name="Stop").click()
+                page.get_by_text("In progress:").wait_for()
+            writer.execute("ROLLBACK")
+            page.get_by_text(ending).wait_for(timeout=60_000)
+            with sessions() as session:
+                left = session.stats(Email, Email.topic == "billing")["available"]
+            assert left == (0 if ending == "Done:" else number - 1)
+            with sessions.begin() as session:
+                session.execute(update(Email).where(Email.status == "cancelled").values(status="available"))
+
+
+def test_under_a_path_in_four_frameworks(browser: Any, sessions: sessionmaker[Any]) -> None:
+    for within in FRAMEWORKS:
+        with served(within(dashboard(sessions))) as url, tab(browser) as page:
+            page.goto(f"{url}/ops/queues/")
+            page.get_by_role("link", name="Email").first.click()
+            page.get_by_role("link", name="Pause").click()
+            page.get_by_label("Reason").fill(within.__name__)
+            page.locator("form.confirm .primary").click()
+            page.get_by_text(f": {within.__name__}.").wait_for()
+        with sessions.begin() as session:
+            assert session.resume(Email)
 
 
 def test_another_site_cannot_act(browser: Any, sessions: sessionmaker[Any]) -> None:

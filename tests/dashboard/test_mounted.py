@@ -51,9 +51,10 @@ def django(app: Any) -> Any:
 
 
 urlpatterns: list[Any] = []
+FRAMEWORKS = (fastapi, starlette, flask, django)
 
 
-@pytest.mark.parametrize("within", [fastapi, starlette, flask, django])
+@pytest.mark.parametrize("within", FRAMEWORKS)
 def test_every_address_begins_with_the_path(sessions: sessionmaker[Any], within: Callable[[Any], Any]) -> None:
     client = TestClient(within(dashboard(sessions)), headers=OWN)
     pages = ["/", "/queue/email", "/queue/email/task?key=62", "/errors", "/queue/email/confirm/cancel?key=150"]

@@ -1,0 +1,41 @@
+"""What tests in a browser have in common: a tab whose console stays empty, an audit, a confirmation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SERIOUS = ("serious", "critical")
+
+
+@contextmanager
+def tab(browser: Any, **options: Any) -> Iterator[Any]:
+    """Yield a page; afterwards, neither an error nor a message may be in its console."""
+    context = browser.new_context(**options)
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    try:
+        yield page
+    finally:
+        context.close()
+    assert said == []
+
+
+def audit(page: Any, rules: list[str]) -> list[str]:
+    """Return what axe finds that is serious, by these rules or by all."""
+    chosen = {"runOnly": rules} if rules else {}
+    found = page.evaluate("(chosen) => axe.run(document, chosen).then((results) => results.violations)", chosen)
+    return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in SERIOUS]
+
+
+def confirm(page: Any, number: int) -> None:
+    """Confirm a change of so many tasks, and wait for its end."""
+    form = page.locator("form.confirm")
+    tasks = "task" if number == 1 else "tasks"
+    form.get_by_text(f"{number} {tasks} will be changed").wait_for()
+    if form.get_by_label("Reason").count():
+        form.get_by_label("Reason").fill("not wanted")
+    form.locator(".primary").click()
+    page.get_by_text(f"{number} of {number} tasks changed").wait_for()
