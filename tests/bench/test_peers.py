@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from sqlqueue.bench.peers.contenders import CONTENDERS, Contender, PeerError
 from sqlqueue.bench.peers.environment import command_of
-from sqlqueue.bench.peers.measure import Drained, Latency, PeerPlan, drained, latency, measure_peers
+from sqlqueue.bench.peers.figures import Drained, Latency, drained, latency
+from sqlqueue.bench.peers.measure import PeerPlan, measure_peers
 from sqlqueue.bench.plan import BenchError
 from sqlqueue.cli import application
 from tests.support.harness import Database
@@ -37,9 +38,10 @@ def test_a_rate_leaves_out_the_first_tenth() -> None:
 
 
 def test_a_rate_begins_when_all_processes_work() -> None:
-    early = report(*((number, number / 2) for number in range(20)))
-    late = report(*((number, number / 2) for number in range(20, 30)))
-    assert drained([early, late, report()], 30, is_done=True).jobs_per_second == pytest.approx(2)
+    alone = [(number, float(number)) for number in range(10)]
+    early = report(*alone, *((10 + number, 10 + number / 2) for number in range(20)))
+    late = report(*((30 + number, 10.25 + number / 2) for number in range(20)))
+    assert drained([early, late, report()], 50, is_done=True).jobs_per_second == pytest.approx(4)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,9 @@ def test_contenders_take_turns_and_leave_nothing(sync_db: Database, tmp_path: Pa
     assert [each.who for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
     for figure in found.figures:
         assert figure.jobs_per_second[1].median > 0
+        assert figure.ratios[1].median == pytest.approx(
+            figure.jobs_per_second[1].median / found.figures[0].jobs_per_second[1].median, abs=0.001
+        )
         assert figure.enqueue_p50 is not None
         assert figure.pickup is not None
         assert figure.pickup.p99 >= figure.pickup.p50 > 0

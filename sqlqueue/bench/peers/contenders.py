@@ -44,8 +44,9 @@ def _library(name: str, *requirements: str) -> Contender:
     return Contender(who=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
 
 
+YARD = "psycopg by hand"
 CONTENDERS = (
-    _own("psycopg by hand", "by_hand.py", "psycopg"),
+    _own(YARD, "by_hand.py", "psycopg"),
     _own("SQLAlchemy ORM by hand", "by_hand.py", "orm", "enqueue", "drain"),
     _own("sqlqueue, handler(job)", "with_sqlqueue.py", "without", in_threads=True),
     _own("sqlqueue, handler(session, job)", "with_sqlqueue.py", "within", "drain", "pickup", in_threads=True),

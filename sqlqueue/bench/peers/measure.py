@@ -6,17 +6,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, TypeAlias
 
 from sqlalchemy import URL, Engine, inspect, text
 
-from ..figures import Spread
 from ..plan import BenchError
-from .contenders import CONTENDERS, Contender, PeerError
+from .contenders import CONTENDERS, YARD, Contender, PeerError
 from .environment import command_of
+from .figures import Drained, Latency, PeerFigure, Results, drained, figure_of, latency
 from .process import Script, script
 
 Say: TypeAlias = Callable[[str], None]
@@ -40,51 +40,6 @@ class PeerPlan:
     batch: int
     tasks: int
     """The number of jobs that are enqueued one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
-    """A drain: jobs per second of all processes, and their CPU milliseconds per 1,000 jobs."""
-
-    jobs_per_second: float
-    cpu_ms_per_1000: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Milliseconds until the handler is called."""
-
-    p50: float
-    p99: float
-    from_call_p50: float
-    """From the call that enqueues, where the others are from the call of the commit."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Results:
-    """The results of a contender, a value for each round."""
-
-    who: str
-    version: str = ""
-    drains: dict[int, list[Drained]] = field(default_factory=dict)
-    """By number of processes."""
-    enqueue_p50: list[float] = field(default_factory=list)
-    pickups: list[Latency] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerFigure:
-    """The medians of a contender; ``None`` or empty for what is not measured of it."""
-
-    who: str
-    version: str
-    jobs_per_second: dict[int, Spread]
-    """By number of processes."""
-    cpu_ms_per_1000: float | None
-    """Of one process."""
-    enqueue_p50: float | None
-    """Milliseconds to enqueue one job and commit."""
-    pickup: Latency | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +73,9 @@ def measure_peers(
                     say(f"round {number} of {plan.rounds}: {each.who}")
                     with _reported(each, missing), _schema(engine, each.schema):
                         _Turn(engine, plan, each, command, results).take()
-    figures = [_figure(results) for each, (_, results) in ready.items() if each.who not in missing]
+    found = [results for each, (_, results) in ready.items() if each.who not in missing]
+    yard = next((results for results in found if results.who == YARD), None)
+    figures = [figure_of(results, yard) for results in found]
     return PeerReport(figures=figures, missing=missing)
 
 
@@ -226,56 +183,3 @@ def _marks(worker: Script, count: int) -> list[tuple[int, float]]:
             raise PeerError(f"{len(marks)} of {count} jobs were started in {_PATIENCE:.0f} seconds")
         time.sleep(_LOOK)
     return [(number, moment) for number, moment in marks]
-
-
-def drained(reports: Sequence[dict[str, Any]], jobs: int, *, is_done: bool) -> Drained:
-    """Return the rate of a drain, from when all processes work, and a tenth of the jobs is done, to the last call.
-
-    Raises :class:`.PeerError` if a job was done twice, or not at all though ``is_done``.
-    """
-    marks = sorted((moment, number) for each in reports for number, moment in each["marks"])
-    numbers = {number for _, number in marks}
-    if len(numbers) < len(marks) or (is_done and len(marks) != jobs):
-        raise PeerError(f"{len(marks)} calls for {len(numbers)} of {jobs} jobs")
-    all_work = max((each["marks"][0][1] for each in reports if each["marks"]), default=0.0)
-    counted = [moment for moment, _ in marks[len(marks) // 10 :] if moment >= all_work]
-    if len(counted) < 2 or counted[-1] <= counted[0]:  # noqa: PLR2004
-        raise PeerError(f"{len(marks)} of {jobs} jobs were started: too few to measure a rate")
-    return Drained(
-        jobs_per_second=round((len(counted) - 1) / (counted[-1] - counted[0]), 1),
-        cpu_ms_per_1000=round(sum(each["cpu"] for each in reports) * 1_000_000 / len(marks), 1),
-    )
-
-
-def latency(sent: Sequence[tuple[int, float, float]], marks: Sequence[tuple[int, float]]) -> Latency:
-    """Return the delays from the calls and commits in ``sent`` to the calls of the handlers."""
-    started = dict(marks)
-    from_commit = [(started[number] - commit) * 1_000 for number, _, commit in sent]
-    from_call = [(started[number] - call) * 1_000 for number, call, _ in sent]
-    return Latency(
-        p50=round(median(from_commit), 2),
-        p99=round(quantiles(from_commit, n=100, method="inclusive")[98], 2),
-        from_call_p50=round(median(from_call), 2),
-    )
-
-
-def _figure(results: Results) -> PeerFigure:
-    first, *_ = results.drains.values()
-    pickups = results.pickups
-    return PeerFigure(
-        who=results.who,
-        version=results.version,
-        jobs_per_second={
-            processes: Spread.of([each.jobs_per_second for each in drains])
-            for processes, drains in results.drains.items()
-        },
-        cpu_ms_per_1000=round(median(each.cpu_ms_per_1000 for each in first), 1),
-        enqueue_p50=round(median(results.enqueue_p50), 2) if results.enqueue_p50 else None,
-        pickup=Latency(
-            p50=median(each.p50 for each in pickups),
-            p99=median(each.p99 for each in pickups),
-            from_call_p50=median(each.from_call_p50 for each in pickups),
-        )
-        if pickups
-        else None,
-    )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .measure import PeerFigure, PeerReport
+from ..figures import Spread
+from .figures import PeerFigure
+from .measure import PeerReport
 
 
 def show_peers(console: Console, report: PeerReport) -> None:
@@ -15,8 +20,15 @@ def show_peers(console: Console, report: PeerReport) -> None:
     processes = sorted({count for each in report.figures for count in each.jobs_per_second})
     table = Table(title="Other libraries", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
-    rates = [f"jobs/s\n{count} process{'es' if count > 1 else ''}" for count in processes]
-    for name in (*rates, "CPU ms\n/1,000", "enqueue\np50 ms", "commit to\nhandler p50", "p99", "call to\nhandler p50"):
+    rates = [(f"jobs/s\n{count} process{'es' if count > 1 else ''}", "÷ psycopg\nby hand") for count in processes]
+    for name in (
+        *chain(*rates),
+        "CPU ms\n/1,000",
+        "enqueue\np50 ms",
+        "commit to\nhandler p50",
+        "p99",
+        "call to\nhandler p50",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for figure in report.figures:
         table.add_row(*_cells(figure, processes))
@@ -26,12 +38,15 @@ def show_peers(console: Console, report: PeerReport) -> None:
 
 
 def _cells(figure: PeerFigure, processes: list[int]) -> list[str]:
-    rates = [figure.jobs_per_second.get(count) for count in processes]
     pickup = figure.pickup
     delays = (pickup.p50, pickup.p99, pickup.from_call_p50) if pickup else (None, None, None)
     return [
         f"{figure.who} {figure.version}",
-        *("" if rate is None else f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})" for rate in rates),
+        *chain(*((_median(figure.jobs_per_second, n, ",.0f"), _median(figure.ratios, n, ".2f")) for n in processes)),
         "" if figure.cpu_ms_per_1000 is None else f"{figure.cpu_ms_per_1000:,.0f}",
         *("" if value is None else f"{value:.1f}" for value in (figure.enqueue_p50, *delays)),
     ]
+
+
+def _median(spreads: Mapping[int, Spread], processes: int, form: str) -> str:
+    return format(spreads[processes].median, form) if processes in spreads else ""
