@@ -10,38 +10,47 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver, get_all_start_methods, get_context, parent_process
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Any
 
 CONTEXT: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+_CAN_BLOCK = hasattr(signal, "pthread_sigmask")
+"""Whether signals can be blocked: not on Windows."""
 
 
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Make processes that are started within this context ignore Ctrl-C, so that only their parent stops them.
+def start(target: Callable[..., object], *args: object, name: str | None = None, daemon: bool = False) -> Any:
+    """Start and return a process that ignores Ctrl-C, which a terminal sends to all of its processes.
 
-    A terminal sends the signal to all of its processes.  Processes of the fork server ignore it if the server was
-    started that way, so this process ignores it only while the server starts.
+    So only its parent stops it.  In this process, a Ctrl-C that arrives meanwhile takes effect afterwards.
     """
-    if CONTEXT.get_start_method() != "forkserver":
-        with _ignoring_interrupts():
-            yield
-        return
-    with _ignoring_interrupts():
-        forkserver.ensure_running()
-    yield
+    process = CONTEXT.Process(target=_undisturbed, args=(target, *args), name=name, daemon=daemon)
+    with _interrupts_deferred():
+        process.start()
+    return process
+
+
+def _undisturbed(target: Callable[..., object], *args: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _CAN_BLOCK:  # or the programs that it starts could not be interrupted either
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    target(*args)
 
 
 @contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_deferred() -> Iterator[None]:
+    """Block SIGINT, also in processes that start meanwhile: the fork server is one of them, and passes this on."""
+    if not _CAN_BLOCK:
+        yield
+        return
+    resource_tracker.ensure_running()  # once it has started its process, it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def lead_group() -> None:

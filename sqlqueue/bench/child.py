@@ -13,7 +13,7 @@ from sqlalchemy import URL
 
 from sqlqueue import Worker
 
-from .._support.processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, start
 from ..demo.database import connect, sessions
 from ..dialects.postgresql.notifications import CHANNEL
 from ..queue.spec import spec_of
@@ -58,9 +58,7 @@ def listener_process(url: URL, *, counter: Counter = None) -> Iterator[Connectio
 def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
     """Start a process, and yield it and its pipe when it is ready; kill it afterwards."""
     here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=main, args=(there, *arguments), daemon=True)
-    with no_interrupts():
-        process.start()
+    process = start(main, there, *arguments, daemon=True)
     there.close()
     try:
         here.recv()

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from .._support.processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, start
 from .hands import Hand, MakeHand
 from .plan import BenchError, Plan
 from .tally import Tally
@@ -69,9 +69,7 @@ def crew(plan: Plan) -> Iterator[Crew]:
 @contextmanager
 def _process(plan: Plan) -> Iterator[Connection]:
     here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_main, args=(there, plan), daemon=True)
-    with no_interrupts():
-        process.start()
+    process = start(_main, there, plan, daemon=True)
     there.close()
     try:
         yield here

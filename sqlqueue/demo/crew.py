@@ -12,7 +12,7 @@ from sqlalchemy import URL
 
 from sqlqueue import Worker
 
-from .._support.processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, start
 from .database import connect, sessions
 from .errors import DemoError
 from .worker import indexer
@@ -25,8 +25,7 @@ class Crew:
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
         CONTEXT.set_forkserver_preload([__name__])
-        with no_interrupts():
-            self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
+        self._members = [_Member(f"worker {n}", url, folder) for n in range(1, count + 1)]
 
     def __enter__(self) -> Crew:
         return self
@@ -77,8 +76,7 @@ class _Member:
         self.name = name
         self._killed = False
         self._channel, far_end = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_main, args=(far_end, name, url, folder), name=name, daemon=True)
-        self._process.start()
+        self._process = start(_main, far_end, name, url, folder, name=name, daemon=True)
         far_end.close()  # so that the end of the process is the end of the pipe
 
     @property

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from sqlalchemy import URL
 
-from .._support.processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, start
 from .database import ProofError
 from .worker import main
 
@@ -24,9 +24,7 @@ class Member:
         self.name = name
         self.is_frozen = False
         self._channel, far_end = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=main, args=(far_end, url, name), name=name, daemon=True)
-        with no_interrupts():
-            self._process.start()
+        self._process = start(main, far_end, url, name, name=name, daemon=True)
         far_end.close()  # so that the end of the process is the end of the pipe
 
     def wait_until_ready(self) -> None:
@@ -83,13 +81,13 @@ class Member:
 class Crew:
     """Some worker processes.  Leaving the ``with`` block kills those that still run."""
 
-    def __init__(self, number: int, url: URL) -> None:
+    def __init__(self, url: URL) -> None:
         CONTEXT.set_forkserver_preload([__name__])
         self._url = url
         self._started = 0
         self.died: list[str] = []
         """The names of those that ended by themselves."""
-        self.members = [self._start() for _ in range(number)]
+        self.members: list[Member] = []
 
     def __enter__(self) -> Crew:
         return self
@@ -98,15 +96,17 @@ class Crew:
         for member in self.members:
             member.kill()
 
-    def wait_until_ready(self) -> None:
-        """Wait for all of them; :class:`.ProofError` if one does not start."""
+    def start(self, number: int) -> None:
+        """Start so many processes, and wait until they are ready; :class:`.ProofError` if one does not start."""
+        for _ in range(number):
+            self._add()
         for member in self.members:
             member.wait_until_ready()
 
     def replace(self, member: Member) -> None:
         """Start another process for one that was killed or has died."""
         self.members.remove(member)
-        self.members.append(self._start())
+        self._add()
 
     def replace_dead(self) -> None:
         """Record processes that ended without having been killed, and start others."""
@@ -118,6 +118,6 @@ class Crew:
         """Stop all of them, and return the sums of their counts."""
         return sum((member.stop() for member in self.members), Counter())
 
-    def _start(self) -> Member:
+    def _add(self) -> None:
         self._started += 1
-        return Member(f"worker {self._started}", self._url)
+        self.members.append(Member(f"worker {self._started}", self._url))

@@ -38,9 +38,9 @@ def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Rep
     with engine.connect() as connection:
         adapter_for(connection.dialect).server.verify(connection)
     Session, begun = sessions(engine), time.monotonic()
-    with Crew(workers, engine.url) as crew, _Scenes(Session, begun + duration.total_seconds()) as scenes:
+    with Crew(engine.url) as crew, _Scenes(Session, begun + duration.total_seconds()) as scenes:
         show("starting workers")
-        crew.wait_until_ready()
+        crew.start(workers)
         faults = Faults(crew, Session)
         scenes.start()
         for _ in faults.inflict(lambda: time.monotonic() - begun >= duration.total_seconds()):

@@ -14,7 +14,7 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..._support.exc import SQLQueueError
-from ..._support.processes import CONTEXT, end_soon, ending, no_interrupts, settle_in
+from ..._support.processes import CONTEXT, end_soon, ending, settle_in, start
 from ...operations.crashes import Crash
 from ..database.backoff import pauses
 from ..reporting.reports import logger
@@ -80,9 +80,7 @@ class _Child:
         self._begun = time.monotonic()
         self._memory = shared_memory()
         supervision = Supervision(self._memory, tuple(self._crashes), self._limits)
-        self._process = CONTEXT.Process(target=_main, args=(self._load, self._number, supervision), name=self._name)
-        with no_interrupts():
-            self._process.start()
+        self._process = start(_main, self._load, self._number, supervision, name=self._name)
         if self._stopping:  # a signal came while it was started
             self.signal(signal.SIGTERM)
 
