@@ -49,14 +49,23 @@ def keep_alive(descriptor: int, within: timedelta) -> None:
         "TCP_KEEPCNT": _PROBES,
         "TCP_USER_TIMEOUT": seconds * 1000,
     }
+    if is_local(descriptor):
+        return
     with suppress(OSError), _opened(descriptor) as copy:
-        if copy.family == getattr(socket, "AF_UNIX", None):
-            return
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, limit in limits.items():
             option = getattr(socket, name, None)
             if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= limit:
                 copy.setsockopt(socket.IPPROTO_TCP, option, limit)
+
+
+def is_local(descriptor: int) -> bool:
+    """Return whether both ends are on this machine, and no network is between them: a socket with a file's name."""
+    try:
+        with _opened(descriptor) as copy:
+            return copy.family == getattr(socket, "AF_UNIX", None)
+    except OSError:  # it is closed
+        return False
 
 
 def _opened(descriptor: int) -> socket.socket:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -17,12 +17,14 @@ from .._support.error_text import readable
 from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
 from ..dialects import adapter_for
-from ..worker.database.lines import follow
+from ..operations.attempts import spoken
+from ..worker.database.lines import CONNECT, follow
 from ._output import complain, refusal
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
 R = TypeVar("R")
-
-
 SILENCE = timedelta(seconds=30)
 """A server whose host has not been heard of for so long is gone: no command waits for it without end."""
 
@@ -50,6 +52,23 @@ def transact(url: str, work: Callable[[Session], R]) -> R:
 
 
 def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
+    async def connected(connection: AsyncConnection) -> R:
+        return await connection.run_sync(work)
+
+    return _run_async(url, connected)
+
+
+def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
+
+    async def transacted(connection: AsyncConnection) -> R:
+        async with AsyncSession(connection) as session:
+            return await session.run_sync(_committed, work)
+
+    return _run_async(url, transacted)
+
+
+def _run_async(url: URL, work: Callable[[AsyncConnection], Coroutine[Any, Any, R]]) -> R:
     import asyncio  # noqa: PLC0415
 
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
@@ -57,24 +76,17 @@ def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
     async def connected() -> R:
         engine = create_async_engine(url, poolclass=NullPool)
         prepared(engine.sync_engine)
-        async with engine.connect() as connection:
-            return await connection.run_sync(work)
+        try:
+            async with asyncio.timeout(CONNECT.total_seconds()):  # aiomysql waits without end for a server's greeting
+                connection = await engine.connect()
+        except TimeoutError as error:
+            raise CannotConnect(f"no answer for {spoken(CONNECT)}") from error
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
 
     return asyncio.run(connected())
-
-
-def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
-    import asyncio  # noqa: PLC0415
-
-    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine  # noqa: PLC0415
-
-    async def transacted() -> R:
-        engine = create_async_engine(url, poolclass=NullPool)
-        prepared(engine.sync_engine)
-        async with AsyncSession(engine) as session:
-            return await session.run_sync(_committed, work)
-
-    return asyncio.run(transacted())
 
 
 def _committed(session: Session, work: Callable[[Session], R]) -> R:
@@ -85,8 +97,8 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 
 def prepared(engine: Engine) -> Engine:
     """Return ``engine``, set up so that errors on connecting are recognized and a silent host is given up."""
-    event.listen(engine, "do_connect", _open)
     follow(engine, SILENCE)
+    event.listen(engine, "do_connect", _open)  # with the limits that the line above has set
     return engine
 
 

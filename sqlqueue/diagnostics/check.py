@@ -139,7 +139,11 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         message, fix = str(error), f"use {error.needed}"
         yield Finding(severity=Severity.ERROR, code="unsupported-version", message=message, fix=fix)
         return
-    of_server = [*_of_isolation(connection, adapter), *adapter.server.findings(connection)]
+    of_server = [
+        *_of_isolation(connection, adapter),
+        *adapter.server.findings(connection),
+        *adapter.network.findings(connection),
+    ]
     yield from of_server
     for spec in specs:
         found = list(_of_queue(connection, adapter, spec))

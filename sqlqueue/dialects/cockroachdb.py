@@ -24,6 +24,7 @@ from .postgresql.claims import PostgreSQLClaims, PostgreSQLLocking
 from .postgresql.errors import PostgreSQLErrors
 from .postgresql.inserts import PostgreSQLInserts
 from .postgresql.keys import PostgreSQLKeys
+from .postgresql.network import PostgreSQLNetwork
 from .postgresql.requests import PsycopgRequests
 from .postgresql.schema import PARTIAL_INDEX, CatalogSchema
 from .postgresql.server import PostgreSQLServer
@@ -53,6 +54,7 @@ class CockroachDB(Adapter):
             server=CockroachDBServer(product),
             plans=CockroachDBPlans(),
             requests=CockroachDBRequests(),
+            network=PostgreSQLNetwork(),
         )
 
 

@@ -6,18 +6,24 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from datetime import datetime, timedelta
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, func, select, text, update
+from sqlalchemy import Connection, Engine, create_engine, event, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
+from typer.testing import CliRunner
 
 from sqlqueue import QueueSession, Worker
 from sqlqueue._support.sockets import Wire, keep_alive
+from sqlqueue.cli import application
+from sqlqueue.cli._database import SILENCE, connect
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import silence
 from sqlqueue.worker.database.lines import follow
@@ -43,11 +49,15 @@ def hole(db: Database) -> Iterator[BlackHole]:
 
 
 @contextmanager
-def at_work(db: Database, hole: BlackHole, *handlers: Any, **options: Any) -> Iterator[Worker]:
-    """A worker that reaches its database through ``hole``.  Handlers are functions with their options."""
-    # a thread that waits for a connection that is never made keeps its place in the pool: more of them on slow machines
-    options |= {"engine": db.engine, "is_async": db.is_async, "pool_size": 20, "max_overflow": 200}
+def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, **options: Any) -> Iterator[Worker]:
+    """A worker that reaches its database through ``hole``.  Handlers are functions with their options.
+
+    ``prepare`` is called with each new connection.
+    """
+    options |= {"engine": db.engine, "is_async": db.is_async}
     engine = Database(db.case, through(hole, db.url), db._loop, **options)
+    if prepare is not None:
+        event.listen(engine.session_engine, "connect", prepare)
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.5))
     for name, function, how in handlers:
         worker.handler(Task, Task.name == name, lease=LEASE, concurrency=2, **how)(function)
@@ -126,14 +136,107 @@ def test_a_worker_is_not_ready_while_nothing_answers(db: Database, hole: BlackHo
         eventually(lambda: well(worker), within=PATIENCE)
 
 
+@pytest.mark.requires("container")
+def test_a_connection_falls_silent_while_it_is_prepared(
+    db: Database, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.worker.process.run.RARELY", timedelta(seconds=3))
+    silenced = Event()
+
+    def prepare(connection: Any, _: object) -> None:
+        if not silenced.is_set() and hole.swallow():
+            silenced.set()
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("SELECT 1")
+
+    with at_work(db, hole, ("any", with_session(db), {}), prepare=prepare):
+        db.insert(Task, tasks("any"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+    assert silenced.is_set()
+
+
+@pytest.fixture
+def greedy(sync_db: Database) -> Iterator[BlackHole]:
+    made = BlackHole(sync_db.url)
+    made.is_greedy = True
+    yield made
+    made.close()
+
+
+@pytest.mark.requires("container")
+def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Database, greedy: BlackHole) -> None:
+    engine = create_engine(through(greedy, sync_db.url), pool_size=1, max_overflow=0)
+    follow(engine, timedelta(seconds=2))
+    with ThreadPoolExecutor() as pool:
+        attempt = pool.submit(engine.connect)
+        try:
+            assert wait([attempt], timeout=60).done
+        finally:
+            greedy.close()
+        assert adapter_for(engine.dialect).errors.is_outage(attempt.exception())  # type: ignore[arg-type]
+    engine.dispose()
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
+def test_a_command_gives_up_a_connection_that_is_never_made(
+    sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
+    for module in ("worker.database.lines", "cli._database"):
+        monkeypatch.setattr(f"sqlqueue.{module}.CONNECT", timedelta(seconds=2))
+    url = through(greedy, sync_db.url).set(drivername=getattr(sync_db.case, driver))
+    command = ["check", "--url", url.render_as_string(hide_password=False), "tests.support.check_models:Base"]
+    told = CliRunner().invoke(application(), command)
+    assert (told.exit_code, "cannot connect" in told.stderr) == (2, True), told.output
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such option")
+@pytest.mark.requires("container")
+def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
+    def told(connection: Connection) -> int:
+        descriptor = adapter_for(connection.dialect).network.descriptor(connection.connection.driver_connection)
+        assert descriptor is not None
+        with socket.socket(fileno=socket.dup(descriptor)) as copy:
+            return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    hole = BlackHole(sync_db.url)  # whose connections are TCP, whatever those of the server are
+    try:
+        for driver in (sync_db.case.sync_driver, sync_db.case.async_driver):
+            url = through(hole, sync_db.url).set(drivername=driver).render_as_string(hide_password=False)
+            assert 0 < connect(url, told) <= SILENCE.total_seconds() * 1000
+    finally:
+        hole.close()
+
+
+@pytest.mark.requires("container")
+def test_statements_may_take_longer_than_connecting(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers have one limit for both."""
+    monkeypatch.setattr("sqlqueue.worker.database.lines.CONNECT", timedelta(seconds=1))
+    engine = sync_db.variant().session_engine
+    follow(engine, LEASE)
+    sync_db.insert(Task, tasks("any"))
+    with sync_db.engine.connect() as holder, ThreadPoolExecutor() as pool:
+        holder.execute(update(Task).values(priority=1))
+        waiting = pool.submit(_prioritize, engine)
+        assert not wait([waiting], timeout=2.5).done
+        holder.rollback()
+        waiting.result()
+
+
+def _prioritize(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(update(Task).values(priority=2))
+
+
 def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can end PyMySQL's wait for the greeting of a server."""
-    pytest.importorskip("pymysql")
-    for name in ("database.silence.SHORTEST", "process.run.RARELY"):
+    """Nothing can end PyMySQL's wait for the greeting of a server, if the application itself opens connections."""
+    pymysql = pytest.importorskip("pymysql")
+    for name in ("database.silence.SHORTEST", "process.run.RARELY", "process.run.SLOWEST_CATALOG"):
         monkeypatch.setattr(f"sqlqueue.worker.{name}", timedelta(seconds=0.2))
     monkeypatch.setattr(silence, "GRACE", 0.2)
     with listener(stay_silent(PATIENCE)) as port:
-        engine = create_engine(f"mysql+pymysql://u:p@127.0.0.1:{port}/db", pool_size=50)
+        connect = partial(pymysql.connect, host="127.0.0.1", port=port)
+        engine = create_engine("mysql+pymysql://", creator=connect, pool_size=50)
         worker = Worker(sessionmaker(engine, class_=QueueSession))
         worker.handler(Task, lease=timedelta(seconds=0.2))(lambda session, task: None)
         running = Running(worker)

@@ -52,6 +52,7 @@ from tests.support.models import Base as Models
 
 TABLE: Table = Post.__table__  # type: ignore[assignment]
 LARGE = 10_000
+TIMEOUTS = ("driver-timeouts", "server-timeouts")
 
 
 @pytest.fixture
@@ -73,8 +74,13 @@ def found(db: Database, target: Any = Base) -> set[tuple[str, str]]:
 
 def findings(db: Database, target: Any = Base) -> list[Finding]:
     with db.session_engine.connect() as connection:
-        every = list(check(connection, target))
+        every = looked(connection, target)
     return [finding for finding in every if db.case.explains or finding.code != "plan-not-asked"]
+
+
+def looked(connection: Connection, target: Any = Base) -> list[Finding]:
+    """All but the limits of drivers and servers, which have the defaults here."""
+    return [finding for finding in check(connection, target) if finding.code not in TIMEOUTS]
 
 
 def execute(db: Database, *statements: Any) -> None:
@@ -329,6 +335,36 @@ def execute_alone(db: Database, statement: str) -> None:
         connection.exec_driver_sql(statement)
 
 
+# -- silence -------------------------------------------------------------------------------------------------------
+
+
+def advised(db: Database) -> dict[str, str]:
+    """The fixes, by the codes of the findings."""
+    with db.session_engine.connect() as connection:
+        return {finding.code: finding.fix for finding in check(connection, Base) if finding.code in TIMEOUTS}
+
+
+def with_advice(db: Database, advice: str) -> Database:
+    """The same database, as the fix says: by options of the engine, or by a statement."""
+    _, is_option, options = advice.rpartition("create_engine(..., ")
+    if is_option:
+        return db.variant(**eval(f"dict({options[: options.rindex(')')]})"))
+    return db.variant(on_connect=advice.partition(",")[0].replace("ALTER ROLE CURRENT_USER ", ""))
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("code", TIMEOUTS)
+def test_limits_that_are_not_set(healthy: Database, code: str) -> None:
+    before = advised(healthy)
+    assert set(before) == set(TIMEOUTS)
+    assert set(advised(with_advice(healthy, before[code]))) == {*TIMEOUTS} - {code}
+
+
+@pytest.mark.requires("one_writer")
+def test_no_limits_without_a_network(healthy: Database) -> None:
+    assert advised(healthy) == {}
+
+
 # -- rights --------------------------------------------------------------------------------------------------------
 
 READER = "checked_reader"
@@ -348,7 +384,7 @@ def reader(healthy: Database) -> Iterator[Callable[..., list[Finding]]]:
             for grant in ("SELECT ON account", *grants):
                 connection.exec_driver_sql(f"GRANT {grant} TO {READER}")
         with engine.connect() as connection:
-            return list(check(connection, target))
+            return looked(connection, target)
 
     with administrator.begin() as connection:
         connection.exec_driver_sql(case.account_sql.format(name=READER, password=PASSWORD))
@@ -421,7 +457,7 @@ def test_a_planner_that_reads_a_small_table_as_a_whole(healthy: Database) -> Non
     with healthy.session_engine.connect() as connection, connection.begin():
         before = _plan(connection)
         assert not before.indexes
-        assert list(check(connection, Base)) == []
+        assert looked(connection) == []
         assert _plan(connection) == before, "settings of the transaction were changed"
 
 

@@ -9,6 +9,7 @@ from .errors import SQLServerErrors
 from .inserts import SQLServerInserts
 from .keys import SQLServerKeys
 from .locking import SQLServerLocking
+from .network import SQLServerNetwork
 from .requests import SQLServerRequests
 from .schema import SQLServerSchema
 from .server import SQLServerServer
@@ -38,4 +39,5 @@ class SQLServer(Adapter):
             schema=SQLServerSchema(),
             server=SQLServerServer(product),
             requests=SQLServerRequests(),
+            network=SQLServerNetwork(),
         )

@@ -19,7 +19,7 @@ from .errors import MySQLErrors
 from .inserts import MySQLInserts
 from .keys import HintedKeys, force_index
 from .locking import MySQLLocking
-from .network import MySQLNetwork
+from .network import MariaDBNetwork
 from .requests import KilledRequests
 from .schema import ListedSchema
 from .server import MySQLPlans, MySQLServer
@@ -54,7 +54,7 @@ class MariaDB(Adapter):
             server=MySQLServer(product, errors, reads_only="tx_read_only"),
             plans=MySQLPlans(),
             requests=MariaDBRequests(),
-            network=MySQLNetwork(),
+            network=MariaDBNetwork(),
         )
 
 

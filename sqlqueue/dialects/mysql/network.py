@@ -1,14 +1,49 @@
-"""The sockets of PyMySQL and aiomysql, which have no public name."""
+"""The sockets of PyMySQL and aiomysql, which have no public name, and how long they wait."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, Integer, literal_column, select
 
 from ..parts.network import Network, socket_of
 
+_SHORT_ENOUGH = timedelta(hours=1)
+_LOCKED = "a client that vanishes in a transaction keeps its locks for so long, unless TCP gives it up before"
+_LONGER = ", or longer if a handler leaves its transaction alone for longer"
+
 
 class MySQLNetwork(Network):
-    """What MySQL and MariaDB have in common."""
+    """MySQL, whose only limit on idle transactions is that on idle connections."""
+
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
+        # PyMySQL waits for the server's greeting, after the TCP connection is made, as for an answer to a statement
+        "pymysql": ("connect_timeout", "read_timeout"),
+        "aiomysql": ("connect_timeout",),
+        "asyncmy": ("connect_timeout",),
+        "mysqldb": ("connect_timeout",),
+        "mariadbconnector": ("connect_timeout",),
+    }
+
+    def driver_advice(self, connection: Any) -> str | None:
+        present = (getattr(connection, name, "unknown") for name in ("_read_timeout", "_write_timeout"))  # PyMySQL
+        if None not in present:
+            return None
+        limits = {"read_timeout": 60, "write_timeout": 60}
+        return f"create_engine(..., connect_args={limits}), or longer if a statement takes longer"
+
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        seconds = session_variable(connection, "wait_timeout")
+        if seconds > _SHORT_ENOUGH.total_seconds():
+            arguments = {"init_command": "SET SESSION wait_timeout = 600"}
+            fix = f"create_engine(..., connect_args={arguments}, pool_recycle=300){_LONGER}"
+            yield f"wait_timeout is {seconds} seconds: {_LOCKED}", fix
+
+    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+        if "read_timeout" in limits:
+            connection._read_timeout = None
 
     def descriptor(self, connection: Any) -> int | None:
         own = getattr(connection, "_sock", None)  # PyMySQL
@@ -16,3 +51,19 @@ class MySQLNetwork(Network):
             return int(own.fileno())
         stream = getattr(connection, "_writer", None)  # aiomysql
         return socket_of(stream) if stream is not None else super().descriptor(connection)
+
+
+class MariaDBNetwork(MySQLNetwork):
+    """MariaDB, which limits idle transactions."""
+
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        if session_variable(connection, "idle_transaction_timeout") == 0:
+            for message, _ in super().server_advice(connection):
+                arguments = {"init_command": "SET SESSION idle_transaction_timeout = 300"}
+                fix = f"create_engine(..., connect_args={arguments}){_LONGER}"
+                yield f"idle_transaction_timeout is not set, and {message}", fix
+
+
+def session_variable(connection: Connection, name: str) -> int:
+    """Return the number that a variable of this session has."""
+    return connection.execute(select(literal_column(f"@@session.{name}", Integer))).scalar_one()

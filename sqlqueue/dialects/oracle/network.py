@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ..parts.network import Network, Undo
 from ..parts.requests import milliseconds
 
 
 class OracleNetwork(Network):
-    """A server whose driver ends calls that take too long."""
+    """A server whose driver ends calls that take too long, but waits without end for a listener that says nothing."""
+
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(
+        ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)
+    )
 
     def limit_calls(self, connection: Any, within: timedelta) -> Undo:
         before = connection.call_timeout

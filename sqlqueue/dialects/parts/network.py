@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar, TypeAlias
 
+from sqlalchemy import Connection
+
+from ..._support.sockets import is_local
+from ...queue.findings import Finding, Severity
+
 Undo: TypeAlias = Callable[[], object]
+
+_UNANSWERED = (
+    "if the network loses this connection without an error, whoever waits for an answer on it waits very long: workers"
+    " have deadlines of their own, other programs have not"
+)
 
 
 class Network:
@@ -14,6 +25,37 @@ class Network:
 
     is_there: ClassVar[bool] = True
     """Whether there is a network: without one, nothing but a lock keeps an answer waiting."""
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {}
+    """By driver, the arguments of ``connect`` that limit, in seconds, how long it waits for the server."""
+
+    def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
+        """Return the arguments that make a driver give up a connection that is not made in time, none if unknown."""
+        return dict.fromkeys(self.connect_timeouts.get(driver, ()), math.ceil(within.total_seconds()))
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        """Yield notes about limits that are not set: on how long the driver and the server wait for each other.
+
+        None about connections without a network.  Workers need none of them; other programs, and the server, do.
+        """
+        driver = connection.connection.driver_connection
+        descriptor = self.descriptor(driver) if self.is_there else None
+        if not self.is_there or (descriptor is not None and is_local(descriptor)):
+            return
+        advice = self.driver_advice(driver)
+        if advice is not None:
+            yield _note("driver-timeouts", _UNANSWERED, advice)
+        yield from (_note("server-timeouts", *found) for found in self.server_advice(connection))
+
+    def driver_advice(self, connection: Any) -> str | None:
+        """Return what to set if this driver's connection waits without end for a silent server; ``None`` otherwise."""
+        return None
+
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        """Yield which setting lets the server wait for a silent client, and what to set."""
+        return iter(())
+
+    def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
+        """Lift those of :meth:`connect_limits` that this driver would apply to statements, too."""
 
     def descriptor(self, connection: Any) -> int | None:
         """Return the file descriptor of a driver's open connection, ``None`` if the driver does not tell."""
@@ -23,6 +65,10 @@ class Network:
     def limit_calls(self, connection: Any, within: timedelta) -> Undo | None:
         """Let the driver itself end calls that take longer, if it tells no socket.  Returns what lifts the limit."""
         return None
+
+
+def _note(code: str, message: str, fix: str) -> Finding:
+    return Finding(severity=Severity.NOTE, code=code, message=message, fix=fix)
 
 
 def socket_of(stream: Any) -> int | None:

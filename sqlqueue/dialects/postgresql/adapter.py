@@ -8,6 +8,7 @@ from .claims import PostgreSQLClaims, PostgreSQLLocking
 from .errors import PostgreSQLErrors
 from .inserts import PostgreSQLInserts
 from .keys import PostgreSQLKeys
+from .network import PostgreSQLNetwork
 from .notifications import PostgreSQLNotifications
 from .requests import PostgreSQLRequests
 from .schema import PostgreSQLSchema
@@ -34,4 +35,5 @@ class PostgreSQL(Adapter):
             plans=PostgreSQLPlans(),
             notifications=PostgreSQLNotifications(),
             requests=PostgreSQLRequests(),
+            network=PostgreSQLNetwork(),
         )

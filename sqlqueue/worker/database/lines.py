@@ -18,6 +18,8 @@ from ..concurrency.fair_lock import FairLock
 
 _WIRE, _TAKER, _UNDO = "sqlqueue wire", "sqlqueue taker", "sqlqueue undo"
 """Keys of what is known of a pooled connection, for as long as it is open."""
+CONNECT = timedelta(seconds=10)
+"""The longest time for opening a connection, where the application has chosen none."""
 
 
 class Line:
@@ -63,10 +65,16 @@ _followed: weakref.WeakKeyDictionary[Engine, _Lines] = weakref.WeakKeyDictionary
 
 
 def follow(engine: Engine, within: timedelta) -> None:
-    """Let takers know the connections of ``engine``, and the kernel end those that are dead for ``within``."""
+    """Let takers know the connections of ``engine``, and the kernel end those that are dead for ``within``.
+
+    A connection that is not made in that time, or in :data:`CONNECT`, is given up by the driver, unless the application
+    has set a limit: nothing else can end the wait for it, which keeps a thread and a place in the pool.
+    """
     if engine in _followed:
         return
     lines = _followed[engine] = _Lines(adapter_for(engine.dialect).network, within)
+    event.listen(engine, "do_connect", lines.connecting)
+    event.listen(engine, "connect", lines.connected, insert=True)  # before statements that prepare the connection
     event.listen(engine, "checkout", lines.taken)
     event.listen(engine, "checkin", lines.returned)
     write_in_turn(engine)
@@ -107,8 +115,23 @@ class _Lines:
     def __init__(self, network: Network, within: timedelta) -> None:
         self._network = network
         self._within = within
+        self._given: set[str] = set()
+        """The arguments for drivers that the application has not set."""
         self._lock = threading.Lock()
         self._idle: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+    def connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+        for name, limit in self._network.connect_limits(dialect.driver, min(self._within, CONNECT)).items():
+            if name not in options:
+                options[name] = limit
+                self._given.add(name)
+
+    def connected(self, _: object, record: Any) -> None:
+        self._network.lift_limits(record.driver_connection, self._given)
+        wire = self._wire_of(record)
+        if wire is not None:
+            with self._lock:
+                self._idle.add(wire)
 
     def taken(self, _: object, record: Any, proxy: Any) -> None:
         wire = self._wire_of(record)

@@ -1,0 +1,61 @@
+"""How long the drivers of PostgreSQL wait for the server, and the server for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, func, select
+
+from ..parts.network import Network
+
+_OF_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
+_LIMITS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+_UNSET = (None, "0")
+_FOREVER = ("0", "0s")
+
+
+class PostgreSQLNetwork(Network):
+    """Drivers that use libpq, which the environment can configure, too."""
+
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(_OF_LIBPQ, ("connect_timeout",))
+
+    def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
+        if "PGCONNECT_TIMEOUT" in os.environ:
+            return {}
+        return super().connect_limits(driver, within)
+
+    def driver_advice(self, connection: Any) -> str | None:
+        given = _parameters(connection)
+        if given is None or all(given.get(name) not in _UNSET for name in ("keepalives_idle", "tcp_user_timeout")):
+            return None
+        return f"create_engine(..., connect_args={_LIMITS})"
+
+    def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
+        if connection.scalar(select(func.current_setting("idle_in_transaction_session_timeout"))) in _FOREVER:
+            message = (
+                "idle_in_transaction_session_timeout is not set: a client that vanishes in a transaction keeps its"
+                " locks until TCP gives the connection up, after two hours by default"
+            )
+            fix = (
+                "ALTER ROLE CURRENT_USER SET idle_in_transaction_session_timeout = '5min', or longer if a handler"
+                " leaves its transaction alone for longer"
+            )
+            yield message, fix
+
+
+def _parameters(connection: Any) -> Mapping[str, Any] | None:
+    """Return the parameters of libpq that were given; ``None`` if the driver does not use it."""
+    info: Any = getattr(connection, "info", None)
+    if not hasattr(info, "get_parameters"):
+        return getattr(info, "dsn_parameters", None)  # psycopg2
+    given: Mapping[str, Any] = info.get_parameters()
+    return given
