@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import URL
 
-from .._support.processes import CONTEXT, no_interrupts
+from .._support.processes import CONTEXT, start
 from .plan import BenchError
 
 _PORTS = {"postgresql": 5432, "cockroachdb": 26257, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
@@ -58,9 +58,7 @@ def proxy(url: URL, delay: float) -> Iterator[Proxy]:
         )
     counter = CONTEXT.Value("q", 0)
     here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_serve, args=(there, (url.host, port), delay, counter), daemon=True)
-    with no_interrupts():
-        process.start()
+    process = start(_serve, there, (url.host, port), delay, counter, daemon=True)
     there.close()
     try:
         yield Proxy(url.set(host="127.0.0.1", port=here.recv()), counter)
