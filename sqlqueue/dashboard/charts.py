@@ -31,7 +31,7 @@ class Period(NamedTuple):
     """Seconds for which it is shown to others."""
 
 
-HOUR = Period("hour", timedelta(hours=1), timedelta(minutes=2), 5)
+HOUR = Period("hour", timedelta(hours=1), timedelta(minutes=2), 15)
 DAY = Period("day", timedelta(days=1), timedelta(hours=1), 30)
 
 

@@ -248,6 +248,26 @@ def test_another_site_cannot_act(browser: Any, sessions: sessionmaker[Any]) -> N
         assert session.paused(Email) == []
 
 
+def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: sessionmaker[Any]) -> None:
+    """The browser's clock is turned on instead of waiting.  What nobody asks for is not read from the database."""
+    asked: list[str] = []
+    turn = "(hidden) => { document.isHidden = hidden; document.dispatchEvent(new Event('visibilitychange')); }"
+    with served(dashboard(sessions)) as url, tab(browser) as page:
+        page.clock.install()
+        page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => document.isHidden === true })")
+        page.goto(url)
+        with page.expect_request_finished():
+            page.clock.run_for(4_000)  # visible: it refreshes
+        page.locator("#updated:not(:empty)").wait_for()
+        page.on("request", lambda request: asked.append(request.url))
+        page.evaluate(turn, True)
+        page.clock.run_for(600_000)
+        page.title()  # by now, the browser has reported requests
+        assert asked == []
+        with page.expect_request_finished():
+            page.evaluate(turn, False)
+
+
 def test_a_page_follows_a_running_worker(browser: Any, sessions: sessionmaker[Any]) -> None:
     """Figures change without a reload, while a selection, the focus and the scroll position stay."""
     from playwright.sync_api import expect

@@ -9,8 +9,10 @@ import pytest
 from sqlalchemy.orm import sessionmaker
 from starlette.responses import RedirectResponse
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError
+from sqlqueue.cli import application
 from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.access import ON_WORKERS
 from sqlqueue.dashboard.standalone import Token, with_login
@@ -124,6 +126,21 @@ def test_only_named_columns_are_shown(sessions: sessionmaker[Any]) -> None:
     assert "payload-secret" in named.get("/queue/event/task?key=1").text
 
 
+def test_tasks_cannot_be_filtered_by_a_column_that_is_not_named(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions))  # filters: the recipient
+    assert "No such tasks" in app.get("/queue/email", params={"column.recipient": "nobody"}).text
+    assert "No such tasks" not in app.get("/queue/email", params={"column.secret": "nobody"}).text
+
+
+def test_no_change_is_made_by_following_a_link(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions))
+    for path in ("/queue/email/cancel?key=150", "/queue/email/pause", "/workers/stop-workers?scope=all"):
+        assert app.get(path, headers=OWN).status_code == 405
+    with sessions() as session:
+        assert session.paused(Email) == []
+        assert [task.status for task in session.find(Email, Email.id == 150)] == ["available"]
+
+
 def test_redact_and_link(sessions: sessionmaker[Any]) -> None:
     def redact(task: Any, name: str, value: Any) -> object:
         return "***" if name == "recipient" else value
@@ -202,6 +219,37 @@ def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmak
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
     assert "Email" in app.get("/").text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--host", "0.0.0.0"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "::"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "queues.example.org"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "0.0.0.0", "--token", "short"], "at least 16"),
+        (["--allow", "everything"], "the actions are"),
+    ],
+)
+def test_the_command_refuses_what_would_be_open(arguments: list[str], reason: str) -> None:
+    given = ["dashboard", "tests.dashboard.models:Base", "--url", "sqlite://", *arguments]
+    result = CliRunner().invoke(application(), given)
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
+    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: started.update(app=app, **options))
+    url = sessions.kw["bind"].url.render_as_string()
+    result = CliRunner().invoke(application(), ["dashboard", "tests.dashboard.models:Base", "--url", url])
+    assert result.exit_code == 0, result.output
+    assert (started["host"], started["proxy_headers"]) == ("127.0.0.1", False)
+    app = client(started["app"])
+    assert "Email" in app.get("/").text
+    assert app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN).status_code == 403
 
 
 def test_short_tokens_are_refused() -> None:

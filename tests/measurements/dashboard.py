@@ -1,7 +1,8 @@
 """How long each page of the dashboard takes with many tasks: `python -m tests.measurements.dashboard URL...`
 
 The tables are made in a database for tests, filled, and dropped again.  Each page is asked for several times, without
-what viewers share, and the median is printed.
+what viewers share.  Printed are the median of the time, the processor time of this process, which contains that of
+SQLite, and the rows and index entries that the server read, where it tells.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import create_engine, insert
+from sqlalchemy import Connection, Engine, create_engine, event, insert
 from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
@@ -31,6 +33,14 @@ PAGES = {
     "discarded": "/queue/email?status=discarded",
     "completed": "/queue/email?status=completed",
     "topic": "/queue/email?topic=news",
+    "topic, none": "/queue/email?topic=nothing",
+    "error, none": "/queue/email?error=nothing",
+    "time, none": "/queue/email?newer=1s",
+    "column, none": "/queue/email?column.recipient=nobody",
+    "hung": "/queue/email?status=hung",
+    "retry all": "/queue/email/confirm/retry?scope=filter",
+    "retry by error": "/queue/email/confirm/retry?scope=filter&error=nothing",
+    "metrics": "/metrics",
     "task": "/queue/email/task?key=1",
     "errors": "/errors",
     "schedules": "/schedules",
@@ -80,20 +90,62 @@ def _insert(engine: Any, chunk: list[dict[str, Any]]) -> None:
         connection.execute(insert(Email.__table__), chunk)
 
 
-def measure(sessions: Any) -> dict[str, float]:
-    app = dashboard(sessions)
+READS = {
+    "postgresql": "SELECT sum(pg_stat_get_xact_tuples_returned(oid) + pg_stat_get_xact_tuples_fetched(oid))"
+    " FROM pg_class WHERE relnamespace = 'public'::regnamespace",
+    "mysql": "SELECT sum(variable_value) FROM performance_schema.session_status"
+    " WHERE variable_name LIKE 'Handler_read%%'",
+    "mariadb": "SELECT sum(variable_value) FROM information_schema.session_status"
+    " WHERE variable_name LIKE 'Handler_read%%'",
+}
+
+
+class Reads:
+    """Counts the rows and index entries that transactions on an engine read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.number = 0
+        self._query = READS.get(engine.dialect.name)
+        if self._query is not None:
+            event.listen(engine, "begin", self._begin)
+            event.listen(engine, "commit", self._end)
+
+    def _begin(self, connection: Connection) -> None:
+        connection.info["read"] = self._told(connection)
+
+    def _end(self, connection: Connection) -> None:
+        self.number += self._told(connection) - connection.info["read"]
+
+    def _told(self, connection: Connection) -> int:
+        return int(connection.exec_driver_sql(str(self._query)).scalar() or 0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    milliseconds: float
+    processor: float
+    read: int
+
+    def __str__(self) -> str:
+        read = f"   {self.read:>8,} read" if self.read else ""
+        return f"{self.milliseconds:>6.0f} ms   {self.processor:>6.0f} ms of processor time{read}"
+
+
+def measure(sessions: Any) -> dict[str, Cost]:
+    app, reads = dashboard(sessions), Reads(sessions.kw["bind"])
     site: Any = app._app.state.site
-    found: dict[str, float] = {}
+    found: dict[str, Cost] = {}
     with TestClient(app) as client:
         for name, path in PAGES.items():
-            times = []
+            times, spent = [], []
             for _ in range(ROUNDS):
                 site.snapshots.forget()
-                began = time.perf_counter()
+                reads.number, began, used = 0, time.perf_counter(), time.process_time()
                 answer = client.get(path)
                 times.append(time.perf_counter() - began)
+                spent.append(time.process_time() - used)
                 assert answer.status_code == 200, (path, answer.status_code)
-            found[name] = statistics.median(times) * 1000
+            found[name] = Cost(statistics.median(times) * 1000, statistics.median(spent) * 1000, reads.number)
     return found
 
 
@@ -112,10 +164,8 @@ def main() -> None:
         finally:
             Base.metadata.drop_all(engine)
             engine.dispose()
-        print(
-            f"{engine.dialect.name}, {given.tasks:,} tasks, ms: {', '.join(f'{n} {t:.0f}' for n, t in found.items())}",
-            flush=True,
-        )
+        print(f"{engine.dialect.name}, {given.tasks:,} tasks")
+        print("\n".join(f"  {name:16}{cost}" for name, cost in found.items()), flush=True)
 
 
 if __name__ == "__main__":
