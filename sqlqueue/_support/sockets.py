@@ -11,7 +11,7 @@ _PROBES = 3
 """Unanswered keepalive probes after which the kernel ends a connection."""
 
 
-class Wire:
+class Socket:
     """The socket of a connection, which any thread may shut down, even while another one waits for it."""
 
     __slots__ = ("__weakref__", "_descriptor", "_identity")
@@ -21,7 +21,7 @@ class Wire:
         self._descriptor = descriptor
         self._identity = os.fstat(descriptor).st_ino
 
-    def cut(self) -> bool:
+    def shut_down(self) -> bool:
         """Shut the socket down in both directions, which wakes waiting threads.  Returns false if it is closed already.
 
         Nothing is sent or waited for, so this cannot block.

@@ -18,7 +18,7 @@ from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
 from ..dialects import adapter_for
 from ..operations.attempts import spoken
-from ..worker.database.lines import CONNECT, follow
+from ..worker.database.checkouts import CONNECT, track
 from ._output import complain, refusal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 
 def prepared(engine: Engine) -> Engine:
     """Return ``engine``, set up so that errors on connecting are recognized and a silent host is given up."""
-    follow(engine, SILENCE)
+    track(engine, SILENCE)
     event.listen(engine, "do_connect", _open)  # with the limits that the line above has set
     return engine
 

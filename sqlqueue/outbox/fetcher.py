@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..worker.database.backoff import Patience, keep_on
-from ..worker.database.silence import answer_within
+from ..worker.database.backoff import Backoff, keep_running
+from ..worker.database.deadlines import transaction_limit
 from ..worker.fetching.context import WorkerContext
 from ..worker.fetching.poller import Poller
 from ..worker.fetching.readiness import Readiness
@@ -81,7 +81,7 @@ class RelayLane:
     async def run(self) -> None:
         """Claim and publish until :meth:`drain`, through outages of the database."""
         what, adapter = f"claim {self._handler.entity.__name__}", self._context.adapter(self._handler.spec)
-        await keep_on(self._turn, lambda: self._draining, Patience(what, self._context.reports, adapter))
+        await keep_running(self._turn, lambda: self._draining, Backoff(what, self._context.reports, adapter))
 
     async def _turn(self) -> None:
         await self._free.wait()
@@ -109,7 +109,7 @@ class RelayLane:
             return ()
         entity: Any = handler.entity
         claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
-        within = answer_within(handler.lease)
+        within = transaction_limit(handler.lease)
         messages = await self._context.database.run(lambda session: claim(session, entity, *where), within)
         jobs = [Job(handler, message) for message in messages]
         for job in jobs:

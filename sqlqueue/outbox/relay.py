@@ -14,8 +14,8 @@ from .._support.exc import ArgumentError
 from ..operations import default_claimer
 from ..worker import Job, Worker
 from ..worker.database.base import Sessions
-from ..worker.database.lines import follow
-from ..worker.database.silence import answer_within
+from ..worker.database.checkouts import track
+from ..worker.database.deadlines import transaction_limit
 from ..worker.fetching.context import WorkerContext
 from ..worker.handling.handlers import Handler, handler_of, is_coroutine
 from ..worker.handling.outcomes import RELEASED, Outcome, write_outcomes
@@ -81,7 +81,7 @@ class Relay(Worker):
         )
         self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self.reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
-        self._within = answer_within(handler.lease)
+        self._within = transaction_limit(handler.lease)
         self._entity = entity
         self.handlers.append(self._outbox)  # for code that treats it as a plain handler, such as sqlqueue.testing
 
@@ -102,7 +102,7 @@ class Relay(Worker):
             lease=handler.lease,
             claimed_by=self._settings.name or default_claimer(),
         )
-        follow(self._database.engine(handler.spec), self._within)
+        track(self._database.engine(handler.spec), self._within)
         messages = await self._database.run(lambda session: claim(session, self._entity), self._within)
         jobs = [Job(handler, message) for message in messages]
         delivery = self._deliver()

@@ -21,12 +21,12 @@ from sqlalchemy.orm import sessionmaker
 from typer.testing import CliRunner
 
 from sqlqueue import QueueSession, Worker
-from sqlqueue._support.sockets import Wire, keep_alive
+from sqlqueue._support.sockets import Socket, keep_alive
 from sqlqueue.cli import application
 from sqlqueue.cli._database import SILENCE, connect
 from sqlqueue.dialects import adapter_for
-from sqlqueue.worker.database import silence
-from sqlqueue.worker.database.lines import follow
+from sqlqueue.worker.database import deadlines
+from sqlqueue.worker.database.checkouts import track
 from tests.drivers.listeners import listener, stay_silent
 from tests.outages.blackhole import BlackHole, through
 from tests.suite.scenes import count, rows
@@ -43,7 +43,7 @@ PATIENCE = 90.0
 @pytest.fixture
 def hole(db: Database) -> Iterator[BlackHole]:
     made = BlackHole(db.url)
-    follow(db.engine, LEASE)  # as if another worker used it, whose idle connections have to stay open
+    track(db.engine, LEASE)  # as if another worker used it, whose idle connections have to stay open
     yield made
     made.close()
 
@@ -140,7 +140,7 @@ def test_a_worker_is_not_ready_while_nothing_answers(db: Database, hole: BlackHo
 def test_a_connection_falls_silent_while_it_is_prepared(
     db: Database, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.run.RARELY", timedelta(seconds=3))
+    monkeypatch.setattr("sqlqueue.worker.process.run.SHORTEST_MAINTENANCE", timedelta(seconds=3))
     silenced = Event()
 
     def prepare(connection: Any, _: object) -> None:
@@ -166,7 +166,7 @@ def greedy(sync_db: Database) -> Iterator[BlackHole]:
 @pytest.mark.requires("container")
 def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Database, greedy: BlackHole) -> None:
     engine = create_engine(through(greedy, sync_db.url), pool_size=1, max_overflow=0)
-    follow(engine, timedelta(seconds=2))
+    track(engine, timedelta(seconds=2))
     with ThreadPoolExecutor() as pool:
         attempt = pool.submit(engine.connect)
         try:
@@ -182,7 +182,7 @@ def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Databa
 def test_a_command_gives_up_a_connection_that_is_never_made(
     sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    for module in ("worker.database.lines", "cli._database"):
+    for module in ("worker.database.checkouts", "cli._database"):
         monkeypatch.setattr(f"sqlqueue.{module}.CONNECT", timedelta(seconds=2))
     url = through(greedy, sync_db.url).set(drivername=getattr(sync_db.case, driver))
     command = ["check", "--url", url.render_as_string(hide_password=False), "tests.support.check_models:Base"]
@@ -211,9 +211,9 @@ def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
 @pytest.mark.requires("container")
 def test_statements_may_take_longer_than_connecting(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some drivers have one limit for both."""
-    monkeypatch.setattr("sqlqueue.worker.database.lines.CONNECT", timedelta(seconds=1))
+    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=1))
     engine = sync_db.variant().session_engine
-    follow(engine, LEASE)
+    track(engine, LEASE)
     sync_db.insert(Task, tasks("any"))
     with sync_db.engine.connect() as holder, ThreadPoolExecutor() as pool:
         holder.execute(update(Task).values(priority=1))
@@ -231,9 +231,9 @@ def _prioritize(engine: Engine) -> None:
 def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can end PyMySQL's wait for the greeting of a server, if the application itself opens connections."""
     pymysql = pytest.importorskip("pymysql")
-    for name in ("database.silence.SHORTEST", "process.run.RARELY", "process.run.SLOWEST_CATALOG"):
+    for name in ("database.deadlines.SHORTEST", "process.run.SHORTEST_MAINTENANCE", "process.run.SLOWEST_CATALOG"):
         monkeypatch.setattr(f"sqlqueue.worker.{name}", timedelta(seconds=0.2))
-    monkeypatch.setattr(silence, "GRACE", 0.2)
+    monkeypatch.setattr(deadlines, "GRACE", 0.2)
     with listener(stay_silent(PATIENCE)) as port:
         connect = partial(pymysql.connect, host="127.0.0.1", port=port)
         engine = create_engine("mysql+pymysql://", creator=connect, pool_size=50)
@@ -248,7 +248,7 @@ def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytes
 
 @pytest.mark.requires("container")
 def test_a_worker_starts_although_the_catalog_is_slow(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.run.RARELY", timedelta(seconds=0.5))
+    monkeypatch.setattr("sqlqueue.worker.process.run.SHORTEST_MAINTENANCE", timedelta(seconds=0.5))
     engine = sync_db.variant(pool_size=20)
     event.listen(engine.session_engine, "before_cursor_execute", lambda *_: time.sleep(0.2))
     worker = Worker(engine.sessions(), notify=False)
@@ -269,7 +269,7 @@ def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> No
         descriptor = actor.run(descriptor_of)
         with socket.socket(fileno=socket.dup(descriptor)) as copy:
             assert copy.getpeername()[1] == hole.port
-        Wire(descriptor).cut()
+        Socket(descriptor).shut_down()
         with pytest.raises(DBAPIError) as caught:
             actor.execute(text("SELECT 1"))
         assert adapter_for(engine.session_engine.dialect).errors.is_outage(caught.value)
@@ -280,12 +280,12 @@ def test_a_closed_socket_is_not_shut_down() -> None:
     """Its number may be another one's by now."""
     one, other = socket.socketpair()
     with other:
-        wire = Wire(descriptor := one.fileno())
+        sock = Socket(descriptor := one.fileno())
         one.close()
         first, second = socket.socketpair()
         with first, second:
             assert descriptor in (first.fileno(), second.fileno())
-            assert not wire.cut()
+            assert not sock.shut_down()
             first.sendall(b"x")
             assert second.recv(1) == b"x"
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue.worker.database import database_of
 from sqlqueue.worker.database.base import AT_ONCE
-from sqlqueue.worker.database.turns import Turns
+from sqlqueue.worker.database.shared import SharedConnections
 from sqlqueue.worker.reporting.health import Pulse
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
@@ -70,7 +70,7 @@ def test_connections_do_not_grow_with_the_queues(
 
 def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
     variant = db.variant(pool_size=2)
-    turns = Turns(database_of(variant.sessions(), Pulse()).own, 2)
+    shared = SharedConnections(database_of(variant.sessions(), Pulse()).own, 2)
     begun, over = Event(), Event()
     waited: list[bool] = []
 
@@ -79,8 +79,8 @@ def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
         waited.append(over.wait(PATIENCE))
 
     def use(work: Any) -> None:
-        turns.run(variant.session_engine, work, timedelta(seconds=PATIENCE))
-        turns.close()
+        shared.run(variant.session_engine, work, timedelta(seconds=PATIENCE))
+        shared.close()
 
     holding = Thread(target=use, args=(hold,))
     holding.start()

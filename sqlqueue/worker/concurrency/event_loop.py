@@ -47,9 +47,9 @@ class Underway:
         await asyncio.wait([future])
         return future.result()
 
-    async def end(self, patience: float) -> None:
-        """Wait ``patience`` seconds for all futures, then cancel the remaining ones."""
-        await _end(lambda: set(self._futures), patience)
+    async def end(self, timeout: float) -> None:
+        """Wait ``timeout`` seconds for all futures, then cancel the remaining ones."""
+        await _end(lambda: set(self._futures), timeout)
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._futures.discard(future)
@@ -57,9 +57,9 @@ class Underway:
             future.exception()  # retrieved, or asyncio would log it if the caller is gone
 
 
-async def _end(pending: Callable[[], Collection[asyncio.Future[Any]]], patience: float) -> None:
+async def _end(pending: Callable[[], Collection[asyncio.Future[Any]]], timeout: float) -> None:
     # cancelled more than once: at the first, psycopg asks the server to cancel and waits for its answer
-    for pause in (patience, *[CANCEL_EVERY] * CANCELS):
+    for pause in (timeout, *[CANCEL_EVERY] * CANCELS):
         if not (left := pending()):
             return
         _, late = await asyncio.wait(left, timeout=pause)

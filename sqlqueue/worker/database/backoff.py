@@ -42,8 +42,8 @@ def is_conflict(error: BaseException, adapter: Adapter) -> bool:
     return isinstance(error, DBAPIError) and not adapter.errors.is_outage(error) and adapter.errors.is_transient(error)
 
 
-class Patience:
-    """The pauses of what is tried until it succeeds."""
+class Backoff:
+    """The growing pauses between attempts at an operation that is retried until it succeeds."""
 
     def __init__(self, what: str, reports: Reports, *adapters: Adapter) -> None:
         self._what = what
@@ -61,7 +61,7 @@ class Patience:
         self._reports.reached()
         self.reset()
 
-    async def bear(self, error: Exception) -> None:
+    async def pause_after(self, error: Exception) -> None:
         """Report ``error`` and pause: briefly after a conflict, and longer each time while the server is away."""
         if any(is_conflict(error, adapter) for adapter in self._adapters):
             pause = next(self._after_conflicts)
@@ -76,7 +76,9 @@ class Patience:
         await asyncio.sleep(pause.total_seconds())
 
 
-async def insist(attempt: Callable[[], Awaitable[R]], patience: Patience, passes: Callable[[BaseException], bool]) -> R:
+async def until_success(
+    attempt: Callable[[], Awaitable[R]], backoff: Backoff, passes: Callable[[BaseException], bool]
+) -> R:
     """Call ``attempt`` until it succeeds, and return its result.  Raises errors that do not pass by themselves."""
     while True:
         try:
@@ -84,17 +86,17 @@ async def insist(attempt: Callable[[], Awaitable[R]], patience: Patience, passes
         except Exception as error:
             if not passes(error):
                 raise
-            await patience.bear(error)
+            await backoff.pause_after(error)
         else:
-            patience.reached()
+            backoff.reached()
             return result
 
 
-async def keep_on(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], patience: Patience) -> None:
+async def keep_running(turn: Callable[[], Awaitable[None]], is_over: Callable[[], bool], backoff: Backoff) -> None:
     """Call ``turn`` until ``is_over``, pausing after each error, whatever it is."""
     while not is_over():
         try:
             await turn()
-            patience.reached()
+            backoff.reached()
         except Exception as error:
-            await patience.bear(error)
+            await backoff.pause_after(error)

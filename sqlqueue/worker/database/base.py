@@ -14,7 +14,7 @@ from ..._support.exc import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ...transaction.connection import check_engine
-from .lines import write_in_turn
+from .checkouts import write_in_turn
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -49,7 +49,7 @@ class Database(Protocol):
     async def run(self, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a session and transaction of its own, commit, and return its result, detached.
 
-        Raises :class:`.NoAnswer` if that takes longer than ``within``.
+        Raises :class:`.NoResponse` if that takes longer than ``within``.
 
         At most :data:`AT_ONCE` run at a time.  Cancelling the caller does not interrupt it: an interrupted driver would
         leave work behind on an event loop that is about to be closed.
@@ -68,8 +68,8 @@ class Database(Protocol):
         """Return a session as the application makes it, and the sync session within it."""
         ...
 
-    async def end(self, patience: float) -> None:
-        """Wait ``patience`` seconds for what :meth:`run` has started, then cancel it as far as possible."""
+    async def end(self, timeout: float) -> None:
+        """Wait ``timeout`` seconds for what :meth:`run` has started, then cancel it as far as possible."""
         ...
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
@@ -90,7 +90,7 @@ class OwnConnections(Protocol):
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         """Call ``begun``, then ``heard`` with the notified names once a second or more, until it returns false.
 
-        Raises :class:`.NoAnswer` if the connection has become silent.
+        Raises :class:`.NoResponse` if the connection has become silent.
         """
         ...
 

@@ -17,7 +17,7 @@ from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..reporting.health import Pulse
 from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
-from .silence import LISTENS, SILENCE, Call, OwnCall
+from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline
 
 R = TypeVar("R")
 
@@ -61,9 +61,9 @@ class AsyncDatabase:
         """Return connections for one thread, which runs an event loop of its own."""
         return AsyncConnections(self._pulse)
 
-    async def end(self, patience: float) -> None:
-        """Wait up to ``patience`` seconds for transactions that are under way."""
-        await self._underway.end(patience)
+    async def end(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for transactions that are under way."""
+        await self._underway.end(timeout)
         self._places = asyncio.Semaphore(AT_ONCE)  # the next run may be on another event loop
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
@@ -91,15 +91,15 @@ class AsyncConnections:
 
     async def _listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         connection: AsyncConnection
-        with Call(SILENCE, (engine,), is_async=True) as call:
+        with Deadline(PROBE_WITHIN, (engine,), is_async=True) as deadline:
             async with self._own(engine).connect() as connection:
                 driver = (await connection.get_raw_connection()).driver_connection
                 try:
                     await listener.listen_async(driver)
                     begun()
                     while True:
-                        with call.at_leisure(None):
-                            for _ in range(LISTENS):
+                        with deadline.suspended(None):
+                            for _ in range(PROBE_EVERY):
                                 if not heard(set(await listener.news_async(driver, 1))):
                                     return
                         await listener.listen_async(driver)  # which the server answers, unless the connection is dead
@@ -119,8 +119,8 @@ class AsyncConnections:
 async def _transact(
     make: Callable[[], AsyncSession], work: Work[R], within: timedelta, pulse: Pulse, engines: Collection[Engine]
 ) -> R:
-    with OwnCall(within, pulse, engines, is_async=True) as call:
+    with LibraryDeadline(within, pulse, engines, is_async=True) as deadline:
         async with make() as session, session.begin():
             result: R = await session.run_sync(work)
-            call.check()
+            deadline.check()
             return result

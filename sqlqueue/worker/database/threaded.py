@@ -19,7 +19,7 @@ from ..concurrency.event_loop import Underway
 from ..concurrency.threads import DaemonThreads
 from ..reporting.health import Pulse
 from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
-from .silence import LISTENS, SILENCE, Call, NoAnswer, OwnCall
+from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse
 
 R = TypeVar("R")
 
@@ -66,9 +66,9 @@ class SyncDatabase:
         self._all_threads.add(own.threads)
         return own
 
-    async def end(self, patience: float) -> None:
-        """Wait up to ``patience`` seconds for transactions that are under way, and end the threads."""
-        await self._underway.end(patience)
+    async def end(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for transactions that are under way, and end the threads."""
+        await self._underway.end(timeout)
         self._threads.shutdown()
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
@@ -89,21 +89,21 @@ class SyncConnections:
         own = own_engine(self._engines, engine)
         try:
             return self.threads.transact(partial(Session, own), work, within, (engine,)).result()
-        except NoAnswer:
+        except NoResponse:
             self._engines.clear()  # a thread that is stuck keeps its place in the pool
             raise
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         """Listen for notifications until the listener is stopped or the connection is lost."""
-        with Call(SILENCE, (engine,), is_async=False) as call:
+        with Deadline(PROBE_WITHIN, (engine,), is_async=False) as deadline:
             pooled = own_engine(self._engines, engine).raw_connection()
             connection = pooled.driver_connection
             try:
                 listener.listen(connection)
                 begun()
                 while True:
-                    with call.at_leisure(None):
-                        for _ in range(LISTENS):
+                    with deadline.suspended(None):
+                        for _ in range(PROBE_EVERY):
                             if not heard(set(listener.news(connection, 1))):
                                 return
                     listener.listen(connection)  # which the server answers, unless the connection is dead
@@ -127,17 +127,17 @@ class _Callers(DaemonThreads):
     def transact(
         self, begin: Callable[[], Session], work: Work[R], within: timedelta, engines: Collection[Engine]
     ) -> Future[R]:
-        """Run a transaction in a thread.  Its future raises :class:`.NoAnswer` even if the thread cannot be woken."""
+        """Run a transaction in a thread.  Its future raises :class:`.NoResponse` even if the thread cannot be woken."""
 
         def run() -> R:
-            with call, begin() as session, session.begin():
+            with deadline, begin() as session, session.begin():
                 result = work(session)
-                call.check()
+                deadline.check()
                 return result
 
-        def leave() -> None:
-            self.abandon(future, NoAnswer(within))
+        def on_stuck() -> None:
+            self.abandon(future, NoResponse(within))
 
-        call = OwnCall(within, self._pulse, engines, is_async=False, leave=leave)
+        deadline = LibraryDeadline(within, self._pulse, engines, is_async=False, on_stuck=on_stuck)
         future = self.submit(run)
         return future

@@ -13,8 +13,8 @@ from ...operations.claiming import Wanted, claim_wanted, consume_wanted
 from ...operations.settlements import Charging
 from ...operations.settling import settle_some
 from ..concurrency.event_loop import soon
-from ..database.backoff import Patience, insist, keep_on, passes
-from ..database.silence import answer_within
+from ..database.backoff import Backoff, keep_running, passes, until_success
+from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.outcomes import RELEASED, UNCHARGED, Outcome, convicted
@@ -124,8 +124,8 @@ class Fetcher:
 
     async def run(self) -> None:
         """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
-        patience = Patience(f"claim {self.handler.entity.__name__}", self._context.reports, self._adapter)
-        await keep_on(self._turn, lambda: self._draining, patience)
+        backoff = Backoff(f"claim {self.handler.entity.__name__}", self._context.reports, self._adapter)
+        await keep_running(self._turn, lambda: self._draining, backoff)
         await self._pool.ended()
 
     async def _turn(self) -> None:
@@ -179,7 +179,7 @@ class Fetcher:
             return ()
         wanted = wanted.ready if only_ready else wanted
         take = partial(self._take, wanted=wanted, limit=limit)
-        return await self._context.database.run(take, answer_within(self.handler.lease))
+        return await self._context.database.run(take, transaction_limit(self.handler.lease))
 
     def _take(self, session: Session, wanted: Wanted, limit: int) -> Sequence[Any]:
         if self.handler.mode == "at-most-once":
@@ -246,11 +246,11 @@ class Fetcher:
     async def _charge(self, job: Job) -> bool:
         """Count a crash of the task in advance.  Returns whether the task is still this worker's."""
         reports = self._context.reports
-        run = partial(self._context.database.run, within=answer_within(self.handler.lease))
+        run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
         charge = partial(settle_some, tasks=[job.claim], settlement=Charging())
-        lost = await insist(
+        lost = await until_success(
             lambda: run(charge),
-            Patience(f"suspect {job}", reports, self._adapter),
+            Backoff(f"suspect {job}", reports, self._adapter),
             partial(passes, adapter=self._adapter),
         )
         if not lost:

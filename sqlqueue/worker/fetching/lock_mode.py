@@ -17,8 +17,8 @@ from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled
 from ..concurrency.event_loop import soon
 from ..concurrency.threads import DaemonThreads
-from ..database.backoff import Patience
-from ..database.silence import Call
+from ..database.backoff import Backoff
+from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.outcomes import COMPLETED, convicted, write_outcomes
@@ -97,15 +97,15 @@ class LockModeFetcher:
         """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
         self._work.set()
         self._start()
-        patience = self._patience()
+        backoff = self._backoff()
         while not self._draining:
             await self._none.wait()
             self._none.clear()
             try:
                 await self._poller.wait()
-                patience.reset()
+                backoff.reset()
             except Exception as error:
-                await patience.bear(error)
+                await backoff.pause_after(error)
             self._work.set()
         await asyncio.gather(*self._slots.values(), return_exceptions=True)
 
@@ -116,10 +116,10 @@ class LockModeFetcher:
                 self._slots[number] = asyncio.create_task(self._slot(number))
 
     async def _slot(self, number: int) -> None:
-        patience = self._patience()
+        backoff = self._backoff()
 
         def found() -> bool:
-            patience.reset()
+            backoff.reset()
             self._poller.refresh()
             return number < self.slots
 
@@ -128,14 +128,14 @@ class LockModeFetcher:
             self._poller.expect()
             try:
                 await self._turn(found)
-                patience.reset()
+                backoff.reset()
                 self._work.clear()
                 self._none.set()
             except Exception as error:
-                await patience.bear(error)
+                await backoff.pause_after(error)
 
-    def _patience(self) -> Patience:
-        return Patience(f"claim {self._handler.entity.__name__}", self._context.reports, self._executor.adapter)
+    def _backoff(self) -> Backoff:
+        return Backoff(f"claim {self._handler.entity.__name__}", self._context.reports, self._executor.adapter)
 
     async def _turn(self, found: Callable[[], bool]) -> None:
         """Claim and run tasks until none is left."""
@@ -191,7 +191,7 @@ class _LockingExecutor(Executor):
         if wanted is None:
             return False
         handed, session = self.database.open()
-        with self.watched() as call, closing(session):
+        with self.watched() as deadline, closing(session):
             tasks = claim_wanted(session, wanted, 1, lease=None, claimed_by=self._context.name)
             if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
@@ -206,8 +206,8 @@ class _LockingExecutor(Executor):
             self.reports.claimed(job)
             self._in_flight.add(job)
             try:
-                job.on_lost = call.end_soon
-                self._perform_locked(job, handed, session, call)
+                job.on_lost = deadline.end_soon
+                self._perform_locked(job, handed, session, deadline)
                 session.commit()
             finally:
                 self._in_flight.remove(job)
@@ -219,12 +219,12 @@ class _LockingExecutor(Executor):
         session.commit()
         self.reports.convicted(job, outcome.error or "")
 
-    def _perform_locked(self, job: Job, handed: object, session: Session, call: Call) -> None:
+    def _perform_locked(self, job: Job, handed: object, session: Session, deadline: Deadline) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
         savepoint = session.begin_nested()
         job.begin()
         try:
-            with call.at_leisure(self.time_limit):
+            with deadline.suspended(self.time_limit):
                 result = self.known(job, lambda: self.call(handed, job.task))
             if session.get_nested_transaction() is not savepoint and not is_settled(job.task):
                 raise ArgumentError(_OPEN)

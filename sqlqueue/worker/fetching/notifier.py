@@ -27,7 +27,7 @@ class Notifier(threading.Thread):
         self._names = set(names)
         self._database = database
         self._reports = reports
-        self._patience = pauses()
+        self._backoff = pauses()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -41,14 +41,14 @@ class Notifier(threading.Thread):
                 try:
                     own.listen(self._engine, self._listener, self._begun, self._heard)
                 except Exception as error:
-                    pause = next(self._patience)
+                    pause = next(self._backoff)
                     self._reports.database_error("listen for notifications", error, pause)
                     self._stopped.wait(pause.total_seconds())
         finally:
             own.close()
 
     def _begun(self) -> None:
-        self._patience = pauses()
+        self._backoff = pauses()
         spread(self._names)  # notifications sent before were missed
 
     def _heard(self, names: set[str]) -> bool:

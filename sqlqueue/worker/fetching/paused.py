@@ -18,7 +18,7 @@ from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe
 from ..concurrency.event_loop import soon
 from ..database.base import Database
-from ..database.silence import RARELY
+from ..database.deadlines import SHORTEST_MAINTENANCE
 from ..database.tables import verify_table
 from ..reporting.reports import Reports, logger
 
@@ -67,14 +67,15 @@ class PausedQueues:
 
     async def verify(self) -> None:
         """Raise :class:`.SchemaMismatchError` if the table of pauses is missing; otherwise read it."""
-        for (_, table), spec in self._whom_to_ask():
-            await self._database.run(partial(verify_table, spec=spec, table=table, purpose=_PURPOSE), RARELY)
+        for (_, table), spec in self._sources():
+            verify = partial(verify_table, spec=spec, table=table, purpose=_PURPOSE)
+            await self._database.run(verify, SHORTEST_MAINTENANCE)
         await self.look()
 
     async def look(self) -> None:
         """Read what is paused now, and wake the fetchers if that has changed."""
-        for place, spec in self._whom_to_ask():
-            found = await self._database.run(partial(_read, spec=spec, table=place[1]), RARELY)
+        for place, spec in self._sources():
+            found = await self._database.run(partial(_read, spec=spec, table=place[1]), SHORTEST_MAINTENANCE)
             if found != self._paused.get(place, frozenset()):
                 self._paused[place] = found
                 self._where.clear()
@@ -101,7 +102,7 @@ class PausedQueues:
             pass
         self._news.clear()
 
-    def _whom_to_ask(self) -> Iterable[tuple[tuple[Engine, Table], QueueSpec]]:
+    def _sources(self) -> Iterable[tuple[tuple[Engine, Table], QueueSpec]]:
         """Return one queue for each table of pauses, whose session reaches it."""
         return {place: spec for spec, place in self._places.items()}.items()
 

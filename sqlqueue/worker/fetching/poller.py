@@ -11,7 +11,7 @@ from ...operations.upkeep import look, postpone
 from ...transaction.notifications import channel_of, subscribe
 from ..concurrency.event_loop import soon
 from ..database.backoff import pauses
-from ..database.silence import answer_within
+from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from .context import WorkerContext
 from .readiness import AT_ONCE
@@ -87,7 +87,7 @@ class Poller:
         if wanted is None:
             return None
         entity, where = self._handler.entity, wanted.where
-        run = partial(self._context.database.run, within=answer_within(self._handler.lease))
+        run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
         seen = await run(lambda session: look(session, entity, *where))
         self._saw_nothing = seen.due != NOW
         self._context.reports.reached()

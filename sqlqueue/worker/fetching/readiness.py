@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from ...operations.upkeep import postpone, promote
 from ...queue.spec import Where, spec_of
-from ..database.silence import answer_within
+from ..database.deadlines import transaction_limit
 from .context import WorkerContext
 
 EVERY = 1.0
@@ -36,7 +36,7 @@ class Readiness:
         if time.monotonic() - self._done < EVERY:
             return
         began = time.monotonic()
-        within = answer_within(spec_of(self._entity).options.lease)
+        within = transaction_limit(spec_of(self._entity).options.lease)
         if await self._context.database.run(lambda session: self._sort(session, where), within) < AT_ONCE:
             self._done = began
 

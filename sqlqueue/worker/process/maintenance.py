@@ -19,8 +19,8 @@ from ...model.history import history_of
 from ...operations.unserved_functions import unserved_functions
 from ...operations.upkeep import exhausted
 from ...queue.spec import QueueSpec
-from ..database.backoff import Patience, insist, passes
-from ..database.silence import rarely_within
+from ..database.backoff import Backoff, passes, until_success
+from ..database.deadlines import maintenance_limit
 from ..fetching.context import WorkerContext
 from ..reporting.reports import Reports
 
@@ -54,7 +54,7 @@ async def maintain(specs: Iterable[QueueSpec], context: WorkerContext) -> None:
 
 def _chores(spec: QueueSpec, context: WorkerContext) -> Iterator[Chore]:
     name, entity, reports = spec.entity.__name__, spec.entity, context.reports
-    chore = partial(Chore, within=rarely_within(spec.options.lease))
+    chore = partial(Chore, within=maintenance_limit(spec.options.lease))
     yield chore(name=f"rescuing {name}", work=partial(_rescue, spec=spec, reports=reports), every=RESCUE_EVERY)
     if spec.options.prunes:
         work = partial(operations.prune, entity=entity, limit=PRUNED)
@@ -114,12 +114,12 @@ class UnservedFunctions:
 
 
 async def _repeat(chore: Chore, context: WorkerContext, adapter: Adapter) -> None:
-    patience = Patience(f"finish {chore.name}", context.reports, adapter)
+    backoff = Backoff(f"finish {chore.name}", context.reports, adapter)
     run, may_pass = partial(context.database.run, chore.work, chore.within), partial(passes, adapter=adapter)
     while True:
         await asyncio.sleep(chore.every.total_seconds() * random.uniform(0.75, 1.25))
         try:
-            while await insist(run, patience, may_pass) >= PRUNED:
+            while await until_success(run, backoff, may_pass) >= PRUNED:
                 pass
         except Exception as error:  # the other chores go on
             context.reports.chore_failed(chore.name, error)

@@ -27,7 +27,7 @@ from ...transaction.connection import Access, open_
 from ...transaction.notifications import subscribe
 from ..concurrency.event_loop import cancel, soon
 from ..database.base import Database
-from ..database.silence import RARELY
+from ..database.deadlines import SHORTEST_MAINTENANCE
 from ..fetching.context import WorkerContext
 from ..handling.handlers import Handler
 from ..reporting.reports import logger
@@ -138,7 +138,7 @@ class Registration:
 
     async def _attempt(self, work: Any, table: Table | None, run: Commanded) -> None:
         try:
-            orders = await self._context.database.run(work, RARELY)
+            orders = await self._context.database.run(work, SHORTEST_MAINTENANCE)
         except Exception as error:  # the worker does its work without being registered
             self._context.reports.database_error("register the worker", error, EVERY)
         else:

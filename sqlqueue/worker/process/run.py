@@ -21,11 +21,11 @@ from ...queue.spec import QueueSpec
 from ...sql.selection import picks
 from ...transaction.notifications import channel_of
 from ..concurrency.event_loop import cancel, soon
-from ..database.backoff import Patience, insist, passes
+from ..database.backoff import Backoff, passes, until_success
 from ..database.base import AT_ONCE, Database
-from ..database.lines import follow
-from ..database.silence import RARELY, answer_within, rarely_within
-from ..database.turns import Turns
+from ..database.checkouts import track
+from ..database.deadlines import SHORTEST_MAINTENANCE, maintenance_limit, transaction_limit
+from ..database.shared import SharedConnections
 from ..fetching.context import WorkerContext
 from ..fetching.fetcher import Fetcher
 from ..fetching.lock_mode import LockModeFetcher
@@ -88,10 +88,10 @@ class Run:
         for handler in handlers:
             picks(handler.spec, handler.where, ())  # rejects invalid criteria before anything starts
         self._specs: list[QueueSpec] = list(dict.fromkeys(handler.spec for handler in handlers))
-        within = answer_within(min(handler.lease for handler in handlers))
+        within = transaction_limit(min(handler.lease for handler in handlers))
         for spec in self._specs:
-            follow(database.engine(spec), within)
-        reports.pulse.patience = min(STALLED, within.total_seconds() * BEATS)
+            track(database.engine(spec), within)
+        reports.pulse.ready_within = min(STALLED, within.total_seconds() * BEATS)
         self._database = database
         self._grace = settings.grace
         self._deadline = math.inf
@@ -103,7 +103,7 @@ class Run:
             spec: Completer(database, adapter_for(database.engine(spec).dialect), self._in_flight, reports)
             for spec in self._specs
         }
-        self._schema_within = RARELY
+        self._schema_within = SHORTEST_MAINTENANCE
         self._paused = PausedQueues(self._specs, database, settings.poll, reports)
         self._children = {
             handler: Children(place_of(handler, handlers, origin), handler, reports)
@@ -135,7 +135,7 @@ class Run:
         """Whether it stops because its process has reached a limit."""
         self._stopping, self._hurrying = asyncio.Event(), asyncio.Event()
         self._signalled: float | None = None
-        own = Turns(database.own, len(self._specs))
+        own = SharedConnections(database.own, len(self._specs))
         self._heartbeats = [
             Heartbeat(spec, handlers, database, self._in_flight, reports, own=own) for spec in self._specs
         ]
@@ -290,19 +290,19 @@ class Run:
 
     async def _prepare(self) -> None:
         adapters = {self._context.adapter(spec) for spec in self._specs}
-        patience = Patience("look at the schema", self._context.reports, *adapters)
-        await insist(self._look_at_schema, patience, self._passes)
+        backoff = Backoff("look at the schema", self._context.reports, *adapters)
+        await until_success(self._look_at_schema, backoff, self._passes)
         prepare = [self._loop.run_in_executor(None, children.prepare) for children in self._children.values()]
         await asyncio.gather(*prepare)
         for crash in self._crashes:
-            patience = Patience("release tasks", self._context.reports, *adapters)
-            await insist(partial(self._recover, crash), patience, self._passes)
+            backoff = Backoff("release tasks", self._context.reports, *adapters)
+            await until_success(partial(self._recover, crash), backoff, self._passes)
         self._context.started.recovered()
 
     async def _recover(self, crash: Crash) -> None:
         """Before anything is claimed: a task that was held by its lock alone could be claimed again at once."""
         for spec in self._specs:
-            within = rarely_within(spec.options.lease)
+            within = maintenance_limit(spec.options.lease)
             found = await self._database.run(partial(recover, spec=spec, crash=crash), within)
             self._context.reports.recovered(spec, found)
 
@@ -359,9 +359,9 @@ def _verify_companions(session: Session, spec: QueueSpec) -> None:
     verify_companions(session.connection(spec.bind_arguments), spec.table.metadata)
 
 
-async def _end(tasks: Iterable[asyncio.Task[None]], patience: float) -> None:
+async def _end(tasks: Iterable[asyncio.Task[None]], backoff: float) -> None:
     """Wait for tasks that are about to end.  If the database does not answer, the leases of their rows will expire."""
-    ended, pending = await asyncio.wait(tasks, timeout=patience)
+    ended, pending = await asyncio.wait(tasks, timeout=backoff)
     for task in pending:
         task.cancel()
     for task in ended:

@@ -57,7 +57,7 @@ class Pulse:
     def __init__(self) -> None:
         self._turned = time.monotonic()
         self._away: float | None = None
-        self.patience = STALLED
+        self.ready_within = STALLED
         """Seconds without an answer after which a worker is not ready."""
 
     async def beat(self) -> None:
@@ -91,7 +91,7 @@ class Pulse:
         alive = beats and stalled < STALLED
         return Health(
             alive=alive,
-            ready=alive and away < self.patience,
+            ready=alive and away < self.ready_within,
             stalled_seconds=round(stalled, 3),
             away_seconds=round(away, 3),
             running=running,

@@ -21,8 +21,8 @@ from ..._support.processes import end_soon, lead_group, resident_memory, settle_
 from ..._support.tracing import within_trace
 from ...dialects import adapter_for
 from ..database import database_of
-from ..database.lines import follow
-from ..database.silence import answer_within
+from ..database.checkouts import track
+from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.origin import Place, load
@@ -79,7 +79,7 @@ class _Desk:
         database = database_of(worker.sessions, self._reports.pulse)
         self._handler = replace(handler, timeout=None)  # the worker kills this process
         engine = database.engine(handler.spec)
-        follow(engine, answer_within(handler.lease))
+        track(engine, transaction_limit(handler.lease))
         adapter = adapter_for(engine.dialect)
         self._executor = Executor(self._handler, database, adapter, self._reports)
         self._runner = asyncio.Runner() if handler.is_coroutine else None

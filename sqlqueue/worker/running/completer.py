@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from ...dialects.base import Adapter
 from ...transaction.notifications import channel_of, spread
 from ..concurrency.event_loop import soon
-from ..database.backoff import Patience, insist, passes
+from ..database.backoff import Backoff, passes, until_success
 from ..database.base import Database
-from ..database.silence import answer_within
+from ..database.deadlines import transaction_limit
 from ..handling.jobs import InFlight, Job
 from ..handling.outcomes import Outcome, Written, outcome_of, write_what_is_free
 from ..reporting.reports import Reports
@@ -88,8 +88,8 @@ class Completer:
         if not batch:
             return
         try:
-            patience = Patience(f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._adapter)
-            written = await insist(lambda: self._settle(batch), patience, self._passes)
+            backoff = Backoff(f"settle {batch[0].job.claim.entity.__name__}", self._reports, self._adapter)
+            written = await until_success(lambda: self._settle(batch), backoff, self._passes)
         except Exception as error:
             await self._write_each(batch, error)
             return
@@ -116,7 +116,7 @@ class Completer:
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome in batch]
-        within = answer_within(min(job.handler.lease for job, _ in batch))
+        within = transaction_limit(min(job.handler.lease for job, _ in batch))
         return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:

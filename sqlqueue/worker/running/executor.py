@@ -27,7 +27,7 @@ from ...operations.recording import shown
 from ...transaction.claims import carry, is_unsettled, may_have_written
 from ..concurrency.event_loop import soon
 from ..database.base import Database
-from ..database.silence import Call, NoAnswer, answer_within
+from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job, current
 from ..handling.outcomes import Ended, Outcome, completed, outcome_of
@@ -133,13 +133,13 @@ class Executor:
         written with others.
         """
         handed, session = self.database.open()
-        with self.watched() as call, closing(session):
-            job.on_lost = call.end_soon
+        with self.watched() as deadline, closing(session):
+            job.on_lost = deadline.end_soon
             try:
                 if not session.in_transaction():
                     session.begin()  # autobegin=False
                 task = self._attach(session, job)
-                with call.at_leisure(self.time_limit):
+                with deadline.suspended(self.time_limit):
                     result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settle()
@@ -152,10 +152,10 @@ class Executor:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
 
-    def watched(self) -> Call:
+    def watched(self) -> Deadline:
         """Return a context in which the library's own statements have a deadline."""
-        within = answer_within(self.handler.lease)
-        return Call(within, self.database.engines, is_async=self.handler.is_coroutine)
+        within = transaction_limit(self.handler.lease)
+        return Deadline(within, self.database.engines, is_async=self.handler.is_coroutine)
 
     @property
     def time_limit(self) -> timedelta | None:
@@ -202,7 +202,7 @@ class Executor:
         """Return the outcome that ``error`` stands for, or ``None`` if the task is lost."""
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
             return None
-        if isinstance(error, (PoolTimeoutError, NoAnswer)):
+        if isinstance(error, (PoolTimeoutError, NoResponse)):
             return self.uncounted()
         if isinstance(error, DBAPIError):
             if self.adapter.errors.is_outage(error):

@@ -14,8 +14,8 @@ from ...operations.upkeep import extend
 from ...queue.spec import QueueSpec
 from ..database.backoff import is_conflict, pauses
 from ..database.base import Database
-from ..database.silence import answer_within
-from ..database.turns import Turns
+from ..database.deadlines import transaction_limit
+from ..database.shared import SharedConnections
 from ..handling.handlers import Handler
 from ..handling.jobs import InFlight, Job
 from ..reporting.reports import Reports
@@ -44,7 +44,7 @@ class Heartbeat(threading.Thread):
         in_flight: InFlight,
         reports: Reports,
         *,
-        own: Turns,
+        own: SharedConnections,
     ) -> None:
         super().__init__(name=f"sqlqueue-heartbeat-{spec.table.name}", daemon=True)
         handlers = [handler for handler in handlers if handler.spec is spec]
@@ -69,26 +69,26 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         wait = self._interval
-        patience = pauses(longest=self._interval.total_seconds())
+        backoff = pauses(longest=self._interval.total_seconds())
         try:
             while not self._stopped.wait(wait.total_seconds()):
                 try:
                     if self._beat():
                         self._reports.reached()
-                    wait, patience = self._interval, pauses(longest=self._interval.total_seconds())
+                    wait, backoff = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
-                    wait = self._bear(error, patience)
+                    wait = self._report(error, backoff)
         finally:
             self._own.close()
 
-    def _bear(self, error: Exception, patience: Iterator[timedelta]) -> timedelta:
+    def _report(self, error: Exception, backoff: Iterator[timedelta]) -> timedelta:
         """Report ``error``, and return the time until the next try: short after a conflict, before the leases end."""
         what = f"extend leases of {self._spec.entity.__name__}"
         if is_conflict(error, self._adapter):
             pause = next(pauses())
             self._reports.conflict(what, error, pause)
         else:
-            pause = next(patience)
+            pause = next(backoff)
             self._reports.database_error(what, error, pause)
         return pause
 
@@ -101,7 +101,8 @@ class Heartbeat(threading.Thread):
         due = [(lease, jobs) for lease, jobs in alike.items() if self._due.get(lease, 0) <= time.monotonic()]
         for lease, jobs in due:
             held = {job.claim: job for job in jobs}
-            lost = self._own.run(self._engine, partial(extend, claims=list(held), lease=lease), answer_within(lease))
+            extend_all = partial(extend, claims=list(held), lease=lease)
+            lost = self._own.run(self._engine, extend_all, transaction_limit(lease))
             self._due[lease] = time.monotonic() + (lease / BEATS - self._interval / 2).total_seconds()
             for claim in lost:
                 self._lose(held[claim])

@@ -1,4 +1,4 @@
-"""A connection that several threads use in turns."""
+"""Connections that several threads share."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy import Engine
 
 from .base import OwnConnections, R, Work
 
-PATIENCE = 1.0
+TURN_WAIT = 1.0
 """Seconds for which a thread waits for its turn."""
 
 
-class Turns:
-    """Connections of several threads: one to each engine, and more only while it is held up.
+class SharedConnections:
+    """The shared connections of several threads: one for each engine, and more only while it is blocked.
 
-    A thread that has waited for :data:`PATIENCE` seconds, because another's transaction waits for locks or for a silent
-    server, opens a connection for its own transaction and closes it afterwards.
+    A thread that has waited for :data:`TURN_WAIT` seconds, because another's transaction waits for locks or for a
+    silent server, opens a connection for its own transaction and closes it afterwards.
     """
 
     def __init__(self, make: Callable[[], OwnConnections], threads: int) -> None:
@@ -34,7 +34,7 @@ class Turns:
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a transaction of its own, and commit it.  Deadline as for :meth:`.Database.run`."""
-        if self._turn.acquire(timeout=PATIENCE):
+        if self._turn.acquire(timeout=TURN_WAIT):
             try:
                 return self._kept.run(engine, work, within)
             finally:

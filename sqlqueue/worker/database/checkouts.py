@@ -1,0 +1,183 @@
+"""Tracks the connections that are checked out of a pool, and shuts them down."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterable
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine, event
+
+from ..._support.sockets import Socket, keep_alive
+from ...dialects import adapter_for
+from ...dialects.parts.network import Network, Undo
+from ..concurrency.fair_lock import FairLock
+
+_SOCKET, _OWNER, _UNDO = "sqlqueue socket", "sqlqueue owner", "sqlqueue undo"
+"""Keys in the ``info`` of a pooled connection, which is kept for as long as it is open."""
+CONNECT = timedelta(seconds=10)
+"""The longest time for opening a connection, where the application has chosen none."""
+
+
+class CheckedOut:
+    """A connection that is checked out of a pool."""
+
+    def __init__(self, sock: Socket | None, proxy: Any) -> None:
+        self._socket = sock
+        self._proxy = proxy
+
+    def shut_down(self) -> bool:
+        """Shut the socket down, which wakes a thread that waits for it.  Returns false if no open socket is known."""
+        return self._socket is not None and self._socket.shut_down()
+
+    def detach(self) -> None:
+        """Free its place in the pool for another connection: the thread that waits for this one may never return."""
+        self._proxy.detach()
+
+
+class Owner(Protocol):
+    """What checks connections out of a pool, and in again."""
+
+    @property
+    def call_limit(self) -> timedelta | None:
+        """The time limit of a single call of the driver, or ``None``."""
+        ...
+
+    def checked_out(self, key: object, connection: CheckedOut | None) -> None:
+        """Called at checkout.  ``connection`` is ``None`` without a network: it only ever waits for locks."""
+        ...
+
+    def checked_in(self, key: object) -> None:
+        """Called at checkin."""
+        ...
+
+    def writes(self, turn: FairLock) -> None:
+        """Hold ``turn`` until a connection is checked in.  Called before each statement that writes."""
+        ...
+
+
+owner: ContextVar[Owner | None] = ContextVar("sqlqueue.owner", default=None)
+"""What checks out connections in this thread, or in this chain of coroutines."""
+_single_writers: dict[Hashable, FairLock] = {}
+"""What has one writer at a time, and whose turn it is in this process."""
+_tracked: weakref.WeakKeyDictionary[Engine, _Pool] = weakref.WeakKeyDictionary()
+
+
+def track(engine: Engine, within: timedelta) -> None:
+    """Report connections of ``engine`` to their owners, and have the kernel end those that are dead for ``within``.
+
+    A connection that is not made in that time, or in :data:`CONNECT`, is given up by the driver, unless the application
+    has set a limit: nothing else can end the wait for it, which keeps a thread and a place in the pool.
+    """
+    if engine in _tracked:
+        return
+    pool = _tracked[engine] = _Pool(adapter_for(engine.dialect).network, within)
+    event.listen(engine, "do_connect", pool.on_connecting)
+    event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
+    event.listen(engine, "checkout", pool.on_checkout)
+    event.listen(engine, "checkin", pool.on_checkin)
+    write_in_turn(engine)
+
+
+def write_in_turn(engine: Engine) -> None:
+    """Have owners write one after another to a database that has one writer at a time.
+
+    It has them poll it, with growing pauses: of many threads, most would sleep while nothing is written.
+    """
+    transactions = adapter_for(engine.dialect).transactions
+    written = transactions.single_writer(engine)
+    if written is None:
+        return
+    lock = _single_writers.setdefault(written, FairLock())
+
+    def before_execution(_: Connection, cursor: object, statement: str, *rest: object) -> None:
+        owned_by = owner.get()
+        if owned_by is not None and transactions.begins_to_write(statement):
+            owned_by.writes(lock)
+
+    event.listen(engine, "before_cursor_execute", before_execution)
+
+
+def shut_down_idle(engines: Iterable[Engine]) -> None:
+    """Shut down idle connections in the pools of ``engines``, even one that a pool tests before it hands it out.
+
+    Connections of other engines stay open: their servers may still respond.
+    """
+    for engine in engines:
+        if engine in _tracked:
+            _tracked[engine].shut_down_idle()
+
+
+class _Pool:
+    """The tracked connections of one engine."""
+
+    def __init__(self, network: Network, within: timedelta) -> None:
+        self._network = network
+        self._within = within
+        self._given: set[str] = set()
+        """The arguments for drivers that the application has not set."""
+        self._lock = threading.Lock()
+        self._idle: weakref.WeakSet[Socket] = weakref.WeakSet()
+
+    def on_connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+        for name, limit in self._network.connect_limits(dialect.driver, min(self._within, CONNECT)).items():
+            if name not in options:
+                options[name] = limit
+                self._given.add(name)
+
+    def on_connect(self, _: object, record: Any) -> None:
+        self._network.lift_limits(record.driver_connection, self._given)
+        sock = self._socket_of(record)
+        if sock is not None:
+            with self._lock:
+                self._idle.add(sock)
+
+    def on_checkout(self, _: object, record: Any, proxy: Any) -> None:
+        sock = self._socket_of(record)
+        if sock is not None:
+            with self._lock:
+                self._idle.discard(sock)
+        owned_by = owner.get()
+        if owned_by is not None:
+            record.info[_OWNER] = owned_by
+            owned_by.checked_out(record, CheckedOut(sock, proxy) if self._network.is_there else None)
+            if owned_by.call_limit is not None:
+                record.info[_UNDO] = self._network.limit_calls(record.driver_connection, owned_by.call_limit)
+
+    def on_checkin(self, _: object, record: Any) -> None:
+        owned_by = record.info.pop(_OWNER, None)
+        if owned_by is not None:
+            owned_by.checked_in(record)
+        undo: Undo | None = record.info.pop(_UNDO, None)
+        if undo is not None:
+            undo()
+        sock = record.info.get(_SOCKET)
+        if sock is not None:
+            with self._lock:
+                self._idle.add(sock)
+
+    def shut_down_idle(self) -> None:
+        with self._lock:
+            idle = tuple(self._idle)
+            self._idle.clear()
+        for sock in idle:
+            sock.shut_down()
+
+    def _socket_of(self, record: Any) -> Socket | None:
+        if _SOCKET not in record.info:
+            record.info[_SOCKET] = self._open_socket(record.driver_connection)
+        found: Socket | None = record.info[_SOCKET]
+        return found
+
+    def _open_socket(self, connection: Any) -> Socket | None:
+        try:
+            descriptor = self._network.descriptor(connection) if self._network.is_there else None
+            if descriptor is None:
+                return None
+            keep_alive(descriptor, self._within)
+            return Socket(descriptor)
+        except Exception:  # a driver may raise anything if the connection was just lost; its user will notice
+            return None

@@ -1,0 +1,258 @@
+"""Deadlines of database transactions.
+
+A connection that stays silent is shut down, which wakes the thread that waits for it, and the pool opens another.
+This is safe whatever happened to the transaction: it was committed or rolled back as a whole, and retries are fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import Token
+from datetime import timedelta
+from typing import Self
+
+from sqlalchemy import Engine
+
+from ...operations.attempts import spoken
+from ..concurrency.event_loop import soon
+from ..concurrency.fair_lock import FairLock
+from ..reporting.health import Pulse
+from ..reporting.reports import logger
+from .checkouts import CheckedOut, Owner, owner, shut_down_idle
+
+SHORTEST = timedelta(seconds=5)
+"""The shortest limit: a busy server or machine may take as long to respond."""
+SHORTEST_MAINTENANCE = timedelta(seconds=30)
+"""The shortest limit of rare and possibly slow transactions."""
+GRACE = 5.0
+"""Seconds until a connection is shut down after its handler's task is lost or timed out, and until the next measure."""
+PROBE_EVERY = 10
+"""Seconds between two probes of a connection that listens."""
+PROBE_WITHIN = timedelta(seconds=10)
+"""How long the response to a probe may take."""
+WRITE_WAIT = 5.0
+"""Seconds for which a transaction waits for its turn to write, before it competes with other writers."""
+TICK = 0.25
+"""Seconds between two checks of the deadlines."""
+
+
+def transaction_limit(lease: timedelta) -> timedelta:
+    """Return the time limit of a transaction for tasks with this lease.
+
+    A heartbeat is sent after a third of the lease; if it times out after another, it can still be repeated in time.
+    """
+    return max(lease / 3, SHORTEST)
+
+
+def maintenance_limit(lease: timedelta) -> timedelta:
+    """Return the time limit of maintenance of a queue with this lease."""
+    return max(lease, SHORTEST_MAINTENANCE)
+
+
+class NoResponse(TimeoutError):
+    """The database has not responded in time; the transaction is rolled back, unless its commit was under way."""
+
+    def __init__(self, within: timedelta) -> None:
+        super().__init__(f"no response for {spoken(within)}")
+
+
+class Deadline:
+    """A context manager for a transaction, whose connections are shut down at the deadline.
+
+    Raises :class:`NoResponse`, from the driver's error, if that has happened.
+    """
+
+    call_limit: timedelta | None = None
+
+    def __init__(
+        self,
+        within: timedelta,
+        engines: Collection[Engine],
+        *,
+        is_async: bool,
+        on_stuck: Callable[[], object] | None = None,
+    ) -> None:
+        """``engines``: those whose connections the transaction may check out.
+
+        ``on_stuck`` is called if its thread does not end although its connections are shut down, or if it has none.
+        """
+        self._within = within
+        self._engines = engines
+        self._task = asyncio.current_task() if is_async else None
+        self._on_stuck = on_stuck
+        self._connections: dict[object, CheckedOut] = {}
+        self._turn: FairLock | None = None
+        self._is_suspended = self._is_silent = self._is_over = False
+        self._is_limited = True
+        self._token: Token[Owner | None] | None = None
+        self.expires_at: float | None = None
+
+    def __enter__(self) -> Self:
+        self._token = owner.set(self)
+        self._expect(self._within)
+        _watchdog.add(self)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._is_over = True
+        self._end_turn()
+        _watchdog.remove(self)
+        if self._token is not None:
+            owner.reset(self._token)
+        if error is not None and self._is_silent and not isinstance(error, NoResponse):
+            raise NoResponse(self._within) from error
+
+    def checked_out(self, key: object, connection: CheckedOut | None) -> None:
+        """Add a connection, or lift all deadlines for one without a network.
+
+        Raises :class:`NoResponse` if the deadline has passed.
+        """
+        self.check()
+        if connection is None:
+            self._is_limited, self.expires_at = False, None
+        else:
+            self._connections[key] = connection
+
+    def checked_in(self, key: object) -> None:
+        """Forget a connection, and end the turn to write."""
+        self._connections.pop(key, None)
+        self._end_turn()
+
+    def writes(self, turn: FairLock) -> None:
+        """Wait for the turn to write, unless it is held already."""
+        if self._turn is None and turn.acquire(WRITE_WAIT, is_async=self._task is not None):
+            self._turn = turn
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
+    def check(self) -> None:
+        """Raise :class:`NoResponse` if the deadline has passed: late results are not committed."""
+        if self._is_silent:
+            raise NoResponse(self._within)
+
+    @contextmanager
+    def suspended(self, within: timedelta | None) -> Iterator[None]:
+        """Suspend the deadline during application code, or set it to ``within`` and a grace period."""
+        self._is_suspended, self.expires_at = True, None
+        if within is not None:
+            self._expect(within + timedelta(seconds=GRACE))
+        try:
+            yield
+        finally:
+            self._is_suspended = False
+            self._expect(self._within)
+
+    def end_soon(self) -> None:
+        """Set the deadline to a grace period from now.  Thread-safe."""
+        self._expect(timedelta(seconds=GRACE))
+
+    def expire(self) -> None:
+        """Shut down the connections.  Called at the deadline, and again after each further grace period."""
+        self.end_soon()
+        if self._is_suspended:
+            self._shut_down_all()
+        elif self._is_silent:
+            self._interrupt()
+        else:
+            self._is_silent = True
+            logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
+            if not self._shut_down_all():
+                shut_down_idle(tuple(self._engines))
+
+    def _interrupt(self) -> None:
+        """Cancel a coroutine; detach the connections of a thread, which cannot be woken."""
+        if self._task is not None:
+            soon(self._task.get_loop(), self._cancel)
+            return
+        while self._connections:
+            self._connections.popitem()[1].detach()
+        if self._on_stuck is not None:
+            self._on_stuck()
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._is_over:
+            self._task.cancel()
+
+    def _shut_down_all(self) -> bool:
+        done = [connection.shut_down() for connection in tuple(self._connections.values())]
+        return any(done)
+
+    def _expect(self, within: timedelta) -> None:
+        if self._is_limited:
+            self.expires_at = time.monotonic() + within.total_seconds()
+
+
+class LibraryDeadline(Deadline):
+    """A deadline for a transaction of only the library's statements, which show whether the database responds."""
+
+    def __init__(
+        self,
+        within: timedelta,
+        pulse: Pulse,
+        engines: Collection[Engine],
+        *,
+        is_async: bool,
+        on_stuck: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(within, engines, is_async=is_async, on_stuck=on_stuck)
+        self.call_limit = within + timedelta(seconds=2 * TICK)  # a driver's own limit comes after the deadline
+        self._pulse = pulse
+
+    def __enter__(self) -> Self:
+        self._pulse.asked()
+        return super().__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self._pulse.reached()
+        super().__exit__(kind, error, traceback)
+
+
+class _Watchdog:
+    """A thread that checks the deadlines while there are any."""
+
+    def __init__(self) -> None:
+        self._deadlines: set[Deadline] = set()
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, deadline: Deadline) -> None:
+        self._deadlines.add(deadline)
+        if self._some.is_set() and self._thread is not None and self._thread.is_alive():
+            return
+        self._some.set()
+        if self._thread is None or not self._thread.is_alive():  # as after a fork
+            self._thread = threading.Thread(target=self._run, name="sqlqueue-watch", daemon=True)
+            self._thread.start()
+
+    def remove(self, deadline: Deadline) -> None:
+        self._deadlines.discard(deadline)
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(TICK)
+            now = time.monotonic()
+            for deadline in tuple(self._deadlines):
+                if deadline.expires_at is not None and deadline.expires_at < now:
+                    self._expire(deadline)
+            if not self._deadlines:
+                self._some.clear()
+                if self._deadlines:  # added in the meantime
+                    self._some.set()
+
+    def _expire(self, deadline: Deadline) -> None:
+        try:
+            deadline.expire()
+        except Exception:
+            logger.exception("cannot close a silent connection")
+
+
+_watchdog = _Watchdog()
