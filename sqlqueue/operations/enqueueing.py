@@ -186,6 +186,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
         _plan(session, adapter, spec, rows)
     if how.copy or how.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
+    announce(session, spec)  # what comes first in a transaction costs no round trip
     with translating(adapter, spec, rows if how.on_conflict == "raise" else None):
         if how.copy:
             copy_rows(session, adapter, spec, rows)
@@ -195,7 +196,6 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How)
             _insert(session, spec, rows, fixed)
         else:
             Conflicts(adapter, spec, how.on_conflict, how.version_in(spec)).enqueue(session, rows, fixed)
-    announce(session, spec)
 
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction
+from sqlalchemy.orm import Session, SessionTransaction
 
 from ..dialects import adapter_for
 from ..model.mixins import QueueMixin
@@ -72,10 +72,13 @@ def spread(names: Iterable[str]) -> None:
             listener()
 
 
-@event.listens_for(Session, "after_flush")
-def _after_flush(session: Session, flushed: UOWTransaction) -> None:
+def _announce_new(session: Session, *_: object) -> None:
     for model in {type(task) for task in session.new if isinstance(task, QueueMixin)}:
         announce(session, spec_of(model))
+
+
+event.listen(Session, "before_flush", _announce_new)  # a notification that comes first costs no round trip
+event.listen(Session, "after_flush", _announce_new)  # others may add tasks before the flush, too
 
 
 @event.listens_for(Session, "after_commit")

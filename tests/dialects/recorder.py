@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Callable
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import JSON, Engine, Uuid, create_engine, event
@@ -71,6 +72,7 @@ class Driver:
 
 class Connection:
     autocommit = in_transaction = False
+    info = SimpleNamespace(transaction_status=None)  # of psycopg: neither idle nor in a transaction
     driver_connection = property(lambda self: self)
 
     def get_autocommit(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import func, insert, select, text
 
 from sqlqueue import Retry
+from sqlqueue.bench.proxy import Proxy, proxy
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.fetching import poller
 from tests.suite.scenes import clock, count, rows
@@ -171,10 +172,14 @@ def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
 
 
 @pytest.mark.requires("notifies")
-def test_one_notification_for_a_transaction(db: Database) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_one_notification_for_a_transaction(db: Database, begun: bool) -> None:
+    """Which is sent with the BEGIN, or in a statement of its own."""
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
         listening.execute(text("LISTEN sqlqueue"))
         with seen(db, "before_cursor_execute") as statements, db.begin() as actor:
+            if begun:
+                actor.execute(text("SELECT 1"))
             for _ in range(3):
                 actor.add_all([Task() for _ in range(20)])
                 actor.flush()
@@ -182,7 +187,7 @@ def test_one_notification_for_a_transaction(db: Database) -> None:
                 with actor.begin_nested():
                     actor.add(Task())
             actor.add(Spool(text="of a queue that does not notify"))
-        assert sum("pg_notify" in each[2] for each in statements) == 1
+        assert sum("pg_notify" in each[2] for each in statements) == begun
         driver = listening.connection.driver_connection
         assert [note.payload for note in driver.notifies(timeout=1, stop_after=1)] == ["task"]
         assert [note.payload for note in driver.notifies(timeout=0.2)] == []
@@ -218,3 +223,21 @@ def test_a_stream_of_new_tasks_holds_up_none_that_is_due(sync_db: Database, work
             assert time.monotonic() < deadline
             actor.enqueue(Task, [{"name": "new"}])
             actor.commit()
+
+
+@pytest.mark.requires("notifies")
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_notification_costs_no_round_trip(db: Database, bulk: bool) -> None:
+    """It is sent with the BEGIN; the INSERT and the COMMIT follow."""
+    with proxy(db.url, 0.01) as through:
+        engine = Database(db.case, through.url, db._loop, engine=db.engine, is_async=db.is_async)
+        counts = [enqueue_through(engine, through, bulk) for _ in range(12)]
+        engine.dispose()
+    assert counts[-1] == 3  # the first ones open a connection and prepare the statement
+
+
+def enqueue_through(engine: Database, through: Proxy, bulk: bool) -> int:
+    before = through.round_trips
+    with engine.begin() as actor:
+        actor.enqueue(Task, [{}]) if bulk else actor.add(Task())
+    return through.round_trips - before

@@ -76,16 +76,17 @@ def first_argument(error: DBAPIError) -> Any:
 
 
 @contextmanager
-def wrapping(dialect: Dialect) -> Iterator[None]:
+def wrapping(dialect: Dialect, connection: Any = None) -> Iterator[None]:
     """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
 
     SQLAlchemy does not while it sets an isolation level, which is the first statement to fail on a dead connection.
+    ``connection``: the driver's, if there is one; some drivers tell by its state that it is dead.
     """
     driver = dialect.loaded_dbapi.Error
     try:
         yield
     except driver as error:
-        died = dialect.is_disconnect(error, None, None)
+        died = dialect.is_disconnect(error, connection, None)
         raise DBAPIError.instance(None, None, error, driver, connection_invalidated=died, dialect=dialect) from error
 
 

@@ -6,23 +6,64 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 
+from ..parts.errors import wrapping
 from ..parts.notifications import Listener, Notifications
 
 CHANNEL = "sqlqueue"
 """One channel for all queues: a notification's payload is the name of its queue."""
 
 LISTEN = f"LISTEN {CHANNEL}"
+_PSYCOPG = ("psycopg", "psycopg_async")
 
 
 class PostgreSQLNotifications(Notifications):
     """NOTIFY, which the server delivers at the commit, and only once for repeated identical notifications."""
 
     def notify(self, connection: Connection, name: str) -> None:
-        connection.execute(select(func.pg_notify(CHANNEL, name)))
+        driver: Any = connection.connection.driver_connection
+        if connection.dialect.driver in _PSYCOPG and _sends_begin_next(driver):
+            _begin_and_notify(connection, driver, name)
+        else:
+            connection.execute(select(func.pg_notify(CHANNEL, name)))
 
     def listener(self, driver: str) -> Listener | None:
-        return PsycopgListener() if driver in ("psycopg", "psycopg_async") else None
+        return PsycopgListener() if driver in _PSYCOPG else None
+
+
+def _sends_begin_next(driver: Any) -> bool:
+    """Return whether psycopg would send a plain BEGIN before the next statement."""
+    from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
+
+    if driver.autocommit or driver.info.transaction_status != TransactionStatus.IDLE:
+        return False
+    return driver.isolation_level is driver.read_only is driver.deferrable is None
+
+
+def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
+    """Begin the transaction and notify in one round trip; psycopg waits for the answer to each BEGIN."""
+    from psycopg.errors import error_from_result  # noqa: PLC0415
+    from psycopg.generators import execute  # noqa: PLC0415
+    from psycopg.pq import ExecStatus  # noqa: PLC0415
+    from psycopg.sql import SQL  # noqa: PLC0415
+
+    request = SQL("BEGIN; SELECT pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
+    try:
+        with wrapping(connection.dialect, driver):
+            driver.pgconn.send_query(request)
+            answer = driver.wait(execute(driver.pgconn))
+            if connection.dialect.is_async:
+                from sqlalchemy.util import await_only  # noqa: PLC0415
+
+                answer = await_only(answer)
+            for result in answer:
+                if result.status == ExecStatus.FATAL_ERROR:
+                    raise error_from_result(result, driver.info.encoding)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            connection.invalidate(error)  # a rollback would fail
+        raise
 
 
 class PsycopgListener(Listener):
