@@ -41,6 +41,10 @@ class QueueStats:
     """The number of running tasks whose lease has expired."""
     capped: frozenset[str] = frozenset()
     """The states and attribute names whose figures are lower bounds because counting stopped at the cap."""
+    unserved_functions: Mapping[str, timedelta] = field(default_factory=dict)
+    """How long calls have waited of functions that no worker seems to know, by function: the oldest call has been
+    claimable for more than five minutes, and none is running under a lease.  Empty for models that are not of
+    ``JobMixin``, and from :func:`stats_by`."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -72,10 +76,6 @@ class QueueOverview(QueueStats):
     """The number of tasks that became final within the last minute."""
     finished_last_hour: int = 0
     """The same for the last hour.  Neither counts rows deleted by ``on_complete="delete"`` or ``prune``."""
-    unserved_functions: Mapping[str, timedelta] = field(default_factory=dict)
-    """How long calls have waited of functions that no worker seems to know, by function: the oldest call has been
-    claimable for more than five minutes, and none is running under a lease.  Empty for models that are not of
-    ``JobMixin``."""
 
 
 def stats(
@@ -90,12 +90,14 @@ def stats(
     A criterion that no index covers reads all rows, unless ``scan`` is given: then at most so many rows of each group
     are looked at, the last of final tasks, and :attr:`QueueStats.capped` names what may be more.  Tasks that were final
     before the table became a queue may be left out then.
+
+    One statement, with ``scan`` up to six, and for function jobs a few more for each function.
     """
     spec = spec_of(entity)
     session = session_of(session)
     count = _Count.of(session, spec, where, cap=cap, scan=scan)
     rows, limits = count.read(count.portions())
-    return _stats(_by_state(rows), limits)
+    return replace(_stats(_by_state(rows), limits), unserved_functions=_unserved(session, entity, where))
 
 
 def stats_by(
@@ -157,7 +159,7 @@ def overview(
         oldest_running=_age(rows, "running_since"),
         finished_last_minute=sum(row.finished_last_minute for row in rows),
         finished_last_hour=sum(row.finished_last_hour for row in rows),
-        unserved_functions=MappingProxyType(unserved_functions(session, entity, *where)),
+        unserved_functions=_unserved(session, entity, where),
     )
 
 
@@ -233,6 +235,10 @@ def _aged(spec: QueueSpec, portion: Portion) -> Portion:
         "running_since": case((is_held(spec), spec["claimed_at"])),
     }
     return replace(portion, flags={**portion.flags, **flags}, moments=moments)
+
+
+def _unserved(session: Session, entity: type[QueueMixin], where: Sequence[Where]) -> Mapping[str, timedelta]:
+    return MappingProxyType(unserved_functions(session, entity, *where))
 
 
 def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int | None) -> bool:

@@ -26,7 +26,7 @@ from sqlqueue.sql.clock import NEVER
 from tests.suite.scenes import PAST, TOMORROW, clock, rows
 from tests.support.engines import EngineCase
 from tests.support.harness import Actor, Database
-from tests.support.models import Mail, Parcel, Seat, Task
+from tests.support.models import Job, Mail, Parcel, Seat, Task
 
 READY, DUE, DEAD, OLD = 100, 60, 20, 60
 """Tasks that calls look for."""
@@ -267,6 +267,34 @@ def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Cal
     assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows nothing"
     counted(Task)
     assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows the table"
+
+
+@pytest.mark.requires("statistics")
+def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Callable[[Any], None]) -> None:
+    known = Job.task.in_(["a", "c"])
+    calls: Mapping[str, Call] = {
+        "claim ready calls": lambda session, model: session.claim_many(model, known, limit=READY),
+        "claim due calls": lambda session, model: session.claim_many(model, known, limit=READY + DUE),
+        "next_due": lambda session, model: session.run(next_due, model, known),
+        "promote": lambda session, model: session.run(promote, model, known),
+    }
+    ways = ("ready", "scheduled", "retryable", "expired")
+    unknown = calls_of("b", MANY, *ways, priority=-1)  # before all others in the order of claims
+    for name in ("a", "c"):
+        sync_db.insert(Job, calls_of(name, READY, "ready") + calls_of(name, DUE, *ways[1:]))
+    sync_db.insert(Job, unknown[: 2 * FEW])  # some are looked at, as many as a call may take
+    small = efforts(sync_db, Job, calls)
+    sync_db.insert(Job, unknown)
+    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows nothing"
+    counted(Job)
+    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows the table"
+
+
+def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[dict[str, Any]]:
+    made = (
+        {column: row[column] for column in row if column in Job.__table__.columns} for row in rows(number, *conditions)
+    )
+    return [{**row, "task": name, "arguments": {}, "created_at": PAST, **values} for row in made]
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])

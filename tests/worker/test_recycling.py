@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import sessionmaker
 
+from sqlqueue import Worker
 from sqlqueue._support.processes import MIB
+from sqlqueue.worker.process import supervisor
+from sqlqueue.worker.process.recycling import UNLIMITED, Limits
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.plugin import sync_on_one_engine
@@ -38,10 +42,10 @@ def test_a_process_at_its_limit_is_replaced(
     sync_db: Database, arguments: tuple[str, ...], name: str, said: str
 ) -> None:
     sync_db.insert(Task, [{"name": name, "number": 100}, *[{"name": "innocent", "number": 100}] * 9] * 5)
-    with supervised(sync_db.url, 1, *arguments) as supervisor:
+    with supervised(sync_db.url, 1, *arguments) as program:
         eventually(all_are(sync_db, "completed"), PATIENCE)
-        log = stopped(supervisor)
-    assert supervisor.returncode == 0
+        log = stopped(program)
+    assert program.returncode == 0
     assert log.count(said) >= 1, log
     assert "has died" not in log
     with sync_db.engine.connect() as connection:
@@ -50,6 +54,15 @@ def test_a_process_at_its_limit_is_replaced(
     assert sorted(key for key, _ in done) == [row.id for row in rows]
     assert len({worker for _, worker in done}) >= 2
     assert {(row.max_attempts - row.attempt, row.crashes, row.error) for row in rows} == {(2, 0, None)}
+
+
+def test_the_limits_of_processes_differ() -> None:
+    """So that not all of them are replaced at the same moment."""
+    some = supervisor.children(lambda _: Worker(sessionmaker()), 4, Limits(1_000, 400))
+    assert [child.limits for child in some] == [(1_000, 400), (1_025, 390), (1_050, 380), (1_075, 370)]
+    assert [child.limits for child in supervisor.children(lambda _: Worker(sessionmaker()), 2, UNLIMITED)] == [
+        UNLIMITED
+    ] * 2
 
 
 def test_sigterm_ends_a_command_that_is_still_starting(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from ..._support.processes import MIB, resident_memory
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the limits."""
+SPREAD = 0.1
+"""How much the limits of several processes differ, as a part of them."""
 
 
 class Limits(NamedTuple):
@@ -19,6 +21,16 @@ class Limits(NamedTuple):
     """The number of tasks that it runs at least."""
     max_memory: int | None = None
     """The MiB of memory that it may occupy, without its child processes."""
+
+    def of_process(self, number: int, processes: int) -> Limits:
+        """Return the limits of process ``number``: at most a tenth more tasks, or less memory, than of the first.
+
+        Processes that started together and run alike would otherwise all be replaced at the same moment.
+        """
+        share = SPREAD * number / processes
+        tasks = None if self.max_tasks is None else round(self.max_tasks * (1 + share))
+        memory = None if self.max_memory is None else round(self.max_memory * (1 - share))
+        return Limits(tasks, memory)
 
     def reached(self, tasks: int) -> str | None:
         """Return which limit a process that has run ``tasks`` tasks has reached, as text; ``None`` if none."""

@@ -38,7 +38,7 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UN
     ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
     missing, ends them all.
     """
-    context = [_Child(number, load, limits) for number in range(processes)]
+    context = children(load, processes, limits)
     CONTEXT.set_forkserver_preload(_PRELOADED)
     with _signals(context):
         for child in context:
@@ -53,14 +53,19 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UN
     return max((abs(child.status or 0) for child in context), default=0)
 
 
-class _Child:
+def children(load: Callable[[int], Worker], processes: int, limits: Limits) -> list[Child]:
+    """Return the processes, which have not started yet."""
+    return [Child(number, load, limits.of_process(number, processes)) for number in range(processes)]
+
+
+class Child:
     """One of the processes, and its replacements."""
 
     def __init__(self, number: int, load: Callable[[int], Worker], limits: Limits) -> None:
         self._number = number
         self._name = f"sqlqueue-worker-{number + 1}"
         self._load = load
-        self._limits = limits
+        self.limits = limits
         self._process: Any = None
         self._begun = 0.0
         self._due: float | None = None
@@ -79,7 +84,7 @@ class _Child:
             return
         self._begun = time.monotonic()
         self._memory = shared_memory()
-        supervision = Supervision(self._memory, tuple(self._crashes), self._limits)
+        supervision = Supervision(self._memory, tuple(self._crashes), self.limits)
         self._process = start(_main, self._load, self._number, supervision, name=self._name)
         if self._stopping:  # a signal came while it was started
             self.signal(signal.SIGTERM)
@@ -175,7 +180,7 @@ def _follow_parent(worker: Worker) -> None:
 
 
 @contextmanager
-def _signals(context: list[_Child]) -> Iterator[None]:
+def _signals(context: list[Child]) -> Iterator[None]:
     def pass_on(number: int, _: object) -> None:
         for child in context:
             child.signal(signal.SIGTERM)
