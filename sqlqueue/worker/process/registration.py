@@ -161,7 +161,7 @@ class Registration:
             run.stop(at_once=False)
 
     def _row(self, table: Table) -> dict[str, Any]:
-        now, claimed = time.monotonic(), self._context.reports.last_claim
+        claimed, now = self._context.reports.last_claim, time.monotonic()
         return {
             "id": self._id,
             "name": self._context.name,
