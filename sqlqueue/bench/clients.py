@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import QueueSession, Status
 
 from ..demo.database import sessions
+from .models import Note
 from .plan import Plan
 from .tally import Tally
 from .yardsticks import YARDSTICKS, raw_connection
@@ -36,6 +37,10 @@ class Client(Protocol):
 
     def consume(self, limit: int) -> Jobs:
         """Claim and complete up to ``limit`` jobs at once, and return them."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Insert a row of the application, in the transaction that completes a job."""
         ...
 
     def any_left(self) -> bool:
@@ -87,6 +92,9 @@ class _InSession(Generic[S]):
         with self.sessions() as session:
             waiting = select(self.model.id).where(self.model.status == Status.AVAILABLE.value).limit(1)
             return session.scalar(waiting) is not None
+
+    def write(self, text: str) -> None:
+        self.session.add(Note(text=text))
 
     def commit(self) -> None:
         self.session.commit()

@@ -19,6 +19,7 @@ from .hands import (
     Register,
     Working,
     apart,
+    apart_writing,
     at_most_once,
     by_copy,
     coroutine,
@@ -27,8 +28,10 @@ from .hands import (
     one_by_one,
     run_calls,
     together,
+    together_writing,
     with_session,
     without_session,
+    writing,
 )
 from .models import Call
 from .plan import Plan
@@ -50,6 +53,8 @@ def drains(plan: Plan, driver: str) -> list[Form]:
     awaited = [_worker("worker, coroutine handler(job)", partial(handle, handler=coroutine))] * HAS_GREENLET
     called = replace(_worker("worker, @worker.task", run_calls), model=Call)
     within = _worker("worker, handler(session, job)", partial(handle, handler=with_session))
+    writes = _worker("worker, handler(session, job)", partial(handle, handler=writing))
+    writes_locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"))
     locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"))
     once = _worker("worker, mode='at-most-once'", partial(handle, handler=without_session, mode="at-most-once"))
     return [
@@ -59,6 +64,18 @@ def drains(plan: Plan, driver: str) -> list[Form]:
         _form(f"one by one, two commits, {threads} threads", few, single(apart, None, threads=threads), within),
         _form("one by one, one commit", few, single(together, "claim, complete", threads=1)),
         _form(f"one by one, one commit, {threads} threads", few, single(together, None, threads=threads), locking),
+        _form(
+            f"inserting a row, two commits, {threads} threads",
+            few,
+            single(apart_writing, None, threads=threads),
+            writes,
+        ),
+        _form(
+            f"inserting a row, one commit, {threads} threads",
+            few,
+            single(together_writing, None, threads=threads),
+            writes_locking,
+        ),
     ]
 
 

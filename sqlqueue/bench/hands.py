@@ -16,13 +16,14 @@ from .._support.processes import settle_in
 from ..demo.database import sessions
 from ..worker.handling.handlers import Mode
 from .clients import Client, Clients
-from .models import CALL, Call
+from .models import CALL, Call, Note
 from .plan import BenchError, Plan
 from .tally import Tally
 
 Cycle: TypeAlias = Callable[[Client, int], int]
 """A function that claims and completes up to the given number of jobs, and returns how many it did."""
 Enqueue: TypeAlias = Callable[[Client, Sequence[str]], None]
+NOTE = "x"
 _AGAIN = 0.001
 _POLL = timedelta(milliseconds=50)
 
@@ -108,6 +109,27 @@ def together(client: Client, limit: int) -> int:
     return len(jobs)
 
 
+def apart_writing(client: Client, limit: int) -> int:
+    """Claim jobs, commit, complete them with what the application writes, commit, and return their number."""
+    jobs = client.claim(limit)
+    client.commit()
+    if jobs:
+        client.write(NOTE)
+        client.complete(jobs)
+        client.commit()
+    return len(jobs)
+
+
+def together_writing(client: Client, limit: int) -> int:
+    """Claim and complete jobs with what the application writes, with one commit, and return their number."""
+    jobs = client.claim(limit)
+    if jobs:
+        client.write(NOTE)
+        client.complete(jobs)
+    client.commit()
+    return len(jobs)
+
+
 def at_most_once(client: Client, limit: int) -> int:
     """Consume jobs with one commit, and return their number."""
     jobs = client.consume(limit)
@@ -150,6 +172,11 @@ class Working:
 
 def with_session(session: Any, job: Any) -> None:
     """Do nothing, so that only the queue is measured."""
+
+
+def writing(session: Any, job: Any) -> None:
+    """Insert a row: a handler that does not use its session has nothing to commit with its completion."""
+    session.add(Note(text=NOTE))
 
 
 def without_session(job: Any) -> None:

@@ -6,7 +6,7 @@ import uuid
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Identity, Text
+from sqlalchemy import Identity, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import JobMixin, QueueMixin
@@ -47,6 +47,15 @@ class UuidJob(QueueMixin, Base):
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
     payload: Mapped[str] = mapped_column(Text)
+
+
+class Note(Base):
+    """What a handler writes: a row of the application."""
+
+    __tablename__ = "sqlqueue_bench_note"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    text: Mapped[str] = mapped_column(String(100))
 
 
 class Call(JobMixin, Base):

@@ -19,7 +19,7 @@ from .clients import Client, Clients
 from .contest import Contest
 from .crew import Crew, crew
 from .figures import Kind
-from .hands import MakeHand, Working, handle, with_session, without_session
+from .hands import MakeHand, Working, handle, with_session, without_session, writing
 from .models import Probe
 from .pickup import empty
 from .plan import Plan
@@ -32,6 +32,11 @@ _WARM = 10
 _COUNTED = 30
 _JOBS = 200
 """Jobs of a worker, whose queries for more work are part of the count."""
+_HANDLERS: dict[str, Callable[..., None]] = {
+    "handler(job)": without_session,
+    "handler(session, job)": with_session,
+    "handler(session, job) that inserts a row": writing,
+}
 _QUIET = 0.03
 """Seconds without a round trip after which a worker is waiting."""
 _LONGEST = 1.0
@@ -111,7 +116,7 @@ def measure_round_trips(
         for who, _, clients in contenders:
             say(f"single operations: {who}")
             found += _operations(contest, through, who, clients)
-        for who, handler in (("handler(job)", without_session), ("handler(session, job)", with_session)):
+        for who, handler in _HANDLERS.items():
             say(f"worker, {who}")
             found.append(_job(contest, through, who, partial(Working, register=partial(handle, handler=handler))))
         say("pick-up")

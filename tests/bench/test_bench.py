@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import Engine, NullPool, column, create_engine, func, inspect, make_url, select, table, update
+from sqlalchemy import Engine, NullPool, column, create_engine, delete, func, inspect, make_url, select, table, update
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -32,13 +32,15 @@ from sqlqueue.bench.hands import (
     Hand,
     MakeHand,
     apart,
+    apart_writing,
     at_most_once,
     by_copy,
     in_bulk,
     one_by_one,
     together,
+    together_writing,
 )
-from sqlqueue.bench.models import Base, Key
+from sqlqueue.bench.models import Base, Key, Note
 from sqlqueue.bench.plan import BenchError, Plan
 from sqlqueue.bench.tally import Tally
 from sqlqueue.bench.yardsticks import YARDSTICKS
@@ -201,7 +203,7 @@ def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeHand
 
 
 @pytest.mark.parametrize("key", Key)
-@pytest.mark.parametrize("cycle", [apart, together, at_most_once])
+@pytest.mark.parametrize("cycle", [apart, together, at_most_once, apart_writing, together_writing])
 def test_yardsticks_do_each_job_once(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: Key
 ) -> None:
@@ -215,6 +217,10 @@ def test_yardsticks_do_each_job_once(
         loops.end()
         loops.close()
         contest.took(20)  # raises unless each was done exactly once
+        with engine.begin() as connection:
+            written = connection.execute(delete(Note)).rowcount
+        if not in_batches:
+            assert written == (20 if cycle in (apart_writing, together_writing) else 0)
 
 
 @pytest.mark.parametrize("key", Key)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from ..models import Note
 from ..plan import Shape
 from ..tally import Tally
 
@@ -22,6 +23,7 @@ class DriverClient:
 
     skips_locked: ClassVar[bool] = True
     """Whether SQLAlchemy's ``with_for_update(skip_locked=True)`` has an effect on this engine."""
+    placeholder: ClassVar[str] = "%s"
     copies: ClassVar[bool] = False
     listens: ClassVar[bool] = False
     analyze: ClassVar[str | None] = None
@@ -51,6 +53,10 @@ class DriverClient:
     def complete(self, rows: Sequence[Row]) -> None:
         """Complete claimed rows; ``RuntimeError`` if claims were lost."""
         raise NotImplementedError
+
+    def write(self, text: str) -> None:
+        """Insert a row of the application."""
+        self.execute(f"INSERT INTO {Note.__tablename__} (text) VALUES ({self.placeholder})", (text,))
 
     def any_left(self) -> bool:
         """Return whether any row is available."""

@@ -21,6 +21,7 @@ class SQLite(DriverClient):
     """A queue for SQLite, by sqlite3 alone."""
 
     skips_locked = False
+    placeholder = "?"
 
     def __init__(self, connection: Any, shape: Shape, tally: Tally) -> None:
         super().__init__(connection, shape, tally)
