@@ -1,0 +1,131 @@
+"""Each attempt that a worker makes leaves exactly one row in the history, however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from sqlqueue import Cancel, Claim, Discard, PastAttempt, Retry, Snooze, utcnow
+from tests.suite.scenes import clock
+from tests.support.harness import Database
+from tests.support.history import Parcel, Past, archive, sync_archive
+from tests.worker.crashing import stopped, supervised
+from tests.worker.crashing_history import PROGRAM
+from tests.worker.crew import Meeting, Workers, eventually, nothing, statuses, with_session, without_session
+
+__all__ = ["archive", "sync_archive"]
+
+HOUR = timedelta(hours=1)
+FINAL = {"completed", "cancelled", "discarded"}
+EXPECTED: dict[int, list[tuple[str, str | None]]] = {
+    1: [("completed", None)],
+    2: [("failed", "ValueError: no stamp"), ("completed", None)],
+    3: [("failed", "ValueError: no stamp")] * 3,
+    4: [("snoozed", None), ("completed", None)],
+    5: [("discarded", "unwanted")],
+    6: [("cancelled", None)],
+    7: [("failed", "later"), ("completed", None)],
+}
+"""The outcomes and errors of the attempts at each parcel, by its key."""
+
+
+def deliver(parcel: Parcel) -> None:
+    hidden = "hush" * 3  # noqa: F841
+    if parcel.id == 3 or (parcel.id == 2 and parcel.attempt == 1):
+        raise ValueError("no stamp")
+    if parcel.id == 4 and parcel.attempt == 1:
+        raise Snooze(timedelta(0))
+    if parcel.id == 5:
+        raise Discard("unwanted")
+    if parcel.id == 6:
+        raise Cancel
+    if parcel.id == 7 and parcel.attempt == 1:
+        raise Retry(timedelta(0), "later")
+
+
+def attempts(db: Database, key: int) -> list[PastAttempt]:
+    """The first attempt first."""
+    with db.begin() as session:
+        return list(reversed(session.history(Claim(Parcel, (key,), 0))))
+
+
+def told(found: Sequence[PastAttempt]) -> list[tuple[int, str, str | None]]:
+    return [(each.attempt, each.outcome.value, each.claimed_by) for each in found]
+
+
+def all_final(db: Database) -> bool:
+    return set(statuses(db, Parcel).values()) <= FINAL
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["with a session", "without"])
+def test_each_outcome_leaves_one_row_for_each_attempt(archive: Database, workers: Workers, session: bool) -> None:
+    before = clock(archive)
+    archive.insert(Parcel, [{"id": key} for key in EXPECTED])
+    worker = workers.make(name="ada")
+    handler = with_session(archive, nothing, during=deliver) if session else without_session(archive, during=deliver)
+    worker.handler(Parcel)(handler)
+    running = workers.start(worker)
+    eventually(lambda: all_final(archive))
+    running.stop()
+    found = {key: attempts(archive, key) for key in EXPECTED}
+    assert {key: [(each.outcome.value, each.error) for each in some] for key, some in found.items()} == EXPECTED
+    for some in found.values():
+        assert [each.attempt for each in some] == list(range(1, len(some) + 1))
+        assert {each.claimed_by for each in some} == {"ada"}
+        assert all(before <= each.started_at <= each.finished_at for each in some if each.started_at)
+        assert all(each.started_at for each in some)
+    every = [each for some in found.values() for each in some]
+    with archive.engine.connect() as connection:
+        assert len(connection.scalars(select(Past.id)).all()) == len(every)
+    with_traceback = [each for each in every if each.traceback]
+    assert [each.error for each in with_traceback] == ["ValueError: no stamp"] * 4
+    for each in with_traceback:
+        assert each.traceback.startswith("Traceback")
+        assert "in deliver" in each.traceback
+        assert "hushhushhush" not in each.traceback
+        assert "sqlqueue/worker" not in each.traceback
+
+
+def test_what_a_stopping_worker_hands_back(archive: Database, workers: Workers, meeting: Meeting) -> None:
+    archive.insert(Parcel, [{"id": 1}])
+    worker = workers.make(name="ada", grace=timedelta(0))
+    worker.handler(Parcel)(with_session(archive, nothing, during=meeting))
+    running = workers.start(worker)
+    meeting.wait_for()
+    running.stop()
+    (released,) = attempts(archive, 1)
+    assert (released.outcome, released.claimed_by, released.error) == ("released", "ada", None)
+    assert released.started_at <= released.finished_at
+
+
+def test_who_takes_over_records_the_lost_lease(archive: Database, workers: Workers) -> None:
+    archive.insert(Parcel, [{"id": 1}])
+    with archive.begin() as session:
+        session.claim(Parcel, claimed_by="gone")
+    with archive.engine.begin() as connection:
+        connection.execute(update(Parcel).values(available_at=utcnow(-HOUR)))
+    worker = workers.make(name="ada")
+    worker.handler(Parcel)(with_session(archive, nothing))
+    running = workers.start(worker)
+    eventually(lambda: all_final(archive))
+    running.stop()
+    found = attempts(archive, 1)
+    assert told(found) == [(1, "crashed", "gone"), (2, "completed", "ada")]
+    assert "its lease ended" in found[0].error
+    assert found[0].traceback is None
+
+
+def test_the_supervisor_records_the_attempt_that_killed_its_process(sync_archive: Database) -> None:
+    sync_archive.insert(Parcel, [{"id": 1}])
+    with supervised(sync_archive.url, program=PROGRAM) as supervisor:
+        eventually(lambda: all_final(sync_archive), 150)
+        stopped(supervisor)
+    crashed, completed = attempts(sync_archive, 1)
+    assert (crashed.outcome, completed.outcome) == ("crashed", "completed")
+    assert crashed.error.startswith("its process exited with status 7")
+    assert (crashed.attempt, completed.attempt) == (1, 2)
+    assert crashed.claimed_by
+    assert crashed.started_at <= crashed.finished_at
