@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from .._support import checks
 from .._support.error_text import error_text
@@ -110,6 +111,19 @@ def paused(session: AnySession, entity: type[QueueMixin]) -> list[Pause]:
     found = {key: facts for key, *facts in rows}
     topics: list[str | None] = [None, *paused_topics(spec, found)]
     return [Pause(topic, *found[key]) for topic in topics if (key := _key(spec, topic)) in found]
+
+
+def pauses_of(session: Session, spec: QueueSpec, topic: str | None) -> list[Pause]:
+    """Return the pauses that keep a task of ``topic`` waiting, two at most.  Reads no others."""
+    table = pause_table(spec.table.metadata)
+    if table is None:
+        return []
+    topics = {spec.table.fullname: None, **({} if topic is None else {_key(spec, topic): topic})}
+    columns = (table.c.queue, table.c.paused_at, table.c.paused_by, table.c.reason)
+    asked = select(*columns).where(table.c.queue.in_(topics))
+    rows: Any = open_(session, spec).rows.execute(session, spec, asked)
+    found = {key: facts for key, *facts in rows}
+    return [Pause(name, *found[key]) for key, name in topics.items() if key in found]
 
 
 def paused_topics(spec: QueueSpec, keys: Collection[str]) -> Sequence[str]:

@@ -22,6 +22,9 @@ from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 
+MOST = 1_000
+"""The number of workers that :func:`workers` reads by default."""
+
 
 class Command(StrEnum):
     """What a worker has been told to do."""
@@ -95,20 +98,26 @@ class WorkerInfo:
         return max(0, self.slots - self.busy)
 
 
-def workers(session: AnySession, target: Target) -> list[WorkerInfo]:
+def workers(session: AnySession, target: Target, *, limit: int | None = MOST) -> list[WorkerInfo]:
     """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
 
     Of a model, those that serve its queue.  Workers whose last report is older than 35 seconds are among them, until
-    others remove their rows after an hour; ``is_live`` tells, by the database's clock.  One statement without locks.
-    Empty if the application has no model for workers, see :class:`.WorkerMixin`.
+    others remove their rows after an hour; ``is_live`` tells, by the database's clock.  Of more than ``limit`` rows,
+    those are read that reported last; ``None`` reads all.  One statement without locks.  Empty if the application has
+    no model for workers, see :class:`.WorkerMixin`.
     """
+    if limit is not None:
+        count("limit", limit)
     specs = specs_of(target)
     table = worker_table(specs[0].table.metadata)
     if table is None:
         return []
     session = session_of(session)
     adapter = open_(session, specs[0])
-    rows: Any = adapter.rows.execute(session, specs[0], select(utcnow().label("now"), *table.c)).mappings()
+    asked = select(utcnow().label("now"), *table.c)
+    if limit is not None:
+        asked = asked.order_by(table.c.seen_at.desc(), table.c.id).limit(limit)
+    rows: Any = adapter.rows.execute(session, specs[0], asked).mappings()
     found = [_info(row) for row in rows]
     tables = {spec.table.fullname for spec in specs}
     mine = [each for each in found if any(lane.queue in tables for lane in each.lanes)]
@@ -123,7 +132,7 @@ def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
     specs = specs_of(target)
     if worker_table(specs[0].table.metadata) is None:
         return []
-    live = [lane.queue for each in workers(session, target) if each.is_live for lane in each.lanes]
+    live = [lane.queue for each in workers(session, target, limit=None) if each.is_live for lane in each.lanes]
     return [spec.entity for spec in specs if holds_tasks(spec) and spec.table.fullname not in live]
 
 
@@ -147,6 +156,10 @@ def stop_workers(session: AnySession, target: Target, worker: str | None = None)
 def set_concurrency(session: AnySession, target: Target, number: int | None, worker: str | None = None) -> int:
     """Tell workers how many calls each of their handlers runs at a time; ``None``: as many as it was registered with.
 
+    The number is a worker's, not a queue's: it holds for each handler of the workers that are told, also for those of
+    other queues.  A model as ``target`` chooses the workers that serve its queue.  To limit what runs across all
+    workers, see :class:`.LimitMixin`.
+
     Running calls continue: fewer slots take effect as they end.  It holds for the life of the worker.  ``target``,
     ``worker``, transaction, return value and errors as for :func:`drain_workers`.
     """
@@ -164,7 +177,8 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
     table = _place_of(spec)
     session = session_of(session)
     adapter = open_(session, spec, Access.CLAIM)
-    told = [each.id for each in workers(session, target) if each.is_live and worker in (None, each.id, each.name)]
+    found = workers(session, target, limit=None)
+    told = [each.id for each in found if each.is_live and worker in (None, each.id, each.name)]
     statements = [update(table).where(table.c.id == key).values(**values) for key in sorted(told)]
     changed = sum(adapter.rows.execute(session, spec, each).rowcount for each in statements)
     if changed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -18,14 +18,17 @@ from ..lifecycle.kind import kinds_of
 from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
 from ..model.mixins import QueueMixin
 from ..model.registry import worker_table
+from ..queue.history import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import FINAL, Status
+from ..sql.attempts import ended
 from ..sql.clock import utcnow
 from ..sql.place import CAP, before, counted
 from ..sql.selection import Pick, picks
 from ..transaction.claims import ledger_of
 from ..transaction.connection import AnySession, open_, session_of
-from .pausing import paused
+from .history import attempts_of
+from .pausing import pauses_of
 from .registry import workers
 from .session_criteria import within
 from .windows import finds_finished
@@ -64,8 +67,8 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     the very same moment passes the task over.  If the session is bound to a ``Connection``, this is not tried.
 
     Tasks that come first are counted by the order of the whole queue, up to 1,000.  The estimate is their number
-    divided by how many tasks finished within the last minute; it needs ``retention``, which gives the model an index
-    of finished tasks.
+    divided by how many attempts ended within the last minute, which the history tells; without a
+    :class:`.HistoryMixin`, by how many tasks finished, which needs ``retention``: it gives the model an index of them.
     """
     spec, identity = _named(task)
     session = session_of(session)
@@ -168,12 +171,11 @@ def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
 
 def _pauses(session: Session, seen: SeenTask) -> Iterator[Reason]:
     topic = seen.values.get("topic")
-    for pause in paused(session, seen.spec.entity):
-        if pause.topic is None or pause.topic == topic:
-            what = "the queue" if pause.topic is None else f"the topic {pause.topic!r}"
-            because = f": {pause.reason}" if pause.reason else ""
-            text = f"{what} has been paused by {pause.paused_by} since {moment_text(pause.paused_at)}{because}"
-            yield Reason(cause=Cause.PAUSED, text=text, since=pause.paused_at, by=pause.paused_by)
+    for pause in pauses_of(session, seen.spec, topic):
+        what = "the queue" if pause.topic is None else f"the topic {pause.topic!r}"
+        because = f": {pause.reason}" if pause.reason else ""
+        text = f"{what} has been paused by {pause.paused_by} since {moment_text(pause.paused_at)}{because}"
+        yield Reason(cause=Cause.PAUSED, text=text, since=pause.paused_at, by=pause.paused_by)
 
 
 def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None:
@@ -200,15 +202,26 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
 def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reason]:
     spec = seen.spec
     ranges = _before(seen)
-    lately = [(spec["finished_at"] >= utcnow(-_MINUTE),)] if finds_finished(adapter, spec) else []
-    counts = [counted(spec, *criteria).label(None) for criteria in (*ranges, *lately)]
     if not ranges:
         return
+    lately = _lately(adapter, spec)
+    counts = [each.label(None) for each in (*(counted(spec, *criteria) for criteria in ranges), *lately)]
     found = adapter.rows.execute(session, spec, select(*counts)).one()
     ahead = min(sum(found[: len(ranges)]), CAP)
     if ahead:
         done = found[-1] if lately else 0
         yield _behind(ahead, timedelta(seconds=round(60 * ahead / done)) if done else None)
+
+
+def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
+    """Return the number of attempts, or else of tasks, that ended within the last minute, if an index finds them."""
+    since, history = utcnow(-_MINUTE), attempts_of(spec, ())
+    if history is not None:
+        table, columns = history.table, {"one": history.table.c.id}
+        ways = [each for each in AttemptOutcome if each is not AttemptOutcome.CRASHED]  # these ended some time before
+        rows = ended(table, spec.table.fullname, ways, columns, table.c.finished_at >= since, cap=None).limit(CAP)
+        return [select(func.count()).select_from(rows.subquery()).scalar_subquery()]
+    return [counted(spec, spec["finished_at"] >= since)] if finds_finished(adapter, spec) else []
 
 
 def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:

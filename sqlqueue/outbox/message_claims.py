@@ -22,10 +22,13 @@ from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
+from ..model.history import history_of
 from ..operations import default_claimer
+from ..operations.claiming import ABANDONED
+from ..operations.recording import last_claims, record
 from ..operations.session_criteria import within
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.selection import Assignment, Pick, picks, write
+from ..sql.selection import Assignment, Pick, is_held, picks, write
 from ..transaction.claims import Hold, ledger_of
 from ..transaction.connection import AnySession, open_to_claim, session_of
 from .order import Head, first_of, followers_of
@@ -67,7 +70,9 @@ def claim_messages(
     lines, mine = _locked_lines(session, adapter, wanted)
     token = new_token()
     writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
+    crashed = _abandoned(session, adapter, spec, mine)
     taken = _take(session, adapter, wanted, mine, writing)
+    record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)
     return _remembered(session, spec, adapter.rows.load(session, spec, _without_gaps(lines, taken)), token)
 
 
@@ -168,14 +173,25 @@ def _take(
     return found
 
 
+def _abandoned(session: Session, adapter: Adapter, spec: QueueSpec, locked: Sequence[Identity]) -> list[Claim]:
+    """Return the claims of relays that have crashed, for the history: afterwards the rows show only the new ones."""
+    if history_of(spec.table.metadata) is None:
+        return []
+    keys = (adapter.keys.key_in(spec, some) for some in adapter.keys.batches(spec, locked))
+    return [claim for key in keys for claim in last_claims(adapter, session, spec, and_(key, is_held(spec)))]
+
+
 def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]) -> list[Identity]:
     return [identity for line in lines for identity in takewhile(held.__contains__, line)]
 
 
 def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: int) -> list[Any]:
     """Register the claims of ``messages`` with the session, and return ``messages``."""
-    attempt = spec.attributes["attempt"]
-    claims = [Claim(type(each), spec.identity_of(each), getattr(each, attempt), token) for each in messages]
+    attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
+    claims = [
+        Claim(type(each), spec.identity_of(each), getattr(each, attempt), token, getattr(each, by), getattr(each, at))
+        for each in messages
+    ]
     ledger_of(session).remember(
         session, [(instance_state(each), Hold(claim)) for each, claim in zip(messages, claims, strict=True)]
     )

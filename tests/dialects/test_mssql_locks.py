@@ -26,10 +26,11 @@ LEFT = {
     *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
     "Task.run_now 1",  # likewise
     *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
-    *("Mail.pause 1", "Mail.resume 1"),  # not rows of a queue
-    *("Fleet.report 1", "Fleet.report 2", "Fleet.read 1", "Fleet.leave 1", "Fleet.forget 2"),  # likewise
-    *("Fleet.drain_workers 2", "Fleet.set_concurrency 2", "Past.prune_history(limit) 2"),  # likewise
+    *("Task.page 4", "Task.page(state) 3", "Task.page(where) 3"),  # they lock nothing
 }
+
+BESIDE = {"queue_pause", "fleet_worker", "past"}
+"""Tables whose rows are not those of a queue."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def columns(sql: str, table: str) -> set[str]:
 
 
 def test_rows_given_by_key_are_found_by_seeks(sent: dict[str, str]) -> None:
-    by_key = {name: (sql, table.name) for name, sql in sent.items() for table in named(sql)}
+    by_key = {name: (sql, table.name) for name, sql in sent.items() for table in named(sql) if table.name not in BESIDE}
     assert len(by_key) > 100
     left = {name for name, (sql, table) in by_key.items() if not any("FORCESEEK" in each for each in hints(sql, table))}
     assert left == LEFT

@@ -19,8 +19,9 @@ from sqlqueue import (
     claim_of,
     utcnow,
 )
+from sqlqueue.outbox import claim_messages
 from tests.support.harness import Database
-from tests.support.history import Boat, Flare, Parcel, Past, Reel, Rota, tables_in
+from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, tables_in
 from tests.support.models import Task
 
 HOUR = timedelta(hours=1)
@@ -200,6 +201,36 @@ def test_limited_tasks(db: Database) -> None:
         session.complete(boats)
     with db.begin() as session:
         assert [outcomes(session.history(boat)) for boat in boats] == [[(1, "completed", None)]] * 2
+
+
+def test_messages_of_an_outbox(db: Database) -> None:
+    """Published ones are deleted; their history tells which relay published them, and when."""
+    put(db, Cable(message_key="a"), Cable(message_key="a"))
+    with db.begin() as session:
+        cables = session.run(claim_messages, Cable, limit=5, claimed_by="relay 1")
+        assert {cable.claimed_by for cable in cables} == {"relay 1"}
+        assert all(cable.claimed_at for cable in cables)
+        claims = [claim_of(cable) for cable in cables]
+        session.complete(claims)
+    with db.begin() as session:
+        assert session.stats(Cable).total == 0
+        for claim in claims:
+            (attempt,) = session.history(claim)
+            assert (attempt.outcome, attempt.claimed_by) == ("completed", "relay 1")
+            assert attempt.started_at <= attempt.finished_at
+
+
+def test_who_takes_messages_over_records_the_crash_of_a_relay(db: Database) -> None:
+    put(db, Cable(message_key="a"), Cable(message_key="a"))
+    for relay in ("gone", "next"):
+        with db.begin() as session:
+            claims = [claim_of(each) for each in session.run(claim_messages, Cable, limit=5, claimed_by=relay)]
+        expire(db, Cable)
+    with db.begin() as session:
+        for claim in claims:
+            (attempt,) = session.history(claim)
+            assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "crashed", "gone")
+            assert attempt.took is not None
 
 
 # -- pruning, declaration ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from sqlalchemy import event, func, insert, select, update
 from sqlalchemy.orm import with_loader_criteria
 from typer.testing import CliRunner
 
-from sqlqueue import Bucket, ErrorGroup, utcnow
+from sqlqueue import Bucket, Cause, Claim, ErrorGroup, utcnow
 from sqlqueue.cli import application
 from tests.suite.scenes import PAST, clock
 from tests.support.harness import Actor, Database
@@ -204,6 +204,17 @@ def test_at_a_cap_the_last_attempts_to_end_are_read(archive: Database) -> None:
         each.start for each in some if each.start <= hour + 2 * HOUR
     ]
     assert (len(counts(everything)), any(each.capped for each in everything)) == (4, False)
+
+
+def test_an_estimate_by_the_attempts_of_the_last_minute(archive: Database) -> None:
+    now = clock(archive)
+    ends = [{"outcome": outcome} for outcome in ("completed", "failed", "released", "crashed")]
+    stored(archive, [{**each, "finished_at": now} for each in ends])
+    stored(archive, [{**each, "finished_at": now - HOUR} for each in ends])
+    archive.insert(Parcel, [{"id": n, "available_at": PAST} for n in range(1, 8)])
+    with archive.begin() as session:
+        (reason,) = session.why(Claim(Parcel, (7,), 0)).reasons
+    assert (reason.cause, reason.ahead, reason.estimate) == (Cause.ORDER, 6, 2 * MINUTE)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select
 from typer.testing import CliRunner
 
-from sqlqueue import Cause, Command, ConfigurationError, Lane, Severity, check
+from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, Lane, Severity, check
 from sqlqueue.cli import application
 from sqlqueue.model.registry import worker_table
 from tests.suite.scenes import clock
@@ -57,6 +57,24 @@ def test_workers_by_name_and_by_queue(fleet: Database) -> None:
     assert (worker.slots, worker.busy, worker.idle) == (8, 2, 6)
     assert (worker.host, worker.process, worker.version, worker.memory) == ("web-1", 7, "1.2", 5_000_000_000)
     assert (worker.last_claim_at, worker.command, worker.concurrency) == (None, None, None)
+
+
+def test_of_many_workers_those_that_reported_last(fleet: Database) -> None:
+    for name, ago in (("a", 3), ("b", 20), ("c", 1), ("d", 30)):
+        register(fleet, name, lane("errand_of_fleet"), ago=ago)
+    with fleet.begin() as session:
+        assert [each.name for each in session.workers(Fleet, limit=2)] == ["a", "c"]
+        assert [each.name for each in session.workers(Fleet, limit=None)] == ["a", "b", "c", "d"]
+        with pytest.raises(ArgumentError, match="limit"):
+            session.workers(Fleet, limit=0)
+
+
+def test_the_number_of_calls_is_of_a_worker_and_not_of_a_queue(fleet: Database) -> None:
+    register(fleet, "both", lane("errand_of_fleet"), lane("fleet_call"))
+    register(fleet, "calls", lane("fleet_call"))
+    with fleet.begin() as session:
+        assert session.set_concurrency(Errand, 3) == 1
+    assert written(fleet, FleetWorker.concurrency) == {"both": 3, "calls": None}
 
 
 def test_unserved_queues_are_reported(fleet: Database) -> None:

@@ -20,6 +20,7 @@ from sqlqueue import (
     SlotMixin,
     StageMixin,
 )
+from sqlqueue.outbox import OutboxMixin
 from tests.support.harness import Database
 
 AT_ONCE = ConstantBackoff(timedelta(0), jitter=0)
@@ -71,6 +72,12 @@ class Berth(SlotMixin, Base):
 class Boat(LimitMixin, Base):
     __tablename__ = "past_boat"
     __queue__ = QueueOptions(slots=Berth, limit=2, retry=AT_ONCE)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+
+
+class Cable(OutboxMixin, Base):
+    __tablename__ = "past_cable"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
