@@ -83,10 +83,12 @@ def _lock_all(
     return [number for number, held in rows if held], [number for number, held in rows if not held]
 
 
-def limits(session: AnySession, entity: type[QueueMixin]) -> list[Limit]:
-    """Return the keys that have been used or given a limit, sorted by key."""
+def limits(session: AnySession, entity: type[QueueMixin], *, first: int | None = None) -> list[Limit]:
+    """Return the keys that have been used or given a limit, sorted by key: all, or only the ``first`` ones."""
     slots = slots_of(spec_of(entity))
     session = session_of(session)
+    if first is not None:
+        checks.count("first", first)
     adapter = open_(session, slots)
-    rows: Any = adapter.rows.execute(session, slots, usage(slots).order_by(slots["slot_key"]))
+    rows: Any = adapter.rows.execute(session, slots, usage(slots).order_by(slots["slot_key"]).limit(first))
     return [Limit(*row) for row in rows]

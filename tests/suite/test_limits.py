@@ -305,6 +305,15 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]
 
 
+def test_the_first_limits_by_key(sync_db: Database) -> None:
+    with sync_db.begin() as session:
+        for key in "cab":
+            session.set_limit(Visit, key, 1)
+    assert [each.key for each in sync_db.session().limits(Visit, first=2)] == ["a", "b"]
+    with pytest.raises(ArgumentError, match="first"):
+        sync_db.session().limits(Visit, first=0)
+
+
 def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database) -> None:
     assert claim(sync_db) == []  # a connection and a server that are known already
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:

@@ -23,4 +23,4 @@ async def show(request: Request) -> Response:
 
 
 def _read(session: Session, spec: QueueSpec) -> list[Limit]:
-    return limits(session, spec.entity)[:ROWS]
+    return limits(session, spec.entity, first=ROWS)

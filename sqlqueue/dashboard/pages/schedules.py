@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
 from ...lifecycle.kind import recurs
-from ...operations import find
+from ...operations.paging import page
 from ...queue.schedules import parse
 from ...queue.spec import QueueSpec
 from ..site import respond, site_of
@@ -42,10 +42,11 @@ async def show(request: Request) -> Response:
     return respond(request, "schedules.html", queues=list(zip(specs, found, strict=True)), most=ROWS)
 
 
-def _read(session: Session, spec: QueueSpec) -> list[Recurring]:
+def _read(session: Session, spec: QueueSpec) -> tuple[list[Recurring], bool]:
+    """Return recurring tasks, and whether there may be more."""
     names = spec.attributes
-    tasks = find(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS)
-    return [
+    found = page(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS)
+    tasks = [
         Recurring(
             key=key_text(spec.identity_of(task)),
             status=getattr(task, names["status"]),
@@ -53,8 +54,9 @@ def _read(session: Session, spec: QueueSpec) -> list[Recurring]:
             runs=list(_runs(schedule, getattr(task, names["status"]), getattr(task, names["available_at"]))),
             error=getattr(task, names["error"]),
         )
-        for task in tasks
+        for task in reversed(found.tasks)
     ]
+    return tasks, found.next is not None
 
 
 def _runs(schedule: str, status: str, moment: datetime) -> Iterator[datetime]:
