@@ -47,7 +47,7 @@ class Dashboard:
     ``link``: called with a task; returns the address of the application's own page of it, or ``None``.
     ``title``: the heading of all pages.  ``statement_limit``: the longest time that a statement of a page may take.
 
-    Pages read the database only when somebody asks for them, and share what they read for two seconds.  ``/metrics``
+    Pages read the database only when somebody asks for them, and share what they read for three seconds.  ``/metrics``
     has figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is
     logged to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
     """

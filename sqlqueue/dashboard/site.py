@@ -29,7 +29,7 @@ from .snapshots import Snapshots
 R = TypeVar("R")
 CAP = 10_000
 """Up to this many tasks are counted of each group of states."""
-LIFETIME = 2.0
+LIFETIME = 3.0
 """Seconds for which what was read is shown to others."""
 
 

@@ -30,7 +30,7 @@ async def show(request: Request) -> Response:
     """Show all queues."""
     site = site_of(request)
     specs = list(site.queues.values())
-    found = await site.read_each("standing", _standing, specs)
+    found = await site.read_each("standing", standing, specs)
     charts = await site.read_each(
         "hour", lambda session, spec: chart_of(session, spec, HOUR), specs, lifetime=HOUR.lifetime
     )
@@ -41,5 +41,6 @@ async def show(request: Request) -> Response:
     return respond(request, "overview.html", standings=standings)
 
 
-def _standing(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
+def standing(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
+    """Read the figures of a queue and its pauses, which the page of the queue shares."""
     return overview(session, spec.entity, cap=CAP, scan=SCAN), paused(session, spec.entity)

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
-from ...operations import Pause, QueueOverview, QueueStats, overview, paused
 from ...operations.paging import Page, page
 from ...operations.windows import SCAN, places_of
 from ...queue.spec import QueueSpec
@@ -22,8 +21,9 @@ from ...transaction.connection import open_
 from ..charts import DAY, HOUR, Chart, Period, chart_of
 from ..exposure import Exposure
 from ..filters import Filter, cursor, position
-from ..site import CAP, Site, respond, site_of
+from ..site import Site, respond, site_of
 from .kinds import by_stage
+from .overview import standing
 
 ROWS = 50
 ROLES = ("topic", "task", "stage", "message_key", "limit_key")
@@ -61,7 +61,8 @@ async def show(request: Request) -> Response:
         lines = await _lines(site, spec, filter, after, before)
     except ArgumentError as error:
         problem = str(error)
-    figures, pauses, stages = await site.read(("queue", spec), lambda session: _figures(session, spec), spec)
+    figures, pauses = await site.read(("standing", spec), partial(standing, spec=spec), spec)
+    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
     charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
     return respond(
         request,
@@ -109,11 +110,3 @@ def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> Lines:
         for task in found.tasks
     ]
     return Lines(lines=lines, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
-
-
-Figures = tuple[QueueOverview, list[Pause], dict[str, QueueStats]]
-
-
-def _figures(session: Session, spec: QueueSpec) -> Figures:
-    entity = spec.entity
-    return overview(session, entity, cap=CAP, scan=SCAN), paused(session, entity), by_stage(session, spec)
