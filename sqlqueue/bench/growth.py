@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 from typing import Any, TypeAlias
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, func, insert, literal_column, select
@@ -37,6 +38,8 @@ class Growth:
     """Tasks per second."""
     ratio: Spread
     """Ratio to the rate of the first size in the same round."""
+    server_microseconds: float | None
+    """The server's time per task, as the median of all rounds; ``None`` if the server does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +68,26 @@ def measure_growth(
     Each size has a table of its own, and each round shuffles the sizes, so that other load on the machine affects all
     of them alike.  The tables are created and dropped; existing tables of the same name raise a database error.
     """
+    engine.dispose()  # older connections in the pool would share the work, but one session must do it all
     with _queues(engine, {f"growth_{size}": size for size in sizes}, say) as models:
         rates: dict[int, list[float]] = {size: [] for size in sizes}
+        spent: dict[int, list[float | None]] = {size: [] for size in sizes}
         by_size = list(zip(sizes, models, strict=True))
         for number in range(-1, rounds):  # the first is a warm-up, and not counted
             for size, model in random.sample(by_size, len(by_size)):
                 say(f"draining among {size:,} finished tasks, round {number + 1} of {rounds}")
                 _enqueue(sessions, model, tasks)
-                rate = _drain(sessions, model, tasks)
-                rates[size] += [rate] if number >= 0 else []
+                rate, server = _measured_drain(engine, sessions, model, tasks)
+                if number >= 0:
+                    rates[size].append(rate)
+                    spent[size].append(server)
     empty = rates[sizes[0]]
     return [
         Growth(
             rows=size,
             rate=Spread.of(rates[size]),
             ratio=Spread.of([rate / first for rate, first in zip(rates[size], empty, strict=True)]),
+            server_microseconds=_median(spent[size]),
         )
         for size in sizes
     ]
@@ -183,6 +191,21 @@ def _drain(sessions: sessionmaker[QueueSession], model: Model, tasks: int) -> fl
             session.complete(claimed)
         done += len(claimed)
     return done / (time.perf_counter() - begun)
+
+
+def _measured_drain(
+    engine: Engine, sessions: sessionmaker[QueueSession], model: Model, tasks: int
+) -> tuple[float, float | None]:
+    """Drain tasks, and return the rate per second and the server's microseconds per task."""
+    before = read_server_time(engine)
+    rate = _drain(sessions, model, tasks)
+    after = read_server_time(engine)
+    return rate, None if before is None or after is None else (after - before) / tasks
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value]  # a server that does not count reports no time at all
+    return round(median(known), 2) if len(known) == len(values) else None
 
 
 @contextmanager

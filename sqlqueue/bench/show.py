@@ -117,13 +117,15 @@ def _show_round_trips(console: Console, figures: Sequence[RoundTrips]) -> None:
 
 
 def _show_growth(console: Console, grown: Grown) -> None:
-    table = Table("finished tasks", "jobs/s", "of the first size's", title="Growth", title_justify="left")
+    columns = ("finished tasks", "jobs/s", "of the first size's", "server microseconds/job")
+    table = Table(*columns, title="Growth", title_justify="left")
     for figure in grown.amid:
         rate, ratio = figure.rate, figure.ratio
         table.add_row(
             f"{figure.rows:,}",
             f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
             f"{ratio.median:.2f} ({ratio.least:.2f}-{ratio.most:.2f})",
+            "" if figure.server_microseconds is None else f"{figure.server_microseconds:,.1f}",
         )
     console.print(table)
     _show_snapshot(console, grown.under_snapshot)

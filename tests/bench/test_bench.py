@@ -132,6 +132,10 @@ def test_growth_is_measured_when_it_is_asked_for(sync_db: Database) -> None:
     assert result.exit_code == 0, result.stderr
     growth = json.loads(result.stdout)["growth"]
     assert [each["rows"] for each in growth["amid"]] == [0, 50]
+    for each in growth["amid"]:
+        assert each["server_microseconds"] is None or 0 < each["server_microseconds"] < 1e6 / each["rate"]["least"]
+        if sync_db.case.name != "mysql":
+            assert (each["server_microseconds"] is not None) == (sync_db.case.name in TELLING)
     held = growth["under_snapshot"]
     assert len(held["rates"]) == 10
     if sync_db.case.name != "mysql":
