@@ -115,6 +115,7 @@ def _text(project: Project, message: str) -> str:
     return path.read_text()
 
 
+@pytest.mark.requires("changes_defaults")
 @pytest.mark.timeout(300)
 def test_existing_rows_are_completed_and_new_rows_are_available(
     sync_db: Database, application: MakeApplication
@@ -142,6 +143,7 @@ def test_existing_rows_are_completed_and_new_rows_are_available(
     assert _own(sync_db)[:-1] == own
 
 
+@pytest.mark.requires("changes_defaults")
 def test_the_mixin_can_be_removed_and_added_again(sync_db: Database, application: MakeApplication) -> None:
     queue = application(10)
     before, own = definitions(sync_db, Before.metadata), _own(sync_db)
@@ -164,6 +166,7 @@ def test_the_mixin_can_be_removed_and_added_again(sync_db: Database, application
     assert _claimed(sync_db) == [11]
 
 
+@pytest.mark.requires("changes_defaults")
 @pytest.mark.parametrize(("becomes", "batch"), [(Status.CANCELLED, True), ("available", False)])
 def test_rows_get_the_configured_status(
     sync_db: Database, application: MakeApplication, becomes: Status, batch: bool
@@ -176,6 +179,7 @@ def test_rows_get_the_configured_status(
     assert len(_claimed(sync_db)) == (3 if becomes == Status.AVAILABLE else 0)
 
 
+@pytest.mark.requires("changes_defaults")
 def test_indexes_are_made_without_being_in_the_way(sync_db: Database, application: MakeApplication) -> None:
     adopting = application(3, sqlqueue=MigrationOptions(concurrently=True, postgresql_storage=True))
     before = definitions(sync_db, Before.metadata)
@@ -194,6 +198,7 @@ def test_indexes_are_made_without_being_in_the_way(sync_db: Database, applicatio
     assert definitions(sync_db, Before.metadata) == before
 
 
+@pytest.mark.requires("changes_defaults")
 @pytest.mark.parametrize("generated_here", [True, False], ids=["from", "to"])
 def test_it_runs_on_another_engine_than_it_was_generated_on(
     sync_db: Database, project: MakeProject, tmp_path: Path, generated_here: bool

@@ -34,7 +34,8 @@ def model(*mixins: type[Any], **options: Any) -> Any:
 
 def codes(db: Database, kind: Any) -> set[tuple[str, str]]:
     with db.engine.connect() as connection:
-        return {(finding.severity, finding.code) for finding in check(connection, kind) if finding.model is not None}
+        found = {(finding.severity, finding.code) for finding in check(connection, kind) if finding.model is not None}
+    return found if db.case.explains else found - {("note", "plan-not-asked")}
 
 
 def stored(db: Database, kind: Any, role: str) -> Sequence[Any]:
@@ -43,6 +44,7 @@ def stored(db: Database, kind: Any, role: str) -> Sequence[Any]:
         return connection.scalars(select(table.c[role]).order_by(table.c.id)).all()
 
 
+@pytest.mark.requires("changes_defaults")
 @pytest.mark.parametrize(
     ("mixin", "role", "before", "after"),
     [
@@ -60,9 +62,9 @@ def test_a_changed_option(
     made.upgrade()
     (meant,) = {value if isinstance(value, int) else value[0] for value in after.values()}
     with sync_db.begin() as session:  # whatever the server's default, this library enqueues what the model says
-        session.add(new(id=1))
-        session.enqueue(new(id=2))
-        session.enqueue(new, [{"id": 3}, {"id": 4}])
+        session.add(new())
+        session.enqueue(new())
+        session.enqueue(new, [{"name": "a"}, {"name": "b"}])
     assert stored(sync_db, new, role) == [meant] * 4
     assert codes(sync_db, new) == {("warning", "wrong-default")}
     changed = made.using(new.metadata)
@@ -73,7 +75,7 @@ def test_a_changed_option(
     changed.check()
     assert codes(sync_db, new) == set()
     with sync_db.engine.begin() as connection:  # another program
-        connection.exec_driver_sql("INSERT INTO changed_job (id, name) VALUES (5, 'x')")
+        connection.exec_driver_sql("INSERT INTO changed_job (name) VALUES ('x')")
     assert stored(sync_db, new, role)[-1] == meant
     changed.downgrade("-1")
     assert codes(sync_db, new) == {("warning", "wrong-default")}
@@ -88,6 +90,7 @@ def test_a_status_default_that_enqueues_nothing_is_reported(sync_db: Database, p
     assert codes(sync_db, model(QueueMixin)) == {("error", "wrong-default")}
 
 
+@pytest.mark.requires("changes_defaults")
 def test_jobs_in_a_table_with_rows(sync_db: Database, project: MakeProject) -> None:
     before, after = model(), model(JobMixin)
     made = project(before.metadata, plugin=True)
@@ -139,7 +142,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
     assert [stored(sync_db, new, name) for name in names.values()] == before
     assert codes(sync_db, new) == set()
     with sync_db.engine.begin() as connection:  # the defaults are there
-        connection.exec_driver_sql("INSERT INTO changed_job (id, name) VALUES (5, 'x')")
+        connection.exec_driver_sql("INSERT INTO changed_job (name) VALUES ('x')")
     assert stored(sync_db, new, "queue_status")[-1] == "available"
     changed.downgrade("-1")
     assert [stored(sync_db, old, role)[:3] for role in names] == before

@@ -21,7 +21,7 @@ from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.suite.scenes import count, end_leases
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
-from tests.worker.crew import AT_ONCE, LEASE, LONG, Workers, eventually
+from tests.worker.crew import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 
@@ -177,6 +177,7 @@ def produce(db: Database, keys: Sequence[str], each: int) -> None:
             fill(db, key)
 
 
+@pytest.mark.requires("obeys_hints")
 def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Workers) -> None:
     """Each producer has its own keys, so none waits for the row that the messages are about."""
     notes: list[tuple[str, int]] = []
@@ -197,7 +198,7 @@ def test_several_relays_keep_the_order_of_each_key(db: Database, workers: Worker
         producer.start()
     for producer in producers:
         producer.join()
-    eventually(lambda: drained(db), 30)
+    eventually(lambda: drained(db))
     seen = first_occurrences(notes)
     assert {key: len(ids) for key, ids in seen.items()} == dict.fromkeys("abcdef", 12)
     assert {key: sorted(ids) for key, ids in seen.items()} == seen
@@ -254,7 +255,7 @@ def test_stopping_waits_for_the_call_that_is_made_and_makes_no_other(db: Databas
 
     relay = Relay(engine.sessions(), Outgoing, coroutine if db.is_async else publish, batch=2, notify=False)
     running = workers.start(relay, engine=engine)
-    assert arrived.wait(10)
+    assert arrived.wait(PATIENCE)
     relay.stop()
     time.sleep(0.1)
     assert not running.ended
@@ -280,7 +281,7 @@ def test_a_publisher_that_hangs_is_left_and_others_go_on_at_once(db: Database, w
     publish = coroutine if db.is_async else function
     relay = Relay(engine.sessions(), Outgoing, publish, grace=timedelta(0), notify=False)
     running = workers.start(relay, engine=engine)
-    assert arrived.wait(10)
+    assert arrived.wait(PATIENCE)
     running.stop()
     ended.set()
     assert states(db) == dict.fromkeys(ids, "available")

@@ -162,6 +162,7 @@ def test_the_claiming_block_records_a_traceback(db: Database) -> None:
     assert "sqlqueue/operations" not in attempt.traceback
 
 
+@pytest.mark.requires("sends_long_texts")
 def test_long_tracebacks_lose_their_middle(db: Database) -> None:
     put(db, Parcel())
     reason = "first " + "ä\U0001f4e6" * 3_000 + " last"

@@ -102,6 +102,7 @@ def test_every_statement(sync_db: Database, models: _Models) -> None:
         actor.complete(actor.claim(models.limited))
 
 
+@pytest.mark.requires("keeps_index_names")
 def test_the_schema_is_found(sync_db: Database, models: _Models) -> None:
     with sync_db.engine.connect() as connection:
         for model in (models.plain, models.limited):

@@ -120,6 +120,7 @@ def test_late_runs_are_skipped(db: Database, lease: Any) -> None:
         assert timedelta(0) < found["available_at"] - clock(db) <= HOUR
 
 
+@pytest.mark.requires("obeys_hints")
 def test_each_missed_run_is_made_up_for_once(sync_db: Database) -> None:
     task = recurring(sync_db, Reading, available_at=clock(sync_db) - 11.5 * HOUR)
     planned = row(sync_db, task)["available_at"]

@@ -80,6 +80,8 @@ class EngineCase:
     """A writer locks the whole database; on other engines, claimers lock single rows."""
     obeys_hints: bool = True
     """Rows are locked and skipped as the statements' hints say; without this, two claimers may get the same row."""
+    sends_long_texts: bool = True
+    """The driver takes text parameters of more than 2,000 characters."""
     statements_row: str = ""
     """The label of its row of statement counts in docs/explanation/semantics.md."""
     reuses_keys: bool = False
@@ -179,6 +181,10 @@ class EngineCase:
     """The columns of the claim index in an order that claims cannot use."""
     explains: bool = True
     """The library reads query plans."""
+    changes_defaults: bool = True
+    """A migration can change the default of a column."""
+    keeps_index_names: bool = True
+    """The catalog has the names of indexes as they were given, however long and in whatever case."""
     names_brackets: bool = True
     """A name may contain square brackets."""
     claims_in_schemas: bool = True
@@ -620,6 +626,9 @@ ENGINES = (
         only_by_url=True,
         container=None,
         obeys_hints=False,
+        sends_long_texts=False,  # FreeTDS, where SQLAlchemy declares them as NVARCHAR(max)
+        changes_defaults=False,  # it does not know their names
+        keeps_index_names=False,
         names_brackets=False,
         claims_in_schemas=False,
         hide_index=None,

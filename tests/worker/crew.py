@@ -18,15 +18,15 @@ from sqlqueue import Worker, current_job
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 
-LONG = timedelta(seconds=60)
+LONG = timedelta(minutes=5)
 """As `poll`: nothing is found by looking now and then."""
-AT_ONCE = 10.0
-"""Seconds, on a machine that is busy; who polls so rarely looks after 30 at the earliest."""
+AT_ONCE = 60.0
+"""Seconds, on a machine that is busy; who polls so rarely looks after 150 at the earliest."""
 POLL = timedelta(seconds=0.3)
 LEASE = timedelta(seconds=4.5)
 """A heartbeat comes after a third: a machine may stand still for three seconds."""
 _THREADS = ThreadPoolExecutor(50)
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that no test waits for, unless it fails."""
 
 
