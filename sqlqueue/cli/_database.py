@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -18,15 +17,13 @@ from .._support.exc import ArgumentError, SQLQueueError
 from .._support.urls import database_url
 from ..dialects import adapter_for
 from ..operations.attempts import spoken
-from ..worker.database.checkouts import CONNECT, track
+from ..worker.database.checkouts import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 R = TypeVar("R")
-SILENCE = timedelta(seconds=30)
-"""A server whose host has not been heard of for so long is gone: no command waits for it without end."""
 
 
 class CannotConnect(Exception):
@@ -97,7 +94,7 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 
 def prepared(engine: Engine) -> Engine:
     """Return ``engine``, set up so that errors on connecting are recognized and a silent host is given up."""
-    track(engine, SILENCE)
+    track(engine, UNREACHABLE)
     event.listen(engine, "do_connect", _open)  # with the limits that the line above has set
     return engine
 

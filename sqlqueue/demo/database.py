@@ -15,6 +15,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import ArgumentError, QueueSession
 from sqlqueue._support.urls import database_url
 
+from ..worker.database.checkouts import UNREACHABLE, track
 from .errors import DemoError
 from .models import Base
 
@@ -76,6 +77,7 @@ def reached(url: str) -> Engine:
             raise DemoError(f"{engine.driver} is an asyncio driver: use a sync one")
         if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise DemoError("processes cannot share an in-memory database: give a file, as in sqlite:///demo.db")
+        track(engine, UNREACHABLE)
         engine.connect().close()
     except ArgumentError as error:
         raise DemoError(str(error)) from error

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from sqlqueue import QueueSession, Worker
 from sqlqueue._support.sockets import Socket, keep_alive
 from sqlqueue.cli import application
-from sqlqueue.cli._database import SILENCE, connect
+from sqlqueue.cli._database import connect
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import deadlines
-from sqlqueue.worker.database.checkouts import track
+from sqlqueue.worker.database.checkouts import UNREACHABLE, track
 from tests.drivers.listeners import listener, stay_silent
 from tests.outages.blackhole import BlackHole, through
 from tests.suite.scenes import count, rows
@@ -190,6 +190,16 @@ def test_a_command_gives_up_a_connection_that_is_never_made(
     assert (told.exit_code, "cannot connect" in told.stderr) == (2, True), told.output
 
 
+@pytest.mark.requires("container")
+def test_a_proof_gives_up_a_connection_that_is_never_made(
+    sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=2))
+    url = through(greedy, sync_db.url).render_as_string(hide_password=False)
+    told = CliRunner().invoke(application(), ["prove", "--url", url])
+    assert (told.exit_code, "cannot connect" in told.stderr) == (2, True), told.output
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such option")
 @pytest.mark.requires("container")
 def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
@@ -203,7 +213,7 @@ def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
     try:
         for driver in (sync_db.case.sync_driver, sync_db.case.async_driver):
             url = through(hole, sync_db.url).set(drivername=driver).render_as_string(hide_password=False)
-            assert 0 < connect(url, told) <= SILENCE.total_seconds() * 1000
+            assert 0 < connect(url, told) <= UNREACHABLE.total_seconds() * 1000
     finally:
         hole.close()
 

@@ -20,6 +20,8 @@ _SOCKET, _OWNER, _UNDO = "sqlqueue socket", "sqlqueue owner", "sqlqueue undo"
 """Keys in the ``info`` of a pooled connection, which is kept for as long as it is open."""
 CONNECT = timedelta(seconds=10)
 """The longest time for opening a connection, where the application has chosen none."""
+UNREACHABLE = timedelta(seconds=30)
+"""The time after which commands give up a host that no longer answers; workers go by their leases."""
 
 
 class CheckedOut:
