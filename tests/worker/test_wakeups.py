@@ -168,7 +168,7 @@ def test_a_disconnected_listener_reconnects(db: Database, workers: Workers) -> N
 def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
     before = listeners(db)
     idle(db, workers, notify=False)
-    assert listeners(db) <= before
+    eventually(lambda: listeners(db) <= before)  # the one of a worker that is ending may still come
 
 
 @pytest.mark.requires("notifies")
