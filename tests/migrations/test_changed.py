@@ -131,7 +131,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
     made.revise("first")
     made.upgrade()
     with sync_db.begin() as session:
-        session.enqueue(old, [{"id": 1}, {"id": 2}, {"id": 3}])
+        session.enqueue(old, [{"name": name} for name in ("a", "b", "c")])
     with sync_db.begin() as session:
         session.fail(session.claim(old), "no use")
     before = [stored(sync_db, old, role) for role in names]
