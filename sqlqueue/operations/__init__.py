@@ -2,7 +2,9 @@
 
 from ..transaction.connection import default_claimer
 from .bulk import rescue, retry
-from .claiming import claim, claim_many, claiming, consume, consume_many
+from .claiming import claim, claim_many
+from .claiming_block import claiming
+from .consuming import consume, consume_many
 from .declared_schedules import DeclaredSchedules, declare_schedules
 from .enqueueing import enqueue
 from .failures import ErrorGroup, errors

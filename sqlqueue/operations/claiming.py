@@ -1,54 +1,34 @@
-"""Claims tasks for processing, and consumes them at once."""
+"""Claims tasks for processing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_
-from sqlalchemy.orm import InstanceState, InstrumentedAttribute, Session
+from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support import checks
-from .._support.checks import count, duration
 from .._support.claim import Claim, new_token
-from .._support.error_text import error_text
-from .._support.exc import ArgumentError, ClaimLostError, UnsettledClaimError
-from .._support.logs import logger_of
 from .._support.statement_cache import MOST
-from ..dialects.base import Adapter
-from ..dialects.parts.claims import Taking
-from ..dialects.parts.rows import Parameters
 from ..lifecycle.fenced import TOKEN, Fenced
 from ..lifecycle.held import Held
 from ..lifecycle.kind import holding_slots, kinds_of, recurs
-from ..lifecycle.transitions import consuming, taking, taking_over
-from ..model.columns import LONGEST_NAME
+from ..lifecycle.transitions import taking, taking_over
 from ..model.history import history_of
 from ..model.mixins import T
-from ..queue.history import AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..queue.status import Status
-from ..sql.selection import Assignment, Pick, is_held, named_picks, picks, write
-from ..transaction.claims import Hold, claim_of, guard, is_unsettled, ledger_of, settle
-from ..transaction.connection import AnySession, default_claimer, open_, open_to_claim, session_of
-from .attempts import Attempt, brief
-from .recording import HUNG, Told, last_claims, record
-from .session_criteria import scope_of
-from .settling import complete, fail
+from ..sql.selection import write
+from ..transaction.claims import Hold, claim_of, guard, ledger_of, settle
+from ..transaction.connection import AnySession, open_, open_to_claim, session_of
+from .recording import record
+from .taking import ABANDONED, take
+from .wanted import Lease, OrderBy, Wanted, check, claimer_name, scoped
 
-Lease: TypeAlias = timedelta | Literal["default"] | None
-OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
-OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
-logger = logger_of("sqlqueue")
-ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
-_taking, _consuming = lru_cache(MOST)(taking), lru_cache(MOST)(consuming)
+_taking = lru_cache(MOST)(taking)
 
 
 def claim(
@@ -105,39 +85,6 @@ def claim_many(
     return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)
 
 
-class Wanted:
-    """Reusable claim parameters; caches the statements of repeated claims."""
-
-    def __init__(
-        self,
-        spec: QueueSpec,
-        where: Sequence[Where] = (),
-        order_by: OrderBy = (),
-        options: Sequence[ExecutableOption] = (),
-    ) -> None:
-        """Raise :class:`.ArgumentError` for invalid ``options`` or ``order_by``."""
-        if not isinstance(options, Sequence):
-            raise ArgumentError(f"options={options!r}: give a sequence of loader options")
-        self.spec = spec
-        self.where = where
-        self.order = _order(spec, order_by)
-        self.options = options
-        self.steps = picks(spec, where, self.order)
-
-    def narrowed(self, where: Sequence[Where], *, named: bool = False) -> Wanted:
-        """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
-        narrowed = Wanted(self.spec, where, self.order, self.options)
-        narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
-        return narrowed
-
-    @cached_property
-    def ready(self) -> Wanted:
-        """A copy that claims available rows only, for a caller that has just found no due rows."""
-        ready = copy(self)
-        ready.steps = self.steps[:1]
-        return ready
-
-
 def claim_wanted(
     session: AnySession,
     wanted: Wanted,
@@ -152,11 +99,11 @@ def claim_wanted(
 
     ``holds``: limits are kept by the locks of the open transaction alone.
     """
-    _check(limit, lease)
+    check(limit, lease)
     session = session_of(session)
-    wanted = _scoped(session, wanted)
+    wanted = scoped(session, wanted)
     until = wanted.spec.options.lease if lease == "default" else lease
-    claimer = Claimer(_claimer(claimed_by), until, tokens)
+    claimer = Claimer(claimer_name(claimed_by), until, tokens)
     if holding_slots(wanted.spec) is None:
         return _claim_due(session, wanted, limit, claimer)
     return _claim_together(session, wanted, limit, claimer, holds=holds or until is None)
@@ -168,12 +115,6 @@ class Claimer(NamedTuple):
     name: str
     lease: timedelta | None
     tokens: Callable[[], int] = new_token
-
-
-def _scoped(session: Session, wanted: Wanted) -> Wanted:
-    """Restrict ``wanted`` to the rows that the session's loader criteria allow."""
-    scope = scope_of(session, wanted.spec, wanted.options)
-    return wanted.narrowed([*wanted.where, *scope]) if scope else wanted
 
 
 def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
@@ -205,7 +146,7 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> lis
     if lease is None:
         tasks = _lock(session, wanted, limit)
     else:
-        tasks = _take(session, wanted, limit, _taking(spec, name, lease), {TOKEN: token})
+        tasks = take(session, wanted, limit, _taking(spec, name, lease), {TOKEN: token})
     attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
     more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
@@ -220,7 +161,7 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> lis
 def _lock(session: Session, wanted: Wanted, limit: int) -> list[Any]:
     """Take tasks by their locks alone.  Only where a worker that held one has crashed is something written."""
     spec = wanted.spec
-    tasks = _take(session, wanted, limit)
+    tasks = take(session, wanted, limit)
     if tasks:
         guard(session, session.connection(spec.bind_arguments))
     _record_abandoned(session, spec, tasks)
@@ -256,200 +197,12 @@ def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
 def _claim_together(session: Session, wanted: Wanted, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
     """Claim tasks together with the slots that they need."""
 
-    def take(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+    def take_tasks(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
         tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer)
         return [(task, claim_of(task)) for task in tasks]
 
     adapter, spec = open_to_claim(session, wanted.spec, holds=holds), wanted.spec
     (together,) = filter(
-        None, (kind.claim_together(adapter, session, spec, take, claimer.lease) for kind in kinds_of(spec))
+        None, (kind.claim_together(adapter, session, spec, take_tasks, claimer.lease) for kind in kinds_of(spec))
     )
     return together.claim(wanted.where, wanted.order, limit)
-
-
-def consume(
-    session: AnySession,
-    entity: type[T],
-    *where: Where,
-    order_by: OrderBy = (),
-    options: Sequence[ExecutableOption] = (),
-    claimed_by: str | None = None,
-) -> T | None:
-    """Claim and complete the first free task; return it, or ``None`` if none is free.  See :func:`consume_many`."""
-    tasks = consume_many(session, entity, *where, limit=1, order_by=order_by, options=options, claimed_by=claimed_by)
-    return tasks[0] if tasks else None
-
-
-def consume_many(
-    session: AnySession,
-    entity: type[T],
-    *where: Where,
-    limit: int,
-    order_by: OrderBy = (),
-    options: Sequence[ExecutableOption] = (),
-    claimed_by: str | None = None,
-) -> Sequence[T]:
-    """Claim and complete up to ``limit`` tasks at once: each is done at most once, and nothing is left to settle.
-
-    The rows become ``completed``, or are deleted if the model's ``on_complete`` says so; the instances are then
-    detached. Limits hold only until the commit, since a completed task has no slot.  For the rows, their order, locks
-    and errors see :func:`claim_many`.
-    """
-    return consume_wanted(session, Wanted(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by)
-
-
-def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_by: str | None = None) -> Sequence[Any]:
-    """Claim and complete as :func:`consume_many` does."""
-    spec, session = wanted.spec, session_of(session)
-    if any(kind.continues(spec) for kind in kinds_of(spec)):
-        tasks = claim_wanted(session, wanted, limit, claimed_by=claimed_by, holds=True)
-        return _complete_at_once(session, spec, tasks)
-    _check(limit, "default")
-    deletes = spec.options.on_complete == "delete"
-    assignments = () if deletes else _consuming(spec, _claimer(claimed_by))
-    tasks = _take(session, _scoped(session, wanted), limit, assignments, delete=deletes)
-    _record_consumed(session, spec, tasks, None if not deletes else _claimer(claimed_by))
-    ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
-    for task in tasks if deletes else ():
-        session.expunge(task)
-    return tasks
-
-
-def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], claimer: str | None) -> None:
-    """Record that tasks are completed; ``claimer``: who has deleted them, so that their rows do not show the claim."""
-    if history_of(spec.table.metadata) is None:
-        return
-    attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
-    claims = [
-        Claim(type(task), spec.identity_of(task), getattr(task, attempt) + 1, 0, claimer)
-        if claimer is not None
-        else Claim(type(task), spec.identity_of(task), getattr(task, attempt), 0, getattr(task, by), getattr(task, at))
-        for task in tasks
-    ]
-    record(open_(session, spec), session, claims, Told(AttemptOutcome.COMPLETED))
-
-
-def _complete_at_once(session: Session, spec: QueueSpec, tasks: Sequence[T]) -> Sequence[T]:
-    """Complete claimed tasks in the same transaction, for queues where completion does more than set a status."""
-    claims = [claim_of(task) for task in tasks]
-    if spec.options.on_complete == "delete":
-        for task in tasks:
-            session.expunge(task)
-    complete(session, claims)
-    for task in tasks:
-        if task in session:  # so that no attribute is loaded lazily later, which asyncio does not allow
-            session.refresh(task)
-    return tasks
-
-
-@contextmanager
-def claiming(
-    session: AnySession,
-    entity: type[T],
-    *where: Where,
-    lease: Lease = "default",
-    order_by: OrderBy = (),
-    options: Sequence[ExecutableOption] = (),
-    claimed_by: str | None = None,
-) -> Generator[T | None]:
-    """Claim a task, run the block in a savepoint, and settle the task: ``with claiming(session, Task) as task:``.
-
-    Leaving the block completes the task, unless the block settled it.  An exception rolls the block's writes back to
-    the savepoint, is recorded by :func:`fail`, logged, and suppressed.  :class:`.ClaimLostError`, and exceptions that
-    do not derive from :class:`Exception`, are raised.  The target is ``None`` if no task is free.
-    """
-    session = session_of(session)
-    task = claim(session, entity, *where, lease=lease, order_by=order_by, options=options, claimed_by=claimed_by)
-    if task is None:
-        yield None
-        return
-    held = claim_of(task)
-    attempt = Attempt.of(spec_of(entity), held, task)
-    savepoint = session.begin_nested()
-    try:
-        yield task
-        savepoint.commit()
-    except BaseException as error:
-        if session.get_nested_transaction() is savepoint:
-            savepoint.rollback()  # raises if the engine has ended the whole transaction, as after a deadlock
-        if isinstance(error, (ClaimLostError, UnsettledClaimError)) or not isinstance(error, Exception):
-            raise
-        prospect, reason = attempt.failing(type(error), None), brief(error_text(error))
-        logger.log(prospect.level, "%s failed (%s), %s", attempt, reason, prospect.text, exc_info=error)
-        fail(session, held, error)
-    else:
-        if is_unsettled(task):
-            complete(session, held)
-
-
-def _take(
-    session: Session,
-    wanted: Wanted,
-    limit: int,
-    assignments: Sequence[Assignment] = (),
-    parameters: Parameters | None = None,
-    *,
-    delete: bool = False,
-) -> list[Any]:
-    """Take available rows first, then due rows if there are fewer than ``limit``."""
-    adapter = open_to_claim(session, wanted.spec, holds=not assignments and not delete)
-    held = ledger_of(session).locked(wanted.spec.table)
-    tasks: list[Any] = []
-    for step in wanted.steps:
-        if len(tasks) < limit:
-            pick = step(limit - len(tasks))
-            if held:
-                pick = pick.without(adapter.keys.key_in(wanted.spec, held))
-            _check_order(adapter, pick, wanted.order)
-            taking = Taking(
-                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=wanted.options
-            )
-            records = pick.takes_over and (assignments or delete) and history_of(wanted.spec.table.metadata)
-            tasks += _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
-    return tasks
-
-
-def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
-    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
-
-    The rows are locked first: afterwards they show only the new claim.
-    """
-    pick, tasks = taking.pick, list[Any]()
-    spec = pick.spec
-    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
-        named = adapter.keys.key_in(spec, some)
-        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
-        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
-        taken = adapter.claims.take(session, replace(taking, pick=chosen))
-        found = {spec.identity_of(task) for task in taken}
-        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
-        tasks += taken
-    return tasks
-
-
-def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:
-    order = tuple(order_by) if isinstance(order_by, Sequence) else (order_by,)
-    if isinstance(order_by, str) or not all(
-        hasattr(term, "__clause_element__") or isinstance(term, ColumnElement) for term in order
-    ):
-        raise ArgumentError(f"order_by={order_by!r}: give columns, as in {spec.entity.__name__}.priority.desc()")
-    return order
-
-
-def _check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
-    if order and pick.index is not None and not adapter.locking.orders_freely:
-        name = adapter.product.name
-        raise ArgumentError(
-            f"{name} locks every row that it sorts, so it can claim only in the order of an index: declare the order in"
-            f" {pick.spec.entity.__name__}.__queue__ = QueueOptions(order_by=...), which creates that index"
-        )
-
-
-def _check(limit: int, lease: Lease) -> None:
-    count("limit", limit)
-    if lease is not None and lease != "default":
-        duration("lease", lease)
-
-
-def _claimer(claimed_by: str | None) -> str:
-    return default_claimer() if claimed_by is None else checks.name("claimed_by", claimed_by, LONGEST_NAME)

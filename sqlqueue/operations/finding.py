@@ -12,7 +12,7 @@ from ..model.mixins import T
 from ..queue.spec import Where, spec_of
 from ..sql.selection import only
 from ..transaction.connection import AnySession, open_, session_of
-from .claiming import OrderBy
+from .wanted import OrderBy
 
 
 def find(

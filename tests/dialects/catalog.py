@@ -19,11 +19,12 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
 from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.model.registry import worker_table
-from sqlqueue.operations.claiming import Claimer, Wanted, _claim_due
+from sqlqueue.operations.claiming import Claimer, _claim_due
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
+from sqlqueue.operations.wanted import Wanted
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.sql.clock import utcnow

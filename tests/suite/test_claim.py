@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 import sqlqueue
 from sqlqueue import ArgumentError, Claim, ClaimLostError, IllegalTransitionError, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.claiming import Wanted, claim_wanted
+from sqlqueue.operations.claiming import claim_wanted
+from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Actor, Database

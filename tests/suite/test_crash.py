@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from sqlqueue._support.claim import WorkerTokens
-from sqlqueue.operations.claiming import Wanted, claim_wanted
+from sqlqueue.operations.claiming import claim_wanted
 from sqlqueue.operations.upkeep import next_due
+from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
 from tests.suite.scenes import PAST, clock, count, end_leases, row, rows

@@ -10,7 +10,7 @@ from datetime import timedelta
 from ..._support.claim import WorkerTokens
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
-from ...operations.claiming import Wanted
+from ...operations.wanted import Wanted
 from ...queue.spec import QueueSpec, Where
 from ..database.base import Database
 from ..handling.handlers import Handler

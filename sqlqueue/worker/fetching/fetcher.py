@@ -9,9 +9,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ...operations.claiming import Wanted, claim_wanted, consume_wanted
+from ...operations.claiming import claim_wanted
+from ...operations.consuming import consume_wanted
 from ...operations.settlements import Charging
 from ...operations.settling import settle_some
+from ...operations.wanted import Wanted
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit

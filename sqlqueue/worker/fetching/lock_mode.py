@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session, SessionTransaction
 from ... import operations
 from ..._support.claim import Claim
 from ..._support.exc import ArgumentError
-from ...operations.claiming import Wanted, claim_wanted
+from ...operations.claiming import claim_wanted
+from ...operations.wanted import Wanted
 from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled
 from ..concurrency.event_loop import soon

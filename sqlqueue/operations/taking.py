@@ -1,0 +1,68 @@
+"""Takes the rows of tasks: locks them, and writes the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import and_
+from sqlalchemy.orm import Session
+
+from ..dialects.base import Adapter
+from ..dialects.parts.claims import Taking
+from ..dialects.parts.rows import Parameters
+from ..model.history import history_of
+from ..queue.history import AttemptOutcome
+from ..sql.selection import Assignment, is_held
+from ..transaction.claims import ledger_of
+from ..transaction.connection import open_to_claim
+from .recording import HUNG, Told, last_claims, record
+from .wanted import Wanted, check_order
+
+ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
+
+
+def take(
+    session: Session,
+    wanted: Wanted,
+    limit: int,
+    assignments: Sequence[Assignment] = (),
+    parameters: Parameters | None = None,
+    *,
+    delete: bool = False,
+) -> list[Any]:
+    """Take available rows first, then due rows if there are fewer than ``limit``."""
+    adapter = open_to_claim(session, wanted.spec, holds=not assignments and not delete)
+    held = ledger_of(session).locked(wanted.spec.table)
+    tasks: list[Any] = []
+    for step in wanted.steps:
+        if len(tasks) < limit:
+            pick = step(limit - len(tasks))
+            if held:
+                pick = pick.without(adapter.keys.key_in(wanted.spec, held))
+            check_order(adapter, pick, wanted.order)
+            taking = Taking(
+                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=wanted.options
+            )
+            records = pick.takes_over and (assignments or delete) and history_of(wanted.spec.table.metadata)
+            tasks += _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+    return tasks
+
+
+def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[Any]:
+    """Take tasks as :meth:`.Claims.take` does, and record the attempts of those whose claimers have crashed.
+
+    The rows are locked first: afterwards they show only the new claim.
+    """
+    pick, tasks = taking.pick, list[Any]()
+    spec = pick.spec
+    for some in adapter.keys.batches(spec, adapter.claims.lock(session, pick)):
+        named = adapter.keys.key_in(spec, some)
+        crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
+        chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
+        taken = adapter.claims.take(session, replace(taking, pick=chosen))
+        found = {spec.identity_of(task) for task in taken}
+        record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
+        tasks += taken
+    return tasks
