@@ -24,9 +24,9 @@ from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
 from ..model.history import history_of
 from ..operations import default_claimer
-from ..operations.claiming import ABANDONED
 from ..operations.recording import last_claims, record
 from ..operations.session_criteria import within
+from ..operations.taking import ABANDONED
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.selection import Assignment, Pick, is_held, picks, write
 from ..transaction.claims import Hold, ledger_of

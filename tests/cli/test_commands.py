@@ -162,7 +162,7 @@ def test_the_tables_of_tasks_and_errors(url: str) -> None:
         "1    discarded  default  3/5      2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
     ]
     assert out("errors", model="Mail").splitlines() == [
-        "Example  count  last seen             error",
+        "Example  tasks  last seen             error",
         "1            1  2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
         "                                        in line 2",
     ]
