@@ -69,6 +69,7 @@ def test_the_tables_are_those_of_create_all(sync_db: Database, migrated: Project
     assert by_migration == definitions(sync_db, METADATA)
 
 
+@pytest.mark.requires("keeps_collations")
 @pytest.mark.parametrize("options", [{}, {"render_as_batch": True}], ids=["plain", "batch"])
 def test_nothing_is_left_to_migrate(migrated: Project) -> None:
     migrated.check()
@@ -79,6 +80,7 @@ def test_nothing_is_left_to_migrate(migrated: Project) -> None:
     migrated.downgrade()
 
 
+@pytest.mark.requires("keeps_collations")
 def test_defaults_are_found_as_they_are(sync_db: Database, migrated: Project) -> None:
     unlike: AbstractContextManager[Any] = nullcontext()
     # nor does Alembic find an identity where SQLAlchemy makes the key in another way
@@ -89,6 +91,7 @@ def test_defaults_are_found_as_they_are(sync_db: Database, migrated: Project) ->
     migrated.downgrade()
 
 
+@pytest.mark.requires("keeps_collations")
 def test_with_the_plugin_defaults_are_found_as_they_are(migrated: Project) -> None:
     plugin = {"autogenerate_plugins": ["alembic.autogenerate.*"]}
     migrated.configured(compare_server_default=True, **plugin).check()

@@ -233,6 +233,7 @@ def open_claim(db: Database) -> tuple[Actor, Actor]:
     return holder, other
 
 
+@pytest.mark.requires("obeys_hints")
 def test_locked_by_an_open_transaction(db: Database) -> None:
     holder, other = open_claim(db)
     (reason,) = other.why(Claim(Task, (1,), 0)).reasons

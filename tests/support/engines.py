@@ -183,6 +183,8 @@ class EngineCase:
     """The library reads query plans."""
     changes_defaults: bool = True
     """A migration can change the default of a column."""
+    keeps_collations: bool = True
+    """The catalog has the names of collations as they were given."""
     keeps_index_names: bool = True
     """The catalog has the names of indexes as they were given, however long and in whatever case."""
     names_brackets: bool = True
@@ -628,6 +630,7 @@ ENGINES = (
         obeys_hints=False,
         sends_long_texts=False,  # FreeTDS, where SQLAlchemy declares them as NVARCHAR(max)
         changes_defaults=False,  # it does not know their names
+        keeps_collations=False,
         keeps_index_names=False,
         names_brackets=False,
         claims_in_schemas=False,
