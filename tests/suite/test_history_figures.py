@@ -80,7 +80,7 @@ def test_crashes_count_and_what_is_handed_back_does_not(archive: Database) -> No
     attempt(archive, Parcel, lambda session, task: session.cancel(task))
     with archive.begin() as session:
         (group,) = session.errors(Parcel)
-    assert (group.count, "lease ended" in group.message) == (1, True)
+    assert (group.count, "lease expired" in group.message) == (1, True)
 
 
 def test_of_deleted_tasks_with_several_keys(archive: Database) -> None:
