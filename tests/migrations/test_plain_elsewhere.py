@@ -14,6 +14,8 @@ from tests.support.engines import SELECTED
 from tests.support.harness import Database
 from tests.support.servers import Unavailable
 
+pytestmark = pytest.mark.requires("keeps_collations")
+
 METADATA = plain.Base.metadata
 
 

@@ -41,6 +41,8 @@ from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.project import PLUGIN, Project
 from tests.support.harness import Database
 
+pytestmark = pytest.mark.requires("keeps_collations")
+
 ROOT = Path(__file__).parents[2]
 
 
