@@ -270,7 +270,7 @@ def test_one_table_for_all_queues() -> None:
     class First(HistoryMixin, Common):
         __tablename__ = "first"
 
-    with pytest.raises(ConfigurationError, match="leave one HistoryMixin"):
+    with pytest.raises(ConfigurationError, match="keep one HistoryMixin"):
 
         class Second(HistoryMixin, Common):
             __tablename__ = "second"

@@ -229,6 +229,8 @@ def test_a_stream_of_new_tasks_holds_up_none_that_is_due(sync_db: Database, work
 @pytest.mark.parametrize("bulk", [False, True])
 def test_a_notification_costs_no_round_trip(db: Database, bulk: bool) -> None:
     """It is sent with the BEGIN; the INSERT and the COMMIT follow."""
+    if db.url.host is None:
+        pytest.skip("round trips are counted on the network, and this server is reached through a Unix socket")
     with proxy(db.url, 0.01) as through:
         engine = Database(db.case, through.url, db._loop, engine=db.engine, is_async=db.is_async)
         counts = [enqueue_through(engine, through, bulk) for _ in range(12)]
