@@ -31,7 +31,7 @@ COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
 # The tests of an engine in one process, some engines at a time; on fewer cores too, since tests wait a lot.
-SIDE_BY_SIDE = ("-n", "4")
+SIDE_BY_SIDE = ("-n", "6")
 
 
 def group(name: str) -> list[str]:
