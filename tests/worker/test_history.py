@@ -101,7 +101,7 @@ def test_what_a_stopping_worker_hands_back(archive: Database, workers: Workers, 
     assert released.started_at <= released.finished_at
 
 
-def test_who_takes_over_records_the_lost_lease(archive: Database, workers: Workers) -> None:
+def test_the_worker_that_takes_over_records_the_lost_lease(archive: Database, workers: Workers) -> None:
     archive.insert(Parcel, [{"id": 1}])
     with archive.begin() as session:
         session.claim(Parcel, claimed_by="gone")
@@ -114,7 +114,7 @@ def test_who_takes_over_records_the_lost_lease(archive: Database, workers: Worke
     running.stop()
     found = attempts(archive, 1)
     assert told(found) == [(1, "crashed", "gone"), (2, "completed", "ada")]
-    assert "its lease ended" in found[0].error
+    assert "its lease expired" in found[0].error
     assert found[0].traceback is None
 
 
