@@ -21,7 +21,7 @@ from ..worker.database.checkouts import CONNECT, UNREACHABLE, track
 from ._output import complain, refusal
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 R = TypeVar("R")
 
@@ -49,8 +49,9 @@ def transact(url: str, work: Callable[[Session], R]) -> R:
 
 
 def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
-    async def connected(connection: AsyncConnection) -> R:
-        return await connection.run_sync(work)
+    async def connected(engine: AsyncEngine) -> R:
+        async with engine.connect() as connection:
+            return await connection.run_sync(work)
 
     return _run_async(url, connected)
 
@@ -58,32 +59,40 @@ def _connect_async(url: URL, work: Callable[[Connection], R]) -> R:
 def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
     from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
 
-    async def transacted(connection: AsyncConnection) -> R:
-        async with AsyncSession(connection) as session:
+    async def transacted(engine: AsyncEngine) -> R:
+        async with AsyncSession(engine) as session:  # which may choose the isolation level
             return await session.run_sync(_committed, work)
 
     return _run_async(url, transacted)
 
 
-def _run_async(url: URL, work: Callable[[AsyncConnection], Coroutine[Any, Any, R]]) -> R:
+def _run_async(url: URL, work: Callable[[AsyncEngine], Coroutine[Any, Any, R]]) -> R:
     import asyncio  # noqa: PLC0415
 
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
     async def connected() -> R:
-        engine = create_async_engine(url, poolclass=NullPool)
+        engine = create_async_engine(url, pool_size=1, max_overflow=0)
         prepared(engine.sync_engine)
         try:
-            async with asyncio.timeout(CONNECT.total_seconds()):  # aiomysql waits without end for a server's greeting
-                connection = await engine.connect()
-        except TimeoutError as error:
-            raise CannotConnect(f"no answer for {spoken(CONNECT)}") from error
-        try:
-            return await work(connection)
+            await _open_one(engine)
+            return await work(engine)
         finally:
-            await connection.close()
+            await engine.dispose()
 
     return asyncio.run(connected())
+
+
+async def _open_one(engine: AsyncEngine) -> None:
+    """Open a connection, which the pool keeps; aiomysql by itself waits without end for a server's greeting."""
+    import asyncio  # noqa: PLC0415
+
+    try:
+        async with asyncio.timeout(CONNECT.total_seconds()):
+            connection = await engine.connect()
+    except TimeoutError as error:
+        raise CannotConnect(f"no answer for {spoken(CONNECT)}") from error
+    await connection.close()
 
 
 def _committed(session: Session, work: Callable[[Session], R]) -> R:

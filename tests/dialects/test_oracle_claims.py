@@ -67,7 +67,13 @@ def test_a_row_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, each in BLOCKS.items() if " ORDER BY " in each and "(key)" not in name]
+    "name",
+    [
+        name
+        for name, each in BLOCKS.items()
+        # the indexes of the queues with a history are not pinned
+        if " ORDER BY " in each and "(key)" not in name and not name.startswith("Past.")
+    ],
 )
 def test_the_index_that_has_the_order_is_named(name: str) -> None:
     # what is not found in order is sorted, and for that read, all of it, whatever is asked for

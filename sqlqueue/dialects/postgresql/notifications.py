@@ -33,12 +33,12 @@ class PostgreSQLNotifications(Notifications):
 
 
 def _sends_begin_next(driver: Any) -> bool:
-    """Return whether psycopg would send a plain BEGIN before the next statement."""
+    """Return whether psycopg would send a BEGIN before the next statement, with no option but an isolation level."""
     from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
 
     if driver.autocommit or driver.info.transaction_status != TransactionStatus.IDLE:
         return False
-    return driver.isolation_level is driver.read_only is driver.deferrable is None
+    return driver.read_only is driver.deferrable is None
 
 
 def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
@@ -48,7 +48,9 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
     from psycopg.pq import ExecStatus  # noqa: PLC0415
     from psycopg.sql import SQL  # noqa: PLC0415
 
-    request = SQL("BEGIN; SELECT pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
+    level = driver.isolation_level
+    begin = "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+    request = SQL("{}; SELECT pg_notify({}, {})").format(SQL(begin), CHANNEL, name).as_bytes(driver)
     try:
         with wrapping(connection.dialect, driver):
             driver.pgconn.send_query(request)
