@@ -56,8 +56,11 @@ class Owner(Protocol):
         """Called at checkin."""
         ...
 
-    def writes(self, turn: FairLock) -> None:
-        """Hold ``turn`` until a connection is checked in.  Called before each statement that writes."""
+    def writes(self, turn: FairLock, *, is_async: bool) -> None:
+        """Hold ``turn`` until a connection is checked in.  Called before each statement that writes.
+
+        ``is_async``: whether the connection's driver is asynchronous, so that the caller runs in a greenlet.
+        """
         ...
 
 
@@ -95,10 +98,10 @@ def write_in_turn(engine: Engine) -> None:
         return
     lock = _single_writers.setdefault(written, FairLock())
 
-    def before_execution(_: Connection, cursor: object, statement: str, *rest: object) -> None:
+    def before_execution(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
         owned_by = owner.get()
         if owned_by is not None and transactions.begins_to_write(statement):
-            owned_by.writes(lock)
+            owned_by.writes(lock, is_async=connection.dialect.is_async)
 
     event.listen(engine, "before_cursor_execute", before_execution)
 

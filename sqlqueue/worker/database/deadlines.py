@@ -122,7 +122,7 @@ class Deadline:
         self._connections.pop(key, None)
         self._end_turn()
 
-    def writes(self, turn: FairLock) -> None:
+    def writes(self, turn: FairLock, *, is_async: bool) -> None:
         """Wait for the turn to write, unless it is held already."""
         if self._turn is None and turn.acquire(WRITE_WAIT, is_async=self._task is not None):
             self._turn = turn
