@@ -50,7 +50,7 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
 
     level = driver.isolation_level
     begin = "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
-    request = SQL("{}; SELECT pg_notify({}, {})").format(SQL(begin), CHANNEL, name).as_bytes(driver)
+    request = begin.encode() + SQL("; SELECT pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
     try:
         with wrapping(connection.dialect, driver):
             driver.pgconn.send_query(request)
