@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import event
 
-from sqlqueue import QueueSession, Worker, current_job
+from sqlqueue import QueueSession, Worker, complete, current_job
 from sqlqueue.worker.fetching import fetcher
 from tests.suite.scenes import count, rows
 from tests.support.harness import Database
@@ -98,3 +98,17 @@ def test_rows_that_a_session_adds_at_its_commit_are_committed_with_the_completio
     assert count(db, Ledger) == 1
     (writer,) = (connection for connection, word in sent if word == "INSERT")
     assert [word for connection, word in sent if connection is writer] == ["UPDATE", "INSERT", "COMMIT"]
+
+
+def test_a_handler_may_settle_its_task_and_commit_itself(db: Database, workers: Workers) -> None:
+    def settle(session: Any, task: Any) -> None:
+        complete(session, task)
+        session.commit()
+
+    worker = workers.make(poll=LONG)
+    worker.handler(Task)(with_session(db, settle))
+    db.insert(Task, rows(1))
+    running = workers.start(worker)
+    eventually(all_are(db, "completed"))
+    running.stop()
+    assert (worker.reports.counts["completed"], worker.reports.counts["lost"]) == (1, 0)

@@ -143,11 +143,11 @@ class Executor:
                     result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settle()
-                is_used = may_have_written(session)
-                if is_used and is_unsettled(task):
+                is_left = is_unsettled(task) and not may_have_written(session)
+                if is_unsettled(task) and not is_left:
                     operations.complete(session, task, result)
                 session.commit()
-                return Ended(completed(result), is_written=is_used)
+                return Ended(completed(result), is_written=not is_left)
             except BaseException:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
