@@ -12,9 +12,9 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
-from tests.suite.scenes import PAST, TOMORROW, clock
 from tests.support.harness import Database
 from tests.support.models import Listing, Mail, Parcel, Seat, Task, Visit
+from tests.support.rows import PAST, TOMORROW, clock
 
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.clusters.crew import Crew
 from tests.clusters.galera import Galera
 from tests.clusters.nodes import MARIADB
 from tests.clusters.standby import Pair
+from tests.clusters.workers import ClusterWorkers
 from tests.support.servers import Unavailable
 
 Printed = Callable[[str], None]
@@ -54,10 +54,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def crew(galera: Galera) -> Iterator[Crew]:
-    crew = Crew(MARIADB, galera.nodes[0].engine)
-    yield crew
-    crew.close()
+def workers(galera: Galera) -> Iterator[ClusterWorkers]:
+    workers = ClusterWorkers(MARIADB, galera.nodes[0].engine)
+    yield workers
+    workers.close()
 
 
 def _missing(reason: Unavailable) -> None:

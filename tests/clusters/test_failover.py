@@ -11,10 +11,10 @@ from sqlalchemy import NullPool, create_engine, func, select
 
 from sqlqueue import ClaimLostError, QueueSession, claim_of
 from tests.clusters.conftest import Printed
-from tests.clusters.crew import PATIENCE, Crew
 from tests.clusters.standby import Pair
+from tests.clusters.workers import PATIENCE, ClusterWorkers
 from tests.outages.models import Errand, Receipt
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 MANY = 300
 RARELY = timedelta(minutes=5)
@@ -22,57 +22,57 @@ RARELY = timedelta(minutes=5)
 
 
 @pytest.fixture
-def crew(pair: Pair) -> Iterator[Crew]:
-    crew = Crew(pair.case, create_engine(pair.url, poolclass=NullPool))
-    yield crew
-    crew.close()
+def workers(pair: Pair) -> Iterator[ClusterWorkers]:
+    workers = ClusterWorkers(pair.case, create_engine(pair.url, poolclass=NullPool))
+    yield workers
+    workers.close()
 
 
-def hire(crew: Crew, pair: Pair) -> None:
-    crew.hire(pair.url, "sync")
-    crew.hire(pair.url, "async", is_async=True)
-    crew.hire(pair.url, "woken", "woken", poll=RARELY)
+def start(workers: ClusterWorkers, pair: Pair) -> None:
+    workers.start(pair.url, "sync")
+    workers.start(pair.url, "async", is_async=True)
+    workers.start(pair.url, "woken", "woken", poll=RARELY)
 
 
-def test_failover(crew: Crew, pair: Pair, printed: Printed) -> None:
+def test_failover(workers: ClusterWorkers, pair: Pair, printed: Printed) -> None:
     """Effects are exact on the new primary, whether or not it lacks the last commits; workers go on by themselves."""
-    crew.enqueue(MANY)
-    hire(crew, pair)
-    crew.enqueue(1, "woken")
-    eventually(lambda: sum(crew.receipts().values()) > MANY / 10, within=PATIENCE)
+    workers.enqueue(MANY)
+    start(workers, pair)
+    workers.enqueue(1, "woken")
+    eventually(lambda: sum(workers.receipts().values()) > MANY / 10, within=PATIENCE)
     if not pair.is_synchronous:
         pair.fall_behind()
-    before = _receipts(crew)
-    eventually(lambda: _receipts(crew) > before + MANY / 10, within=PATIENCE)
+    before = _receipts(workers)
+    eventually(lambda: _receipts(workers) > before + MANY / 10, within=PATIENCE)
     accepting = pair.fail_over()
-    crew.wait_until_done()
-    crew.assert_exact()
-    seconds = min(called for called in crew.called_at if called > accepting) - accepting
-    again = sum(count > 1 for count in crew.calls.values())
+    workers.wait_until_done()
+    workers.assert_exact()
+    seconds = min(called for called in workers.called_at if called > accepting) - accepting
+    again = sum(count > 1 for count in workers.calls.values())
     printed(f"{pair.name}: at work {seconds:.1f} s after the new primary accepted writes; {again} errands called twice")
     assert pair.is_synchronous or again >= MANY / 10  # the tail was lost, or this test shows nothing
-    crew.enqueue(1, "woken")
+    workers.enqueue(1, "woken")
     enqueued = time.monotonic()
-    crew.wait_until_done()
+    workers.wait_until_done()
     printed(f"{pair.name}: a worker that polls every 5 minutes was woken after {time.monotonic() - enqueued:.1f} s")
-    crew.assert_exact()
+    workers.assert_exact()
 
 
-def _receipts(crew: Crew) -> int:
-    with crew.engine.connect() as connection:
+def _receipts(workers: ClusterWorkers) -> int:
+    with workers.engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(Receipt)) or 0
 
 
-def test_a_claim_of_the_lost_tail_settles_nothing(crew: Crew, pair: Pair) -> None:
+def test_a_claim_of_the_lost_tail_settles_nothing(workers: ClusterWorkers, pair: Pair) -> None:
     """The new primary gives the same attempt of the same task out again."""
-    crew.enqueue(1)
+    workers.enqueue(1)
     if not pair.is_synchronous:
         pair.fall_behind()
-    with QueueSession(crew.engine) as session:
+    with QueueSession(workers.engine) as session:
         before = claim_of(session.claim(Errand, lease=timedelta(seconds=2)))
         session.commit()
     pair.fail_over()
-    with QueueSession(crew.engine, expire_on_commit=False) as session:
+    with QueueSession(workers.engine, expire_on_commit=False) as session:
 
         def claimed() -> Errand | None:
             session.rollback()
@@ -88,4 +88,4 @@ def test_a_claim_of_the_lost_tail_settles_nothing(crew: Crew, pair: Pair) -> Non
             session.rollback()
         session.complete(after)
         session.commit()
-    assert crew.undone() == 0
+    assert workers.undone() == 0

@@ -12,66 +12,66 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import UnsupportedDialectError, Worker, check
 from tests.clusters.conftest import Printed
-from tests.clusters.crew import PATIENCE, Crew
 from tests.clusters.galera import Galera
 from tests.clusters.nodes import Node
+from tests.clusters.workers import PATIENCE, ClusterWorkers
 from tests.support import tables
 from tests.support.models import Base as Models
 from tests.support.models import Task, Visit
-from tests.worker.crew import Running, eventually
+from tests.support.workers import Running, eventually
 
 ENOUGH = 25
 """Errands done by each of the nodes' workers: none of them starves."""
 LIMIT = Visit.__queue__.limit
 
 
-def hire_everywhere(crew: Crew, galera: Galera) -> None:
+def start_everywhere(workers: ClusterWorkers, galera: Galera) -> None:
     for number, node in enumerate(galera.nodes):
-        crew.hire(node.url, f"worker {number}", is_async=number == 1)
+        workers.start(node.url, f"worker {number}", is_async=number == 1)
 
 
-def test_effects_are_exact_and_no_node_starves(crew: Crew, galera: Galera, printed: Printed) -> None:
-    hire_everywhere(crew, galera)
+def test_effects_are_exact_and_no_node_starves(workers: ClusterWorkers, galera: Galera, printed: Printed) -> None:
+    start_everywhere(workers, galera)
     begun = time.monotonic()
 
     def have_all_enough() -> bool:
-        if crew.undone() < 100:
-            crew.enqueue(100)
-        receipts = crew.receipts()
+        if workers.undone() < 100:
+            workers.enqueue(100)
+        receipts = workers.receipts()
         return len(receipts) == 3 and min(receipts.values()) >= ENOUGH
 
     eventually(have_all_enough, within=PATIENCE)
-    crew.wait_until_done()
-    crew.assert_exact()
-    retries = sum(running.worker.reports.counts["retries"] for running in crew.running)
-    shares = ", ".join(f"{name}: {count}" for name, count in sorted(crew.receipts().items()))
+    workers.wait_until_done()
+    workers.assert_exact()
+    retries = sum(running.worker.reports.counts["retries"] for running in workers.running)
+    shares = ", ".join(f"{name}: {count}" for name, count in sorted(workers.receipts().items()))
     seconds = time.monotonic() - begun
     printed(f"errands by worker: {shares}; {retries} transactions lost a conflict; {seconds:.1f} s")
 
 
-def test_a_node_dies_and_comes_back(crew: Crew, galera: Galera, printed: Printed) -> None:
+def test_a_node_dies_and_comes_back(workers: ClusterWorkers, galera: Galera, printed: Printed) -> None:
     node = galera.nodes[2]
-    crew.enqueue(300)
-    hire_everywhere(crew, galera)
-    eventually(lambda: sum(crew.receipts().values()) > 50, within=PATIENCE)
+    workers.enqueue(300)
+    start_everywhere(workers, galera)
+    eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)
     node.kill()
-    crew.wait_until_done()  # by the others, what the dead one's worker holds as soon as its leases end
-    crew.assert_exact()
+    workers.wait_until_done()  # by the others, what the dead one's worker holds as soon as its leases end
+    workers.assert_exact()
     node.start()
     galera.wait_until_synced(node)
     back = time.monotonic()
-    _wait_for_work(crew, "worker 2")
+    _wait_for_work(workers, "worker 2")
     printed(f"worker of the node that came back at work again after {time.monotonic() - back:.1f} s")
-    crew.wait_until_done()
-    crew.assert_exact()
+    workers.wait_until_done()
+    workers.assert_exact()
 
 
-def test_a_node_loses_its_quorum(crew: Crew, galera: Galera, printed: Printed) -> None:
+def test_a_node_loses_its_quorum(workers: ClusterWorkers, galera: Galera, printed: Printed) -> None:
     """It answers, and refuses to read and write, until the others are heard of again."""
-    crew.enqueue(300)
-    hire_everywhere(crew, galera)
-    eventually(lambda: sum(crew.receipts().values()) > 50, within=PATIENCE)
-    counts = crew.running[0].worker.reports.counts
+    workers.enqueue(300)
+    start_everywhere(workers, galera)
+    eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)
+    counts = workers.running[0].worker.reports.counts
     before = counts["database_errors"]
     with galera.nodes[1].frozen(), galera.nodes[2].frozen():
         eventually(lambda: galera.is_refused(galera.nodes[0]), within=PATIENCE)
@@ -80,19 +80,19 @@ def test_a_node_loses_its_quorum(crew: Crew, galera: Galera, printed: Printed) -
     for node in galera.nodes:
         galera.wait_until_synced(node)
     back = time.monotonic()
-    _wait_for_work(crew, "worker 0")
+    _wait_for_work(workers, "worker 0")
     printed(f"worker of the node that had lost its quorum at work again after {time.monotonic() - back:.1f} s")
-    crew.wait_until_done()
-    crew.assert_exact()
+    workers.wait_until_done()
+    workers.assert_exact()
 
 
-def _wait_for_work(crew: Crew, worker: str) -> None:
-    before = crew.receipts()[worker]
+def _wait_for_work(workers: ClusterWorkers, worker: str) -> None:
+    before = workers.receipts()[worker]
 
     def works() -> bool:
-        if crew.undone() < 20:
-            crew.enqueue(20)
-        return crew.receipts()[worker] > before
+        if workers.undone() < 20:
+            workers.enqueue(20)
+        return workers.receipts()[worker] > before
 
     eventually(works, within=PATIENCE)
 
@@ -104,7 +104,7 @@ def models(galera: Galera) -> Node:
     return node
 
 
-def test_limits_hold_by_leases(crew: Crew, galera: Galera, models: Node) -> None:
+def test_limits_hold_by_leases(workers: ClusterWorkers, galera: Galera, models: Node) -> None:
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
     lock = threading.Lock()
@@ -121,9 +121,9 @@ def test_limits_hold_by_leases(crew: Crew, galera: Galera, models: Node) -> None
             running[task.limit_key] -= 1
 
     for node in galera.nodes:
-        worker = Worker(crew.database(node.url).sessions())
+        worker = Worker(workers.database(node.url).sessions())
         worker.handler(Visit, concurrency=4)(visit)
-        crew.running.append(Running(worker))
+        workers.running.append(Running(worker))
     done = "SELECT count(*) FROM visit WHERE status <> 'completed'"
     eventually(lambda: models.ask(done) == (0,), within=PATIENCE)
     assert most.keys() == {"a", "b"}
@@ -131,8 +131,10 @@ def test_limits_hold_by_leases(crew: Crew, galera: Galera, models: Node) -> None
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_calls_that_rely_on_row_locks_are_rejected(crew: Crew, galera: Galera, models: Node, is_async: bool) -> None:
-    database = crew.database(models.url, is_async=is_async)
+def test_calls_that_rely_on_row_locks_are_rejected(
+    workers: ClusterWorkers, galera: Galera, models: Node, is_async: bool
+) -> None:
+    database = workers.database(models.url, is_async=is_async)
     with Session(models.engine) as session:
         session.add_all([Task(), Visit(limit_key="a")])
         session.commit()
@@ -152,8 +154,8 @@ def test_calls_that_rely_on_row_locks_are_rejected(crew: Crew, galera: Galera, m
         actor.rollback()
 
 
-def test_a_worker_that_relies_on_row_locks_does_not_start(crew: Crew, models: Node) -> None:
-    worker = Worker(crew.database(models.url).sessions())
+def test_a_worker_that_relies_on_row_locks_does_not_start(workers: ClusterWorkers, models: Node) -> None:
+    worker = Worker(workers.database(models.url).sessions())
 
     @worker.handler(Task, mode="lock")
     def handle(session: Any, task: Task) -> None: ...

@@ -19,10 +19,10 @@ from sqlalchemy.orm import aliased, object_session, sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Dashboard, Viewer
-from tests.suite.scenes import PAST, TOMORROW
 from tests.support.harness import Database
 from tests.support.models import Mail
-from tests.worker.crew import eventually
+from tests.support.rows import PAST, TOMORROW
+from tests.support.workers import eventually
 
 TOKEN = "a-token-of-some-length"
 PAGES = ("/", "/queue/mail", "/queue/mail?status=running", "/queue/mail?error=none&topic=a", "/errors", "/metrics")

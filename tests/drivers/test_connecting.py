@@ -34,7 +34,7 @@ from tests.drivers.cases import (
 from tests.drivers.listeners import closed, drop, listener, stay_silent
 from tests.drivers.scenes import handler_with, is_dropped, sessions_at
 from tests.support.models import Task
-from tests.worker.crew import Running, eventually
+from tests.support.workers import Running, eventually
 
 # python-oracledb leaves sockets to the garbage collector whose peer has closed them
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

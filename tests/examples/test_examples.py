@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.examples.running import EXAMPLES, STARTING, free_port, run, running, served, work
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -20,7 +20,7 @@ from sqlqueue import Status
 from tests.frameworks.apps import with_asyncio, with_threads
 from tests.frameworks.apps.models import Base, Customer, Welcome
 from tests.support.harness import Database
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, Cancel, Discard, HandlerNotFoundError, Retry, Snooze, Worker, current_job
 from sqlqueue.testing import assert_enqueued, drain, perform
-from tests.suite.scenes import TOMORROW, count
 from tests.support.harness import Database
 from tests.support.models import Base, Job, Ledger, Mail, Task
-from tests.worker.crew import with_session, without_session
+from tests.support.rows import TOMORROW, count
+from tests.support.workers import with_session, without_session
 
 DAY = timedelta(days=1)
 pytest_plugins = ["pytester"]

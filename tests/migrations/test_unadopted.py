@@ -22,7 +22,7 @@ from tests.migrations.adopted import CUSTOMERS, After, Before, NewOrder, OldCust
 from tests.migrations.conftest import MakeProject
 from tests.migrations.project import PLUGIN
 from tests.support.harness import Database
-from tests.worker.crew import Running, eventually
+from tests.support.workers import Running, eventually
 
 
 @pytest.fixture

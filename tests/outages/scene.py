@@ -18,7 +18,7 @@ from tests.outages.models import Base, Errand, Receipt
 from tests.outages.servers import FrailServer
 from tests.support import tables
 from tests.support.harness import Database, LoopThread
-from tests.worker.crew import Running, eventually
+from tests.support.workers import Running, eventually
 
 SLOTS = 3
 """Of each handler; that many run in each worker."""
@@ -59,7 +59,9 @@ class Scene:
         self._loop = LoopThread()
         self.databases = [self._database(is_async=False), self._database(is_async=True)]
         self._running: list[Running] = []
-        self.crew = [self.hire(number, *(topic for topic in LANES if topic not in ELSEWHERE)) for number in range(2)]
+        self.workers = [
+            self.start(number, *(topic for topic in LANES if topic not in ELSEWHERE)) for number in range(2)
+        ]
 
     def _database(self, *, is_async: bool) -> Database:
         server = self.server.server
@@ -73,7 +75,7 @@ class Scene:
             max_overflow=20,
         )
 
-    def hire(self, number: int, *topics: str) -> Running:
+    def start(self, number: int, *topics: str) -> Running:
         """A worker of sync sessions (0) or of async ones (1), for these topics."""
         database = self.databases[number].variant(pool_size=20, max_overflow=20)
         name = ("sync", "async")[number]

@@ -9,7 +9,7 @@ import pytest
 from tests.outages.models import MAX_ATTEMPTS
 from tests.outages.probe import only_outages
 from tests.outages.scene import BRIEF, SLOTS, WITHOUT_SESSION, Scene
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 MANY = 60
 
@@ -17,7 +17,7 @@ MANY = 60
 def all_is_well(scene: Scene) -> None:
     """All tasks are done, each had its effect once, and none was blamed for what happened to the server."""
     scene.wait_until_done()
-    assert not any(running.ended for running in scene.crew)
+    assert not any(running.ended for running in scene.workers)
     rows = scene.rows()
     assert scene.receipts() == {row.id: 1 for row in rows if row.topic not in WITHOUT_SESSION}
     assert scene.calls.keys() == {row.id for row in rows}
@@ -64,7 +64,7 @@ def test_crash(scene: Scene) -> None:
     eventually(lambda: scene.ids("held") <= scene.present)
     held = scene.ids("held")
     with only_outages(*scene.databases), scene.server.crashed():
-        leaver, stayer = scene.hire(0, "brief"), scene.hire(1, "late")
+        leaver, stayer = scene.start(0, "brief"), scene.start(1, "late")
         scene.gate.set()
         eventually(lambda: scene.present == held)
         leaver.stop()
@@ -84,7 +84,7 @@ def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlqueue.worker.process.run.LAST_WORDS", 0.5)
     scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     scene.wait_until_busy("steady", "plain", "locked")
-    leavers = [scene.hire(number, "left") for number in range(2)]
+    leavers = [scene.start(number, "left") for number in range(2)]
     scene.enqueue("left", count=4)
     eventually(lambda: scene.ids("left") <= scene.present)
     scene.enqueue("brief", "brief-plain", count=MANY)

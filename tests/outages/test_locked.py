@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import create_engine, delete, select
 
 from sqlqueue import Worker
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.worker.crew import Meeting, Running, eventually, statuses, with_session, without_session
+from tests.support.rows import count, rows
+from tests.support.workers import BlockingHandler, Running, eventually, statuses, with_session, without_session
 
 pytestmark = pytest.mark.requires("one_writer")
 BUSY_TIMEOUT = 0.1
@@ -32,27 +32,27 @@ def somebody_writes(db: Database) -> Iterator[None]:
 
 
 @contextmanager
-def at_work(db: Database, meeting: Meeting) -> Iterator[Worker]:
+def at_work(db: Database, blocking: BlockingHandler) -> Iterator[Worker]:
     engine = db.variant(pool_size=20, connect_args={"timeout": BUSY_TIMEOUT})
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.2))
-    worker.handler(Task, Task.name == "session", concurrency=2)(with_session(db, during=meeting))
-    worker.handler(Task, Task.name == "plain", concurrency=2)(without_session(db, meeting))
+    worker.handler(Task, Task.name == "session", concurrency=2)(with_session(db, during=blocking))
+    worker.handler(Task, Task.name == "plain", concurrency=2)(without_session(db, blocking))
     running = Running(worker)
     try:
         yield worker
         assert not running.ended
     finally:
-        meeting.let_go()
+        blocking.release()
         running.stop(at_once=True)
 
 
 def test_the_worker_waits_for_the_writer(db: Database) -> None:
     db.insert(Task, [row | {"name": name, "max_attempts": 9} for name in ("session", "plain") for row in rows(2)])
-    meeting = Meeting()
-    with at_work(db, meeting) as worker:
-        meeting.wait_for(4)
+    blocking = BlockingHandler()
+    with at_work(db, blocking) as worker:
+        blocking.wait_for(4)
         with somebody_writes(db):
-            meeting.let_go()
+            blocking.release()
             eventually(lambda: worker.reports.counts["snoozed"] == 2)
             time.sleep(4 * BUSY_TIMEOUT)
             assert count(db, Ledger) == 0

@@ -29,10 +29,19 @@ from sqlqueue.worker.database import deadlines
 from sqlqueue.worker.database.checkouts import UNREACHABLE, track
 from tests.drivers.listeners import listener, stay_silent
 from tests.outages.blackhole import BlackHole, through
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.worker.crew import Meeting, Running, all_are, eventually, nothing, statuses, with_session, without_session
+from tests.support.rows import count, rows
+from tests.support.workers import (
+    BlockingHandler,
+    Running,
+    all_are,
+    eventually,
+    nothing,
+    statuses,
+    with_session,
+    without_session,
+)
 
 LEASE = timedelta(seconds=15)
 """Deadlines are a third of it."""
@@ -91,33 +100,33 @@ def test_idle_connections_are_replaced(db: Database, hole: BlackHole, pre_ping: 
 @pytest.mark.requires("container")
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: BlackHole, mode: Any) -> None:
-    meeting, held = Meeting(), Meeting()
-    busy, waiting = in_the_middle(db, flush, meeting), without_session(db, held)
+    blocking, held = BlockingHandler(), BlockingHandler()
+    busy, waiting = in_the_middle(db, flush, blocking), without_session(db, held)
     with at_work(db, hole, ("busy", busy, {"mode": mode}), ("held", waiting, {})) as worker:
         db.insert(Task, tasks("busy", "held"))
-        meeting.wait_for()
+        blocking.wait_for()
         held.wait_for()
         assert hole.swallow()
         before = lease_end(db)
-        meeting.let_go()
+        blocking.release()
         eventually(lambda: worker.reports.counts["snoozed" if mode == "lease" else "database_errors"], within=PATIENCE)
         hole.bury()
         eventually(lambda: "completed" in statuses(db).values(), within=PATIENCE)
         assert count(db, Ledger) == 1
         eventually(lambda: lease_end(db) > before + LEASE)
         assert worker.reports.counts["lost"] == 0  # so a heartbeat that got no answer was repeated in time
-        held.let_go()
+        held.release()
         eventually(all_are(db, "completed"), within=PATIENCE)
 
 
 @pytest.mark.requires("container")
 def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Database, hole: BlackHole) -> None:
-    meeting = Meeting()
-    with at_work(db, hole, ("any", in_the_middle(db, ask, meeting, ask), {})) as worker:
+    blocking = BlockingHandler()
+    with at_work(db, hole, ("any", in_the_middle(db, ask, blocking, ask), {})) as worker:
         db.insert(Task, tasks("any"))
-        meeting.wait_for()
+        blocking.wait_for()
         assert hole.swallow()
-        meeting.let_go()
+        blocking.release()
         with db.engine.begin() as other:
             other.execute(update(Task).values(status="cancelled"))
         eventually(lambda: worker.reports.counts["lost"] == 1, within=PATIENCE)
@@ -322,17 +331,17 @@ def ask(session: Any, task: Any) -> None:
     session.scalar(select(func.count()).select_from(Ledger))
 
 
-def in_the_middle(db: Database, before: Any, meeting: Meeting, after: Any = nothing) -> Any:
+def in_the_middle(db: Database, before: Any, blocking: BlockingHandler, after: Any = nothing) -> Any:
     """A handler who waits between two parts of its transaction."""
 
     def function(session: Any, task: Any) -> None:
         before(session, task)
-        meeting(task)
+        blocking(task)
         after(session, task)
 
     async def coroutine(session: Any, task: Any) -> None:
         await session.run_sync(before, task)
-        await asyncio.get_running_loop().run_in_executor(None, copy_context().run, meeting, task)
+        await asyncio.get_running_loop().run_in_executor(None, copy_context().run, blocking, task)
         await session.run_sync(after, task)
 
     return coroutine if db.is_async else function

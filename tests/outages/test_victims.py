@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import event, select, update
 
 from sqlqueue import Worker
-from tests.suite.scenes import rows
 from tests.support.harness import Database
 from tests.support.models import Account, Ledger, Task
-from tests.worker.crew import Running, all_are, eventually
+from tests.support.rows import rows
+from tests.support.workers import Running, all_are, eventually
 
 Part = Callable[[Any, Any], None]
 pytestmark = pytest.mark.requires("locks_rows")

@@ -14,11 +14,11 @@ from sqlalchemy import select
 from tests.outbox.broker import rabbitmq
 from tests.outbox.children import QUEUE, killed_at_random
 from tests.outbox.scenes import first_occurrences
-from tests.suite.scenes import count
 from tests.support.harness import Database
 from tests.support.models import Account, Outgoing
 from tests.support.processes import Processes
-from tests.worker.crew import eventually
+from tests.support.rows import count
+from tests.support.workers import eventually
 
 # one engine is enough here: relays in other processes, which hear of what is enqueued
 pytestmark = [pytest.mark.requires("notifies"), pytest.mark.timeout(300)]
@@ -104,12 +104,12 @@ def producers(sync_db: Database) -> Iterator[list[Producer]]:
 def test_nothing_is_lost_and_each_key_keeps_its_order(
     sync_db: Database, processes: Processes, broker: int, channel: Any, producers: list[Producer]
 ) -> None:
-    crew = processes.spawn(killed_at_random, sync_db.url, broker, RELAYS, KILLS)
-    crew.wait_until_arrived(120)
+    relays = processes.spawn(killed_at_random, sync_db.url, broker, RELAYS, KILLS)
+    relays.wait_until_arrived(120)
     committed = sorted(each for producer in producers for each in producer.stop())
     eventually(lambda: not count(sync_db, Outgoing), 60)
-    crew.let_pass()
-    assert crew.result() == [0] * RELAYS
+    relays.let_pass()
+    assert relays.result() == [0] * RELAYS
     messages = delivered(channel)
     assert sorted({message["id"] for message in messages}) == committed
     numbers = first_occurrences((message["key"], message["number"]) for message in messages)

@@ -11,9 +11,9 @@ from sqlqueue import ArgumentError, claim_of
 from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.outbox.message_claims import LINES, NEAR
 from tests.outbox.scenes import claim, fill
-from tests.suite.scenes import PAST, TOMORROW, end_leases, row, without_waiting
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing, Task
+from tests.support.rows import PAST, TOMORROW, end_leases, row, without_waiting
 
 
 def later(db: Database, *ids: int) -> None:

@@ -18,10 +18,10 @@ from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.testing import drain
 from sqlqueue.worker.fetching import poller
 from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
-from tests.suite.scenes import count, end_leases
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
-from tests.worker.crew import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
+from tests.support.rows import count, end_leases
+from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
 
 STRAIGHT_ON = timedelta(milliseconds=50)
 

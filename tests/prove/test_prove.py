@@ -17,7 +17,7 @@ from sqlqueue.prove.models import Base, Task
 from sqlqueue.prove.report import Promise, Report
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 BRIEFLY = ("--minutes", "0.02")
 PATIENCE = 300.0

@@ -20,10 +20,10 @@ from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError, Every, enqueue, limits
 from sqlqueue.sqltasks import SQLTaskDatabase, SQLTaskScheduler, read_config, sql_task_models
-from tests.suite.scenes import clock
 from tests.support.engines import PASSWORD
 from tests.support.harness import Database
-from tests.worker.crew import PATIENCE, eventually
+from tests.support.rows import clock
+from tests.support.workers import PATIENCE, eventually
 
 MODELS = sql_task_models(table="request")
 TASK: Any = MODELS.task

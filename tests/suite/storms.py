@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue.dialects import adapter_for
-from tests.suite.scenes import contenders
 from tests.support.harness import Actor, Database
+from tests.support.rows import contenders
 
 THREADS = 8
 

@@ -17,9 +17,9 @@ from sqlqueue.operations.batches import Batch, in_batches, limited
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.queue.status import DUE, FINAL
 from sqlqueue.sql.selection import is_final
-from tests.suite.scenes import PAST, TOMORROW, count, rows
 from tests.support.harness import Actor, Database
 from tests.support.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
+from tests.support.rows import PAST, TOMORROW, count, rows
 
 CRASHED = {"status": "running", "available_at": PAST, "claimed_at": PAST, "attempt": 3, "max_attempts": 3}
 DEAD = {"status": "discarded", "finished_at": PAST, "available_at": PAST, "attempt": 3}

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import event
 
 from sqlqueue import ArgumentError
-from tests.suite.scenes import TOMORROW, count, rows
 from tests.support.harness import Database
 from tests.support.models import (
     Document,
@@ -20,6 +19,7 @@ from tests.support.models import (
     Reminder,
     Task,
 )
+from tests.support.rows import TOMORROW, count, rows
 
 MANY = 20_000
 

@@ -44,11 +44,11 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.model.mixins import queues
 from sqlqueue.sql.clock import NEVER
 from sqlqueue.sql.selection import picks
-from tests.suite.scenes import contenders, without_waiting
 from tests.support.check_models import Base, OwnBase, Post, Slip
 from tests.support.engines import PASSWORD
 from tests.support.harness import Database
 from tests.support.models import Base as Models
+from tests.support.rows import contenders, without_waiting
 
 TABLE: Table = Post.__table__  # type: ignore[assignment]
 LARGE = 10_000

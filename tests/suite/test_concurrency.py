@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.suite import children
-from tests.suite.scenes import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
 from tests.support.processes import Processes
+from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
 
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")

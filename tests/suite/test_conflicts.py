@@ -20,9 +20,9 @@ from sqlqueue import (
     QueueMixin,
 )
 from sqlqueue.dialects import adapter_for
-from tests.suite.scenes import contenders, rows
 from tests.support.harness import Actor, Database
 from tests.support.models import Document, Listing
+from tests.support.rows import contenders, rows
 
 THREADS = 8
 ROUNDS = 5

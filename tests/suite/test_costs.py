@@ -24,11 +24,11 @@ from sqlalchemy.engine.interfaces import CacheStats
 from sqlqueue import Claim, claim_of, utcnow
 from sqlqueue.operations.upkeep import extend, next_due, promote
 from sqlqueue.worker.process import registration
-from tests.suite.scenes import PAST, rows
 from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, archive
 from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
+from tests.support.rows import PAST, rows
 
 __all__ = ["archive", "fleet"]
 

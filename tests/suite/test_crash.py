@@ -15,10 +15,10 @@ from sqlqueue.operations.upkeep import next_due
 from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
-from tests.suite.scenes import PAST, clock, count, end_leases, row, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Listing, Report, Task
 from tests.support.processes import Processes
+from tests.support.rows import PAST, clock, count, end_leases, row, rows
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:

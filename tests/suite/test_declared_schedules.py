@@ -12,10 +12,10 @@ from sqlalchemy import select, update
 
 from sqlqueue import ArgumentError, Cron, DuplicateTaskError, Every, Worker
 from tests.suite import children
-from tests.suite.scenes import PAST, clock, count
 from tests.support.harness import Actor, Database
 from tests.support.models import Chore, Report, Task
 from tests.support.processes import Processes
+from tests.support.rows import PAST, clock, count
 
 HOUR = timedelta(hours=1)
 HOURLY, DAILY = Every(HOUR), Every(24 * HOUR)

@@ -11,9 +11,9 @@ from sqlalchemy import event, func, select
 from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.selection import picks
-from tests.suite.scenes import analyze, count, ids, rows
 from tests.support.harness import Database
 from tests.support.models import Message, Spool
+from tests.support.rows import analyze, count, ids, rows
 
 
 def messages(db: Database, **counts: int) -> None:

@@ -11,10 +11,10 @@ import pytest
 from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite import children
 from tests.suite.children import SETTLING
-from tests.suite.scenes import PAST, count, end_leases, row, rows
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Spool, Task
 from tests.support.processes import Processes
+from tests.support.rows import PAST, count, end_leases, row, rows
 
 every_call = pytest.mark.parametrize("call", SETTLING)
 

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session, selectinload
 
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status, utcnow
-from tests.suite.scenes import PAST, TOMORROW, clock, contenders, row, without_waiting
 from tests.support.harness import Database
 from tests.support.models import Account, CreditNote, Document, Invoice, Mail, Notice, Order, Reminder, Seat, Task
+from tests.support.rows import PAST, TOMORROW, clock, contenders, row, without_waiting
 
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
 RUNNING = {**HUNG, "available_at": TOMORROW}

@@ -13,9 +13,9 @@ from sqlalchemy import event, select
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import ClaimLostError, UnsettledClaimError
-from tests.suite.scenes import count, end_leases
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Task
+from tests.support.rows import count, end_leases
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "semantics.md"
 

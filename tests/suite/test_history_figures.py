@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from sqlqueue import Bucket, Cause, Claim, ErrorGroup, utcnow
 from sqlqueue.cli import application
-from tests.suite.scenes import PAST, clock
 from tests.support.harness import Actor, Database
 from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, sync_archive
+from tests.support.rows import PAST, clock
 
 __all__ = ["archive", "sync_archive"]
 

@@ -12,10 +12,10 @@ from sqlalchemy import insert
 from sqlqueue import Claim
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.queue.history import FAILED, AttemptOutcome
-from tests.suite.scenes import PAST, clock
 from tests.suite.test_plans import FEW, MANY, Read, counted, growing, reading
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, Past, sync_archive
+from tests.support.rows import PAST, clock
 
 __all__ = ["counted", "sync_archive"]
 

@@ -13,9 +13,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import SQLQueueWarning, UnsupportedIsolationError
-from tests.suite.scenes import TOMORROW, contenders, count, ids, row, rows, waited, without_waiting
 from tests.support.harness import Actor, Database
 from tests.support.models import Account, Attachment, Mail, Task
+from tests.support.rows import TOMORROW, contenders, count, ids, row, rows, waited, without_waiting
 
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")

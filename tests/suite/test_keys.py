@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import insert, select
 
 from sqlqueue import ArgumentError, LinearBackoff, QueueOptions, Worker, check
-from tests.suite.scenes import count
 from tests.support.harness import Actor, Database
 from tests.support.models import (
     Document,
@@ -25,6 +24,7 @@ from tests.support.models import (
     Task,
     Visit,
 )
+from tests.support.rows import count
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
 """What one collation or another takes for the same."""

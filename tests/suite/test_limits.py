@@ -35,15 +35,14 @@ from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.fetching import poller
 from tests.suite import children
-from tests.suite.scenes import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, SQLSlot, Task, Visit
 from tests.support.processes import Processes
-from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import (
+from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
+from tests.support.workers import (
     AT_ONCE,
     LONG,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -51,6 +50,7 @@ from tests.worker.crew import (
     with_session,
     without_session,
 )
+from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
 locks_rows = pytest.mark.requires("locks_rows")
 leases = pytest.mark.parametrize("lease", ["default", None])
@@ -112,14 +112,14 @@ def test_many_claimers_of_new_keys_at_once(sync_db: Database) -> None:
     visits(sync_db, *(str(n % 4) for n in range(100)))
     barrier = Barrier(6)
 
-    def meet(actor: Actor) -> list[Any]:
+    def claim(actor: Actor) -> list[Any]:
         barrier.wait(10)
         found = actor.claim_many(Visit, limit=100)  # and stay open
         barrier.wait(10)
         return [task.limit_key for task in found]
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(meet, contenders(sync_db, 6)))
+        found = list(pool.map(claim, contenders(sync_db, 6)))
     assert Counter(key for keys in found for key in keys) == {str(n): 2 for n in range(4)}
 
 
@@ -342,28 +342,28 @@ def test_claims_do_not_wait_for_a_limit_being_set(db: Database, known: bool) -> 
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    place = Meeting()
-    yield place
-    place.let_go()
+def blocking() -> Iterator[BlockingHandler]:
+    handler = BlockingHandler()
+    yield handler
+    handler.release()
 
 
 def test_a_worker_with_more_room_than_the_limit(
     db: Database,
     workers: Workers,  # noqa: F811
-    meeting: Meeting,
+    blocking: BlockingHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
     visits(db, *["a"] * 6, "b")
     worker = workers.make(poll=LONG)
-    worker.handler(Visit, concurrency=6)(without_session(db, meeting))
+    worker.handler(Visit, concurrency=6)(without_session(db, blocking))
     workers.start(worker)
-    meeting.wait_for(3)
-    assert sorted(meeting.arrived) == [1, 2, 7]
-    meeting.let_go()
+    blocking.wait_for(3)
+    assert sorted(blocking.started) == [1, 2, 7]
+    blocking.release()
     eventually(all_are(db, "completed", Visit))
-    assert meeting.most == 3
+    assert blocking.max_running == 3
 
 
 def test_a_worker_learns_of_tasks_cancelled_elsewhere(
@@ -387,19 +387,19 @@ def test_a_worker_learns_of_tasks_cancelled_elsewhere(
 def test_a_worker_that_holds_its_tasks_by_their_locks(
     db: Database,
     workers: Workers,  # noqa: F811
-    meeting: Meeting,
+    blocking: BlockingHandler,
 ) -> None:
     visits(db, *["a"] * 6, "b")
     worker = workers.make()
-    worker.handler(Visit, concurrency=6, mode="lock")(with_session(db, during=meeting))
+    worker.handler(Visit, concurrency=6, mode="lock")(with_session(db, during=blocking))
     workers.start(worker)
     at_once = 1 if db.case.one_writer else 3
-    meeting.wait_for(at_once)
+    blocking.wait_for(at_once)
     time.sleep(0.3)
-    assert sorted(meeting.arrived) == [1, 2, 7][:at_once]
-    meeting.let_go()
+    assert sorted(blocking.started) == [1, 2, 7][:at_once]
+    blocking.release()
     eventually(all_are(db, "completed", Visit))
-    assert meeting.most == at_once
+    assert blocking.max_running == at_once
     assert count(db, Slot, Slot.status == "running") == 0
 
 
@@ -410,18 +410,18 @@ def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_pa
     size = 12 if SOAK else 4
     set_limit(sync_db, 3)
     visits(sync_db, *["a"] * (int(SOAK * 100) or 150), max_attempts=1_000)
-    crew = [processes.spawn(children.visit, sync_db.url, str(tmp_path)) for _ in range(size)]
-    for child in crew:
+    visitors = [processes.spawn(children.visit, sync_db.url, str(tmp_path)) for _ in range(size)]
+    for child in visitors:
         child.wait_until_arrived()
-    for child in crew:
+    for child in visitors:
         child.let_pass()
     end = time.monotonic() + SOAK
     while time.monotonic() < end:
         time.sleep(random.uniform(0.2, 2))
-        crew.pop(random.randrange(size)).kill()
-        crew.append(processes.spawn(children.visit, sync_db.url, str(tmp_path)))
-        crew[-1].let_pass()
-    for child in crew[2:]:
+        visitors.pop(random.randrange(size)).kill()
+        visitors.append(processes.spawn(children.visit, sync_db.url, str(tmp_path)))
+        visitors[-1].let_pass()
+    for child in visitors[2:]:
         time.sleep(random.uniform(0.2, 0.6))
         child.kill()
     eventually(lambda: count(sync_db, Visit, Visit.status == "completed") >= 150)

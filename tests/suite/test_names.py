@@ -11,8 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, QueueSession, SlotMixin, UniqueMixin
-from tests.suite.scenes import rows
 from tests.support.harness import Database
+from tests.support.rows import rows
 
 NAMES = [
     "50% off",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from tests.suite.scenes import DUE, PAST, analyze, rows
 from tests.support.harness import Database
 from tests.support.models import Document, Seat, Task, Ticket
+from tests.support.rows import DUE, PAST, analyze, rows
 
 random = Random(7)
 

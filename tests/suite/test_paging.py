@@ -10,9 +10,9 @@ import pytest
 
 from sqlqueue import Status
 from sqlqueue.operations.paging import page
-from tests.suite.scenes import PAST, TOMORROW, clock
 from tests.support.harness import Database
 from tests.support.models import Seat, Task, Ticket
+from tests.support.rows import PAST, TOMORROW, clock
 
 
 def pages(db: Database, model: Any, status: Status | None, limit: int) -> list[list[Any]]:

@@ -11,8 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlqueue
 from sqlqueue import QueueMixin
-from tests.suite.scenes import contenders, ids, rows
 from tests.support.harness import Database
+from tests.support.rows import contenders, ids, rows
 
 pytestmark = pytest.mark.requires("partitions_sql")
 

@@ -17,10 +17,10 @@ from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import look
-from tests.suite.scenes import clock, rows, waited
 from tests.suite.storms import storm
 from tests.support.harness import Database
 from tests.support.models import Mail, Notice, QueuePause, Reminder, Task
+from tests.support.rows import clock, rows, waited
 
 
 def keys(db: Database) -> set[str]:

@@ -18,10 +18,10 @@ import pytest
 from sqlalchemy import URL, select
 
 from sqlqueue import ClaimLostError
-from tests.suite.scenes import contenders, count, end_leases, ids, row, rows, without_waiting
 from tests.support.engines import REQUIRED
 from tests.support.harness import Database, LoopThread
 from tests.support.models import Ledger, Task
+from tests.support.rows import contenders, count, end_leases, ids, row, rows, without_waiting
 
 pytestmark = pytest.mark.requires("transaction_pooler")
 

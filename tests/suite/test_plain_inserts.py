@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import column, insert, select, table, update
 
 from sqlqueue.operations.upkeep import look, next_due, postpone
-from tests.suite.scenes import PAST, TOMORROW, clock, ids, waited, without_waiting, zones
 from tests.support.harness import Database
 from tests.support.models import Mail, Report, Seat, Task, Ticket
-from tests.worker.crew import statuses
+from tests.support.rows import PAST, TOMORROW, clock, ids, waited, without_waiting, zones
+from tests.support.workers import statuses
 
 HOUR = timedelta(hours=1)
 OWN: Mapping[Any, Mapping[str, Any]] = {

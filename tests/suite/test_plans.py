@@ -23,10 +23,10 @@ from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted, next_due, promote
 from sqlqueue.sql.clock import NEVER
-from tests.suite.scenes import PAST, TOMORROW, clock, rows
 from tests.support.engines import EngineCase
 from tests.support.harness import Actor, Database
 from tests.support.models import Job, Mail, Parcel, Seat, Task
+from tests.support.rows import PAST, TOMORROW, clock, rows
 
 READY, DUE, DEAD, OLD = 100, 60, 20, 60
 """Tasks that calls look for."""

@@ -20,11 +20,11 @@ from sqlqueue import (
 )
 from sqlqueue.sql.clock import utcnow
 from sqlqueue.worker.process import maintenance
-from tests.suite.scenes import TICK, clock, count, end_leases, row
 from tests.support.harness import Database
 from tests.support.models import Message, Report, Task
+from tests.support.rows import TICK, clock, count, end_leases, row
+from tests.support.workers import LONG, Workers, eventually, with_session, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import LONG, Workers, eventually, with_session, without_session
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 

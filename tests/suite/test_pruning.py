@@ -14,9 +14,9 @@ from sqlqueue import ArgumentError, Status
 from sqlqueue.queue.status import FINAL
 from sqlqueue.sql.clock import NEVER, utcnow
 from tests.cli.test_commands_on_engines import told
-from tests.suite.scenes import PAST, count
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
+from tests.support.rows import PAST, count
 
 DAY = timedelta(days=1)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}

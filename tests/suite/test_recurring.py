@@ -18,11 +18,11 @@ from sqlqueue.operations import enqueueing
 from sqlqueue.operations import rescheduling as planning
 from sqlqueue.operations.upkeep import promote
 from sqlqueue.queue import schedules
-from tests.suite.scenes import PAST, TICK, clock, count, end_leases, row
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Ping, QueuePause, Reading, Report, Task
+from tests.support.rows import PAST, TICK, clock, count, end_leases, row
+from tests.support.workers import Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import Workers, eventually, without_session
 
 HOUR, HOURLY = timedelta(hours=1), "PT3600S"
 NEVER = "0 0 29 2 *"

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, Lane, Severity, check
 from sqlqueue.cli import application
 from sqlqueue.model.registry import worker_table
-from tests.suite.scenes import clock
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.models import Base, Task
+from tests.support.rows import clock
 
 __all__ = ["fleet", "sync_fleet"]
 

@@ -14,12 +14,12 @@ from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.worker.fetching import poller
-from tests.suite.scenes import end_leases
 from tests.suite.storms import Transaction, storm
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Listing
+from tests.support.rows import end_leases
+from tests.support.workers import AT_ONCE, LONG, Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-from tests.worker.crew import AT_ONCE, LONG, Workers, eventually, without_session
 
 
 def listing(db: Database) -> RowMapping:

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import IllegalTransitionError, claim_of
 from sqlqueue.outbox import claim_messages
-from tests.suite.scenes import rows
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Outgoing, Spool, Task
+from tests.support.rows import rows
 
 AVAILABLE = ("available", 0, None)
 

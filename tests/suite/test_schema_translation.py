@@ -14,8 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import sqlqueue
 from sqlqueue import LimitMixin, PauseMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, UniqueMixin
 from sqlqueue.outbox import OutboxMixin, claim_messages
-from tests.suite.scenes import PAST
 from tests.support.harness import Actor, Database
+from tests.support.rows import PAST
 
 NOWHERE = "a_tenant"
 """No engine has a schema of that name."""

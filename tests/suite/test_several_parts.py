@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.suite.scenes import PAST, contenders
 from tests.support.harness import Database
 from tests.support.models import Mail
+from tests.support.rows import PAST, contenders
 
 LISTED = ["a", "b"]
 

@@ -20,9 +20,9 @@ from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.queue.spec import spec_of
-from tests.suite.scenes import TOMORROW, contenders, count, ids, row_of
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
+from tests.support.rows import TOMORROW, contenders, count, ids, row_of
 
 locks_rows = pytest.mark.requires("locks_rows")
 MANY = 100
@@ -248,14 +248,14 @@ def test_many_claimers_of_many_new_keys_at_once(sync_db: Database) -> None:
     visits(sync_db, *keys * 3)
     barrier = Barrier(6)
 
-    def meet(actor: Actor) -> set[int]:
+    def claim(actor: Actor) -> set[int]:
         barrier.wait(30)
         found = ids(actor.claim_many(Visit, limit=MANY + 20))
         actor.commit()
         return found
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(meet, contenders(sync_db, 6)))
+        found = list(pool.map(claim, contenders(sync_db, 6)))
     assert sum(map(len, found)) == len(set().union(*found)) == 2 * len(keys)
     assert sync_db.session().limits(Visit) == [Limit(key, limit=2, running=2) for key in sorted(keys)]
 

@@ -13,10 +13,10 @@ from sqlqueue import ArgumentError, ClaimLostError, claim_of
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.selection import picks
 from sqlqueue.transaction.notifications import channel_of, subscribe
-from tests.suite.scenes import PAST, analyze, clock, count, end_leases, row_of
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Ledger, Listing, Task
-from tests.worker.crew import eventually
+from tests.support.rows import PAST, analyze, clock, count, end_leases, row_of
+from tests.support.workers import eventually
 
 
 def films(db: Database) -> list[RowMapping]:

@@ -19,9 +19,9 @@ import sqlqueue
 from sqlqueue import ArgumentError, Bucket, Durations, QueueOverview, Status, hung
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.clock import NEVER
-from tests.suite.scenes import PAST, TOMORROW, analyze, clock
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task
+from tests.support.rows import PAST, TOMORROW, analyze, clock
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 MICROSECOND = timedelta(microseconds=1)

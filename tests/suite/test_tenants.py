@@ -14,9 +14,9 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
 from sqlqueue.operations.upkeep import next_due, promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
-from tests.suite.scenes import PAST, rows
 from tests.support.harness import Actor, Database
 from tests.support.models import Base
+from tests.support.rows import PAST, rows
 
 
 class HasTenant:

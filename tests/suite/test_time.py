@@ -13,9 +13,9 @@ from sqlalchemy import select
 from sqlalchemy.dialects import mysql, postgresql
 
 from sqlqueue.sql.clock import utcnow
-from tests.suite.scenes import clock, row, rows, zones
 from tests.support.harness import Database
 from tests.support.models import Task
+from tests.support.rows import clock, row, rows, zones
 
 HOUR = timedelta(hours=1)
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -17,9 +17,9 @@ from sqlqueue.operations.upkeep import extend, still_held
 from sqlqueue.outbox import claim_messages
 from sqlqueue.worker.handling.outcomes import COMPLETED, RELEASED, write_outcomes, write_what_is_free
 from tests.suite.children import SETTLING
-from tests.suite.scenes import count
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Spool, Task, Visit
+from tests.support.rows import count
 
 NAME = "mailer 1"
 """Every process is given the same one."""

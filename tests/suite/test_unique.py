@@ -12,7 +12,6 @@ from sqlalchemy import RowMapping, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from sqlqueue import ArgumentError, DuplicateTaskError
-from tests.suite.scenes import TOMORROW, clock, count, end_leases
 from tests.suite.storms import THREADS, Transaction, storm
 from tests.support.harness import Actor, Database
 from tests.support.models import (
@@ -21,6 +20,7 @@ from tests.support.models import (
     Leaflet,
     Listing,
 )
+from tests.support.rows import TOMORROW, clock, count, end_leases
 
 MINUTE = timedelta(minutes=1)
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import insert, select
 
 from sqlqueue import claim_of
-from tests.suite.scenes import end_leases, row_of
 from tests.support.harness import Database
 from tests.support.models import Ping, Report
+from tests.support.rows import end_leases, row_of
 
 
 @pytest.mark.parametrize("model", [Report, Ping])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sqlqueue import Cause, Claim, Explanation, Status
-from tests.suite.scenes import PAST, TOMORROW, clock, contenders, end_leases
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
+from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
 
 HOUR = timedelta(hours=1)
 

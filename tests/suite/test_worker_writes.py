@@ -12,9 +12,9 @@ from sqlalchemy import event, select, update
 from sqlqueue import Claim, ClaimLostError, claim_of
 from sqlqueue.operations.upkeep import extend
 from sqlqueue.worker.handling.outcomes import COMPLETED, write_what_is_free
-from tests.suite.scenes import clock, end_leases, row_of
 from tests.support.harness import Database
 from tests.support.models import Leaflet, Slot, Spool, Task, Visit
+from tests.support.rows import clock, end_leases, row_of
 
 
 def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
@@ -73,11 +73,11 @@ def test_briefly_locked_rows_are_deleted_or_still_running(sync_db: Database, mod
     with sync_db.session() as other:
         other.execute(select(model).with_for_update())
 
-        def let_go(_: Any, __: Any, statement: str, *___: Any) -> None:
+        def release(_: Any, __: Any, statement: str, *___: Any) -> None:
             if model.__tablename__ in statement:
                 other.rollback()
 
-        event.listen(settler.session_engine, "after_cursor_execute", let_go)
+        event.listen(settler.session_engine, "after_cursor_execute", release)
         with settler.begin() as actor:
             assert actor.run(write_what_is_free, [(claim, COMPLETED)]) == (set(), {claim})
     assert row_of(sync_db, claim)["status"] == "running"

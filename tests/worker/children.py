@@ -19,7 +19,7 @@ from sqlqueue._support import processes
 from sqlqueue.worker.process.supervisor import run_to_end
 from tests.support.models import Job, Ledger, Task
 from tests.support.processes import Gate
-from tests.worker.crew import LEASE
+from tests.support.workers import LEASE
 
 URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
 

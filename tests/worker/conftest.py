@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.harness import Database
-from tests.worker.crew import Meeting, Workers
+from tests.support.workers import BlockingHandler, Workers
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    place = Meeting()
-    yield place
-    place.let_go()
+def blocking() -> Iterator[BlockingHandler]:
+    handler = BlockingHandler()
+    yield handler
+    handler.release()

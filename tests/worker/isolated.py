@@ -27,7 +27,7 @@ BRIEF = timedelta(seconds=3)
 HOUR = timedelta(hours=1)
 
 
-class Scene(NamedTuple):
+class Context(NamedTuple):
     """What a test tells the child processes."""
 
     url: str
@@ -44,17 +44,17 @@ class Scene(NamedTuple):
         return file
 
     @classmethod
-    def read(cls) -> Scene:
+    def read(cls) -> Context:
         """Of the test whose child this process is."""
         parent = parent_process()
         assert parent is not None
         return cls(*json.loads(cls._file(parent.pid or 0).read_text()))
 
-    def arrived(self) -> list[int]:
+    def waiting(self) -> list[int]:
         """The processes that wait."""
         return [int(each.name) for each in Path(self.directory).iterdir() if each.name.isdigit()]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         (Path(self.directory) / "go").touch()
 
     def wait(self) -> None:
@@ -77,7 +77,7 @@ class Even(Exception):
 
 def hang(task: Any) -> None:
     """Where no other thread of the process gets to run."""
-    Scene.read().wait() if task.number else None
+    Context.read().wait() if task.number else None
     ctypes.PyDLL(None).sleep(600)
 
 
@@ -92,7 +92,7 @@ def grow(_: Any) -> None:
 kept: list[bytearray] = []
 ACTS: Mapping[str, Callable[[Any], Any]] = {
     "write": lambda _: None,
-    "wait": lambda _: Scene.read().wait(),
+    "wait": lambda _: Context.read().wait(),
     "hang": hang,
     "exit": lambda _: os._exit(7),
     "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
@@ -157,8 +157,8 @@ plain_async.handler(Film, isolation="process", concurrency=1)(settle_async)
 plain_async.handler(Document, isolation="process", concurrency=1)(fail_plainly_async)
 
 if parent_process() is not None:
-    scene = Scene.read()
-    if scene.is_async:
-        async_sessions.configure(bind=create_async_engine(scene.url))
+    context = Context.read()
+    if context.is_async:
+        async_sessions.configure(bind=create_async_engine(context.url))
     else:
-        sessions.configure(bind=create_engine(scene.url))
+        sessions.configure(bind=create_engine(context.url))

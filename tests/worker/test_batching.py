@@ -10,10 +10,10 @@ from sqlalchemy import event
 
 from sqlqueue import QueueSession, Worker, complete, current_job
 from sqlqueue.worker.fetching import fetcher
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.worker.crew import (
+from tests.support.rows import count, rows
+from tests.support.workers import (
     LONG,
     Workers,
     all_are,

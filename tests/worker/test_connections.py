@@ -19,7 +19,7 @@ from sqlqueue.worker.database.shared import SharedConnections
 from sqlqueue.worker.reporting.health import Pulse
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
-from tests.worker.crew import LEASE, PATIENCE, Meeting, Workers, eventually, without_session
+from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eventually, without_session
 
 QUEUES: Sequence[Any] = (Task, Document, Mail, Notice, Order, Parcel, Spool)
 POOLED, OWN = 2, 2
@@ -46,7 +46,7 @@ def is_extended(db: Database, queue: Any) -> bool:
 @pytest.mark.requires("connections_sql")
 @pytest.mark.parametrize("count", [1, len(QUEUES)])
 def test_connections_do_not_grow_with_the_queues(
-    db: Database, workers: Workers, meeting: Meeting, connections: Any, count: int
+    db: Database, workers: Workers, blocking: BlockingHandler, connections: Any, count: int
 ) -> None:
     with db.begin() as session:
         session.add_all([Document(id="1") if queue is Document else queue() for queue in QUEUES])
@@ -54,9 +54,9 @@ def test_connections_do_not_grow_with_the_queues(
     before = eventually(lambda: connections() + 1) - 1
     worker = workers.make(notify=True, engine=db.variant(pool_size=POOLED, max_overflow=0))
     for queue in QUEUES[:count]:
-        worker.handler(queue, concurrency=1, lease=LEASE)(without_session(db, meeting))
+        worker.handler(queue, concurrency=1, lease=LEASE)(without_session(db, blocking))
     workers.start(worker)
-    meeting.wait_for(count)
+    blocking.wait_for(count)
     most = 0
 
     def all_extended() -> bool:

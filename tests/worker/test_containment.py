@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import select, text
 
 from sqlqueue import IllegalTransitionError, Status
-from tests.suite.scenes import count
 from tests.support.harness import Database
 from tests.support.models import Ledger, Spool, Task
-from tests.worker.crew import (
+from tests.support.rows import count
+from tests.support.workers import (
     LEASE,
     LONG,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -32,14 +32,14 @@ from tests.worker.crew import (
 @pytest.mark.requires("locks_rows")
 def test_a_locked_row_does_not_keep_others_from_being_settled(db: Database, workers: Workers) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 31)])
-    meeting = Meeting()
+    blocking = BlockingHandler()
     worker = workers.make()
-    worker.handler(Task, concurrency=30)(without_session(db, during=meeting))
+    worker.handler(Task, concurrency=30)(without_session(db, during=blocking))
     workers.start(worker)
-    meeting.wait_for(30)
+    blocking.wait_for(30)
     with db.engine.connect() as other:
         other.execute(select(Task.id).where(Task.id == 7).with_for_update())
-        meeting.let_go()
+        blocking.release()
         eventually(lambda: list(statuses(db).values()).count("completed") == 29)
         assert statuses(db)[7] == "running"
     eventually(all_are(db, "completed"))
@@ -49,12 +49,12 @@ def test_a_locked_row_does_not_keep_others_from_being_settled(db: Database, work
 def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{}])
     sync_db.insert(Spool, [{}])
-    meeting = Meeting()
+    blocking = BlockingHandler()
     worker = workers.make()
-    worker.handler(Task, lease=LEASE)(with_session(sync_db, during=meeting))
-    worker.handler(Spool, lease=LEASE)(with_session(sync_db, nothing, during=meeting))
+    worker.handler(Task, lease=LEASE)(with_session(sync_db, during=blocking))
+    worker.handler(Spool, lease=LEASE)(with_session(sync_db, nothing, during=blocking))
     workers.start(worker)
-    meeting.wait_for(2)
+    blocking.wait_for(2)
     with sync_db.engine.connect() as other:
         if sync_db.case.truncate and sync_db.case.notifies:
             other.execute(text("LOCK TABLE spool"))
@@ -63,7 +63,7 @@ def test_a_queue_in_trouble_ends_no_leases_of_another(sync_db: Database, workers
         time.sleep(1.2 * LEASE.total_seconds())
         if not sync_db.case.notifies:
             other.execute(text("UNLOCK TABLES"))
-    meeting.let_go()
+    blocking.release()
     eventually(all_are(sync_db, "completed"))
     with sync_db.engine.connect() as connection:
         assert connection.scalars(select(Task.attempt)).all() == [1]
@@ -190,15 +190,15 @@ def test_sessions_that_do_not_begin_by_themselves(sync_db: Database, workers: Wo
 
 def test_a_lease_that_the_same_worker_takes_over_stops_its_first_handler(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1}])
-    meeting = Meeting()
+    blocking = BlockingHandler()
     worker = workers.make(poll=timedelta(seconds=0.2))
-    worker.handler(Task, lease=LONG)(with_session(sync_db, during=meeting))
+    worker.handler(Task, lease=LONG)(with_session(sync_db, during=blocking))
     workers.start(worker)
-    meeting.wait_for(1)
-    from tests.suite.scenes import end_leases
+    blocking.wait_for(1)
+    from tests.support.rows import end_leases
 
     end_leases(sync_db)
-    eventually(lambda: meeting.lost == [1])
-    meeting.let_go()
+    eventually(lambda: blocking.lost == [1])
+    blocking.release()
     eventually(lambda: statuses(sync_db)[1] == Status.COMPLETED)
     assert count(sync_db, Ledger) == 1

@@ -10,8 +10,8 @@ from sqlalchemy import select
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.plugin import sync_on_one_engine
+from tests.support.workers import eventually
 from tests.worker.crashing import ALONE, APART, POISON, stopped, supervised
-from tests.worker.crew import eventually
 
 PATIENCE = 150
 

@@ -13,12 +13,12 @@ from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.running import completer
-from tests.suite.scenes import count, end_leases, row, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Notice, Reminder, Spool, Task
-from tests.worker.crew import (
+from tests.support.rows import count, end_leases, row, rows
+from tests.support.workers import (
     LONG,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -54,17 +54,17 @@ def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers) -
 
 
 def test_the_writes_of_a_zombie_are_rolled_back(
-    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+    db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
     worker = workers.make(name="zombie")  # whose lease is of 5 minutes: no heartbeat tells it
-    worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
+    worker.handler(Task, concurrency=1)(with_session(db, during=blocking))
     workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     end_leases(db)
     with db.begin() as other:
         (successor,) = other.claim_many(Task, limit=1, claimed_by="other")
-    meeting.let_go()
+    blocking.release()
     eventually(lambda: "is lost" in caplog.text)
     assert count(db, Ledger) == 0
     assert (row(db, successor)["status"], row(db, successor)["claimed_by"]) == ("running", "other")
@@ -86,17 +86,17 @@ def test_tasks_without_a_session_are_completed_in_batches(
 
 
 def test_a_lost_claim_does_not_keep_others_from_being_completed(
-    db: Database, workers: Workers, meeting: Meeting
+    db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(3))
     worker = workers.make(poll=LONG)
-    worker.handler(Task)(without_session(db, meeting))
+    worker.handler(Task)(without_session(db, blocking))
     workers.start(worker)
-    meeting.wait_for(3)
-    lost = meeting.arrived[0]
+    blocking.wait_for(3)
+    lost = blocking.started[0]
     with db.begin() as other:
         assert other.cancel(Task, Task.id == lost) == 1
-    meeting.let_go()
+    blocking.release()
     eventually(lambda: sorted(statuses(db).values()) == ["cancelled", "completed", "completed"])
     assert statuses(db)[lost] == "cancelled"
 
@@ -170,23 +170,23 @@ def test_by_its_lock_a_task_is_done_in_one_transaction(db: Database, workers: Wo
 
 
 @pytest.mark.requires("locks_rows")
-def test_while_it_is_locked_nothing_is_written(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_while_it_is_locked_nothing_is_written(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(1))
     worker = workers.make()
     held: list[str] = []
 
     def during(task: Any) -> None:
         held.append(task.status)
-        meeting(task)
+        blocking(task)
 
     worker.handler(Task, mode="lock")(with_session(db, during=during))
     running = workers.start(worker)
-    meeting.wait_for()
-    assert statuses(db) == {meeting.arrived[0]: "available"}
+    blocking.wait_for()
+    assert statuses(db) == {blocking.started[0]: "available"}
     assert held == ["available"], "it is written, if not committed"
     with db.begin() as other:
         assert other.claim(Task) is None
-    meeting.let_go()
+    blocking.release()
     eventually(all_are(db, "completed"))
     running.stop()
 
@@ -221,17 +221,17 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
 
 
 def test_at_most_once_claimed_tasks_are_run_before_the_worker_ends(
-    db: Database, workers: Workers, meeting: Meeting
+    db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(20))
     worker = workers.make()
-    worker.handler(Task, concurrency=2, mode="at-most-once")(without_session(db, meeting))
+    worker.handler(Task, concurrency=2, mode="at-most-once")(without_session(db, blocking))
     running = workers.start(worker)
-    meeting.wait_for(2)
+    blocking.wait_for(2)
     worker.stop()
-    meeting.let_go()
+    blocking.release()
     running.wait()
-    assert count(db, Task, Task.status == "completed") == len(meeting.arrived)
+    assert count(db, Task, Task.status == "completed") == len(blocking.started)
 
 
 def test_at_most_once_tasks_claimed_during_the_stop_are_run(sync_db: Database, workers: Workers) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sqlalchemy.util import greenlet_spawn
 
 from sqlqueue.worker.concurrency.fair_lock import FairLock
-from tests.worker.crew import PATIENCE, eventually
+from tests.support.workers import PATIENCE, eventually
 
 NOT_LONG = 0.05
 

@@ -24,10 +24,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import json_type
 from sqlqueue.testing import drain
-from tests.suite.scenes import clock, count
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger, Mail, Task
-from tests.worker.crew import Workers, eventually, statuses
+from tests.support.rows import clock, count
+from tests.support.workers import Workers, eventually, statuses
 
 if TYPE_CHECKING:
     from somewhere import Elsewhere

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select, update
 
 from sqlqueue import Cancel, Claim, Discard, PastAttempt, Retry, Snooze, utcnow
-from tests.suite.scenes import clock
 from tests.support.harness import Database
 from tests.support.history import Parcel, Past, archive, sync_archive
+from tests.support.rows import clock
+from tests.support.workers import BlockingHandler, Workers, eventually, nothing, statuses, with_session, without_session
 from tests.worker.crashing import stopped, supervised
 from tests.worker.crashing_history import PROGRAM
-from tests.worker.crew import Meeting, Workers, eventually, nothing, statuses, with_session, without_session
 
 __all__ = ["archive", "sync_archive"]
 
@@ -89,12 +89,12 @@ def test_each_outcome_leaves_one_row_for_each_attempt(archive: Database, workers
         assert "sqlqueue/worker" not in each.traceback
 
 
-def test_what_a_stopping_worker_hands_back(archive: Database, workers: Workers, meeting: Meeting) -> None:
+def test_what_a_stopping_worker_hands_back(archive: Database, workers: Workers, blocking: BlockingHandler) -> None:
     archive.insert(Parcel, [{"id": 1}])
     worker = workers.make(name="ada", grace=timedelta(0))
-    worker.handler(Parcel)(with_session(archive, nothing, during=meeting))
+    worker.handler(Parcel)(with_session(archive, nothing, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     running.stop()
     (released,) = attempts(archive, 1)
     assert (released.outcome, released.claimed_by, released.error) == ("released", "ada", None)

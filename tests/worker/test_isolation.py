@@ -11,26 +11,26 @@ import pytest
 from sqlalchemy import select
 
 from sqlqueue import ArgumentError, Worker
-from tests.suite.scenes import count
 from tests.support.harness import Database
 from tests.support.models import Document, Film, Ledger, Task
 from tests.support.plugin import on_one_engine, sync_on_one_engine
+from tests.support.rows import count
+from tests.support.workers import Running, Workers, all_are, eventually, statuses
 from tests.worker import isolated
 from tests.worker.children import lives
-from tests.worker.crew import Running, Workers, all_are, eventually, statuses
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 LONG = 120.0
 """Seconds: children import the whole suite's models."""
 
 
-class Stage:
+class Launcher:
     """Starts workers of `isolated` on the test's database."""
 
     def __init__(self, db: Database, workers: Workers, directory: Path) -> None:
         self._db = db
         self._workers = workers
-        self.scene = isolated.Scene(
+        self.context = isolated.Context(
             db.session_engine.url.render_as_string(hide_password=False), db.is_async, str(directory)
         )
 
@@ -43,12 +43,12 @@ class Stage:
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, workers: Workers, tmp_path: Path) -> Iterator[Stage]:
+def launcher(request: pytest.FixtureRequest, workers: Workers, tmp_path: Path) -> Iterator[Launcher]:
     db: Database = request.getfixturevalue("db" if "db" in request.fixturenames else "sync_db")
-    made = Stage(db, workers, tmp_path)
-    file = made.scene.write()
+    made = Launcher(db, workers, tmp_path)
+    file = made.context.write()
     yield made
-    made.scene.let_go()
+    made.context.release()
     workers.end_test()
     file.unlink()
 
@@ -69,9 +69,9 @@ def workers_of(db: Database) -> list[int]:
         return [int(each) for each in connection.scalars(select(Ledger.worker).order_by(Ledger.id))]
 
 
-def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, stage: Stage) -> None:
+def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": 1, "name": "write"}, {"id": 2, "name": "even"}])
-    stage.start("calm")
+    launcher.start("calm")
     eventually(lambda: statuses(db) == {1: "completed", 2: "retryable"}, LONG)
     assert count(db, Ledger) == 1
     assert os.getpid() not in workers_of(db)
@@ -79,10 +79,10 @@ def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, s
 
 
 @on_one_engine
-def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, stage: Stage) -> None:
+def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Database, launcher: Launcher) -> None:
     db.insert(Film, [{"id": 1, "stage": "print"}])
     db.insert(Document, [{"id": "a"}])
-    stage.start("plain")
+    launcher.start("plain")
     eventually(all_are(db, "completed", Film), LONG)
     with db.engine.connect() as connection:
         result = connection.scalar(select(Film.result))
@@ -93,9 +93,9 @@ def test_a_handler_without_session_has_its_outcome_written_by_the_worker(db: Dat
 
 
 @on_one_engine
-def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, stage: Stage) -> None:
+def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": n, "name": "hang"} for n in (1, 2)])
-    stage.start("hasty")
+    launcher.start("hasty")
     eventually(lambda: statuses(db) == {1: "retryable", 2: "retryable"}, LONG)
     assert set(errors(db).values()) == {"TimeoutError: its handler ran for longer than 0:00:03"}
     assert count(db, Ledger) == 0
@@ -108,23 +108,27 @@ def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, sta
     ("name", "said"),
     [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly for lack of memory")],
 )
-def test_a_dying_child_is_charged_to_its_own_task_alone(sync_db: Database, stage: Stage, name: str, said: str) -> None:
+def test_a_dying_child_is_charged_to_its_own_task_alone(
+    sync_db: Database, launcher: Launcher, name: str, said: str
+) -> None:
     sync_db.insert(Task, [{"id": 1, "name": "wait"}])
-    stage.start("calm")
-    eventually(stage.scene.arrived, LONG)
+    launcher.start("calm")
+    eventually(launcher.context.waiting, LONG)
     sync_db.insert(Task, [{"id": 2, "name": name}])
     eventually(lambda: statuses(sync_db)[2] == "discarded", LONG)
     assert errors(sync_db)[2] == f"crashed 3 processes: its process {said}"
-    stage.scene.let_go()
+    launcher.context.release()
     eventually(lambda: statuses(sync_db)[1] == "completed", LONG)
     assert attempts(sync_db) == {1: 1, 2: 3}
 
 
 @sync_on_one_engine
-def test_signals_and_exceptions_come_through(sync_db: Database, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_signals_and_exceptions_come_through(
+    sync_db: Database, launcher: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
     names = ["retry", "snooze", "discard", "cancel", "odd", "sys.exit"]
     sync_db.insert(Task, [{"id": number, "name": name} for number, name in enumerate(names, 1)])
-    stage.start("calm")
+    launcher.start("calm")
     expected = dict(enumerate(["retryable", "scheduled", "discarded", "cancelled", "retryable", "retryable"], 1))
     eventually(lambda: statuses(sync_db) == expected, LONG)
     assert list(dict(sorted(errors(sync_db).items())).values()) == [
@@ -139,10 +143,10 @@ def test_signals_and_exceptions_come_through(sync_db: Database, stage: Stage, ca
 
 
 @on_one_engine
-def test_a_lost_task_ends_its_child(db: Database, stage: Stage) -> None:
+def test_a_lost_task_ends_its_child(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": 1, "name": "wait"}])
-    running = stage.start("calm")
-    (pid,) = eventually(stage.scene.arrived, LONG)
+    running = launcher.start("calm")
+    (pid,) = eventually(launcher.context.waiting, LONG)
     with db.begin() as session:
         session.cancel(Task)
     running.worker.stop()
@@ -152,7 +156,7 @@ def test_a_lost_task_ends_its_child(db: Database, stage: Stage) -> None:
 
 
 @sync_on_one_engine
-@pytest.mark.usefixtures("stage")
+@pytest.mark.usefixtures("launcher")
 def test_a_worker_that_cannot_be_imported_is_refused_at_its_start(sync_db: Database) -> None:
     worker = Worker(sync_db.sessions())
     worker.handler(Task, isolation="process")(isolated.handle)

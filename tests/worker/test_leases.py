@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from tests.suite.scenes import clock, count, end_leases, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
-from tests.worker.crew import (
+from tests.support.rows import clock, count, end_leases, rows
+from tests.support.workers import (
     AT_ONCE,
     LEASE,
     LONG,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -40,12 +40,12 @@ def taken_over(db: Database, leases: float) -> list[Any]:
     return found
 
 
-def test_one_heartbeat_serves_all_that_runs(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_one_heartbeat_serves_all_that_runs(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(20))
     worker = workers.make(poll=LONG)
-    worker.handler(Task, concurrency=20, batch=5, lease=LEASE)(without_session(db, meeting))
+    worker.handler(Task, concurrency=20, batch=5, lease=LEASE)(without_session(db, blocking))
     workers.start(worker)
-    meeting.wait_for(20)
+    blocking.wait_for(20)
     with db.engine.connect() as connection:
         moments = select(func.count(Task.claimed_at.distinct()), func.count(Task.available_at.distinct()))
         assert connection.execute(moments).one()[0] > 1
@@ -94,17 +94,17 @@ def test_handlers_that_keep_the_interpreter_busy(sync_db: Database, workers: Wor
 
 
 def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
-    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+    db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
     worker = workers.make(poll=LONG)
-    worker.handler(Task, concurrency=1, lease=LEASE)(with_session(db, during=meeting))
+    worker.handler(Task, concurrency=1, lease=LEASE)(with_session(db, during=blocking))
     workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     take_over(db)
-    eventually(lambda: meeting.lost == meeting.arrived)
+    eventually(lambda: blocking.lost == blocking.started)
     eventually(lambda: "is lost, and its writes are dropped" in caplog.text)
-    meeting.let_go()
+    blocking.release()
     with db.begin() as actor:
         actor.add(Task())
     eventually(lambda: sorted(statuses(db).values()) == ["completed", "running"])
@@ -125,7 +125,7 @@ def take_over(db: Database) -> None:
 
 @pytest.mark.requires("locks_rows")
 def test_a_row_that_its_own_handler_has_locked_holds_up_no_others(
-    sync_db: Database, workers: Workers, meeting: Meeting
+    sync_db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     sync_db.insert(Task, rows(4))
     worker = workers.make(poll=LONG)
@@ -135,13 +135,13 @@ def test_a_row_that_its_own_handler_has_locked_holds_up_no_others(
         if task.id == first:
             task.name = "written"
             session.flush()
-        meeting(task)
+        blocking(task)
 
     first = min(statuses(sync_db))
     workers.start(worker)
-    meeting.wait_for(4)
+    blocking.wait_for(4)
     assert taken_over(sync_db, 1.2) == []
     assert count(sync_db, Task, Task.available_at > clock(sync_db)) == 3, "leases have ended"
-    meeting.let_go()
+    blocking.release()
     eventually(all_are(sync_db, "completed"))
     assert count(sync_db, Task, Task.name == "written") == 1

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import select, update
 
 from sqlqueue.worker.running.executor import RETURNS, TRIES
-from tests.suite.scenes import PAST
 from tests.support.harness import Database
 from tests.support.models import Account, Task
-from tests.worker.crew import Running, Workers, eventually, statuses, with_session
+from tests.support.rows import PAST
+from tests.support.workers import Running, Workers, eventually, statuses, with_session
 
 pytestmark = pytest.mark.requires("impatient_sql")
 LONG = 90.0

@@ -16,10 +16,10 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import Cancel, Discard, Retry, SchemaMismatchError, Snooze, Worker
 from sqlqueue.worker.process import maintenance
 from sqlqueue.worker.reporting.reports import Reports
-from tests.suite.scenes import PAST
 from tests.support.harness import Database
 from tests.support.models import Document, Report, Seat, Task
-from tests.worker.crew import Workers, eventually, raising, statuses, with_session, without_session
+from tests.support.rows import PAST
+from tests.support.workers import Workers, eventually, raising, statuses, with_session, without_session
 
 MINUTE = timedelta(minutes=1)
 HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e\nINFO all is well"

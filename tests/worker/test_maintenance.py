@@ -14,10 +14,10 @@ from sqlqueue.operations.upkeep import promote
 from sqlqueue.sql.clock import NEVER
 from sqlqueue.worker.fetching import fetcher, readiness
 from sqlqueue.worker.process import maintenance
-from tests.suite.scenes import PAST, TOMORROW, count, rows
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task
-from tests.worker.crew import LONG, Workers, all_are, eventually, statuses, without_session
+from tests.support.rows import PAST, TOMORROW, count, rows
+from tests.support.workers import LONG, Workers, all_are, eventually, statuses, without_session
 
 OFTEN = timedelta(seconds=0.05)
 DONE = {"status": "completed", "finished_at": PAST, "available_at": PAST}

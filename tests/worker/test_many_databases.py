@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import QueueSession, Worker
 from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Task
-from tests.worker.crew import eventually
+from tests.support.workers import eventually
 
 POLL = timedelta(seconds=0.2)
 

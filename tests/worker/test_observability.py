@@ -26,7 +26,7 @@ from sqlqueue.worker.reporting import health as health_module
 from sqlqueue.worker.reporting.health import Address, Health, address_of, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task, Traced
-from tests.worker.crew import Meeting, Workers, all_are, eventually, raising, with_session, without_session
+from tests.support.workers import BlockingHandler, Workers, all_are, eventually, raising, with_session, without_session
 
 SPANS = InMemorySpanExporter()
 READER = InMemoryMetricReader()
@@ -196,16 +196,16 @@ def _has_ipv6() -> bool:
     return True
 
 
-def test_a_worker_reports_its_health(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_worker_reports_its_health(sync_db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     worker = workers.make()
-    worker.handler(Task)(with_session(sync_db, during=meeting))
+    worker.handler(Task)(with_session(sync_db, during=blocking))
     with page(worker) as url:
         assert asked(f"{url}/health") == (200, None)
         assert asked(f"{url}/ready") == (503, None)
         assert asked(f"{url}/")[0] == 404
         workers.start(worker)
         sync_db.insert(Task, [{}])
-        meeting.wait_for(1)
+        blocking.wait_for(1)
         status, state = asked(f"{url}/ready")
         assert (status, state["alive"], state["ready"], state["running"]) == (200, True, True, 1)
         assert state["counts"]["claimed"] == 1

@@ -14,10 +14,10 @@ from sqlalchemy import event, select, update
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.worker.process import run
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Account, Ledger, Task
-from tests.worker.crew import LEASE, Meeting, Workers, all_are, eventually, with_session, without_session
+from tests.support.rows import count, rows
+from tests.support.workers import LEASE, BlockingHandler, Workers, all_are, eventually, with_session, without_session
 
 pytestmark = pytest.mark.requires("one_writer")
 WRITERS = 40
@@ -54,36 +54,38 @@ def attempts(db: Database) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in connection.execute(select(Task.status, Task.attempt - Task.max_attempts))]
 
 
-def test_a_worker_keeps_its_leases_and_stops_at_no_cost(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_worker_keeps_its_leases_and_stops_at_no_cost(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     db.insert(Task, [{"max_attempts": 3} for _ in range(6)])
     worker = workers.make(grace=timedelta(0))
-    worker.handler(Task, concurrency=6, lease=LEASE)(without_session(db, during=meeting))
+    worker.handler(Task, concurrency=6, lease=LEASE)(without_session(db, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for(6)
+    blocking.wait_for(6)
     with writers(db) as commits:
         eventually(lambda: len(commits) > 100, 120)
         threading.Event().wait(2 * LEASE.total_seconds())
-        assert not meeting.lost
+        assert not blocking.lost
         worker.stop()
         eventually(lambda: running.ended, 120)
     assert attempts(db) == [("available", 1 - 4)] * 6
 
 
 def test_it_waits_for_another_writer_to_release_its_lock(
-    db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "LAST_WORDS", 0.5)
     db.insert(Account, [{"id": 1, "name": ""}])
     db.insert(Task, [{"max_attempts": 3}])
     engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)
     worker = workers.make(engine=engine, grace=timedelta(seconds=30))
-    worker.handler(Task, concurrency=1)(without_session(db, during=meeting))
+    worker.handler(Task, concurrency=1)(without_session(db, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for(1)
+    blocking.wait_for(1)
     with db.engine.begin() as other:
         other.execute(update(Account).values(name="x"))
         worker.stop()
-        meeting.let_go()
+        blocking.release()
         threading.Event().wait(3)
         assert not running.ended
     eventually(lambda: running.ended)

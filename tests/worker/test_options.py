@@ -9,10 +9,10 @@ from sqlalchemy.orm import joinedload, raiseload, selectinload
 
 from sqlqueue import ArgumentError
 from sqlqueue.testing import drain, perform
-from tests.suite.scenes import rows
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, Mail
-from tests.worker.crew import Workers, all_are, eventually
+from tests.support.rows import rows
+from tests.support.workers import Workers, all_are, eventually
 
 OPTIONS = (joinedload(Mail.account), selectinload(Mail.attachments), raiseload("*"))
 

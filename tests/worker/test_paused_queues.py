@@ -14,13 +14,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlqueue import PauseMixin, QueueMixin, SchemaMismatchError, Worker, pause
 from sqlqueue.transaction.notifications import subscribe
-from tests.suite.scenes import clock, rows
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, QueuePause, Spool, Task
 from tests.support.processes import Gate, Processes
-from tests.worker.crew import (
+from tests.support.rows import clock, rows
+from tests.support.workers import (
     LONG,
-    Meeting,
+    BlockingHandler,
     Running,
     Workers,
     all_are,
@@ -65,20 +65,20 @@ def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, 
 
 
 def test_running_tasks_go_on_and_no_others_are_started(
-    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+    db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")
     db.insert(Task, rows(3))
     engine = db.variant(pool_size=20)
     worker = workers.make(engine=engine, poll=OFTEN)
-    worker.handler(Task, concurrency=1)(with_session(db, during=meeting))
+    worker.handler(Task, concurrency=1)(with_session(db, during=blocking))
     workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     with db.begin() as session:
         session.pause(Task)
     eventually(lambda: "paused queues: task" in caplog.text)
     with seen(engine, "before_cursor_execute") as statements:
-        meeting.let_go()
+        blocking.release()
         eventually(lambda: "completed" in statuses(db).values() and len(asked(statements)) > 3)
     assert sorted(statuses(db).values()) == ["available", "available", "completed"]
     with db.begin() as session:

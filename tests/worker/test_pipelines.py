@@ -11,10 +11,10 @@ from sqlalchemy import select
 
 from sqlqueue import Retry, enqueue
 from sqlqueue.testing import drain
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Film, Task
-from tests.worker.crew import LONG, Workers, all_are, eventually, with_session
+from tests.support.rows import count, rows
+from tests.support.workers import LONG, Workers, all_are, eventually, with_session
 
 KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lock": {"mode": "lock"}}
 

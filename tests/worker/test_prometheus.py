@@ -16,21 +16,21 @@ from sqlqueue.worker.process import maintenance
 from sqlqueue.worker.reporting.health import Address, serve_health
 from tests.support.harness import Database
 from tests.support.models import Task
-from tests.worker.crew import Meeting, Workers, eventually, raising, statuses, with_session
+from tests.support.workers import BlockingHandler, Workers, eventually, raising, statuses, with_session
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 
 
 def test_metrics_of_a_worker(
-    sync_db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    sync_db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "MEASURE_EVERY", timedelta(seconds=0.05))
-    sync_db.insert(Task, [{"name": "fails"}, {"name": "meets"}, {"name": "waits"}])
+    sync_db.insert(Task, [{"name": "fails"}, {"name": "blocks"}, {"name": "waits"}])
     worker = workers.make()
     worker.handler(Task, Task.name == "fails")(raising(sync_db, RuntimeError("no")))
-    worker.handler(Task, Task.name == "meets", concurrency=3)(with_session(sync_db, during=meeting))
+    worker.handler(Task, Task.name == "blocks", concurrency=3)(with_session(sync_db, during=blocking))
     workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     server = serve_health(Address("127.0.0.1", 0), worker.health, worker.metrics)
 
     def value(name: str, **labels: str) -> float | None:
@@ -46,7 +46,7 @@ def test_metrics_of_a_worker(
     eventually(lambda: value("sqlqueue_tasks", queue="task", status="running") == 1)
     eventually(lambda: value("sqlqueue_tasks", queue="task", status="retryable") == 1)
     assert (value("sqlqueue_oldest_claimable_seconds", queue="task") or 0) > 0
-    meeting.let_go()
+    blocking.release()
     eventually(lambda: value("sqlqueue_tasks_finished_total", queue="task", outcome="completed") == 1)
     eventually(lambda: "completed" in statuses(sync_db).values())
     server.shutdown()

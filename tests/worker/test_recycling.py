@@ -19,8 +19,8 @@ from sqlqueue.worker.process.recycling import UNLIMITED, Limits
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.plugin import sync_on_one_engine
+from tests.support.workers import all_are, eventually
 from tests.worker.crashing import GROWING, stopped, supervised
-from tests.worker.crew import all_are, eventually
 
 PATIENCE = 120
 STARTING = """

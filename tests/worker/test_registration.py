@@ -15,10 +15,10 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import SchemaMismatchError, Worker, WorkerInfo
 from sqlqueue.model.registry import worker_table
 from sqlqueue.worker.process import registration
-from tests.suite.scenes import clock
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
-from tests.worker.crew import Meeting, Workers, eventually, seen, statuses, with_session, without_session
+from tests.support.rows import clock
+from tests.support.workers import BlockingHandler, Workers, eventually, seen, statuses, with_session, without_session
 
 __all__ = ["fleet", "sync_fleet"]
 
@@ -35,11 +35,11 @@ def errands(db: Database, number: int) -> None:
     db.insert(Errand, [{"name": str(n)} for n in range(number)])
 
 
-def test_its_row(fleet: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_row(fleet: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
     errands(fleet, 1)
     worker = workers.make(name="ada", version="1.2")
-    worker.handler(Errand, concurrency=3)(with_session(fleet, during=meeting))
+    worker.handler(Errand, concurrency=3)(with_session(fleet, during=blocking))
     running = workers.start(worker)
     (info,) = eventually(lambda: [each for each in registered(fleet) if each.busy])
     assert (info.name, info.process, info.version, info.is_live) == ("ada", os.getpid(), "1.2", True)
@@ -54,7 +54,7 @@ def test_its_row(fleet: Database, workers: Workers, meeting: Meeting, monkeypatc
     with fleet.engine.begin() as connection:  # as if others had taken it for dead
         connection.execute(delete(FleetWorker))
     eventually(lambda: registered(fleet))
-    meeting.let_go()
+    blocking.release()
     running.stop()
     assert registered(fleet) == []
 
@@ -69,29 +69,31 @@ def test_functions_are_named(sync_fleet: Database, workers: Workers) -> None:
     running.stop()
 
 
-def test_drain_waits_for_what_runs_and_claims_no_more(fleet: Database, workers: Workers, meeting: Meeting) -> None:
+def test_drain_waits_for_what_runs_and_claims_no_more(
+    fleet: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     errands(fleet, 3)
     worker = workers.make(grace=timedelta(0))
-    worker.handler(Errand, concurrency=1, batch=1)(with_session(fleet, during=meeting))
+    worker.handler(Errand, concurrency=1, batch=1)(with_session(fleet, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
         assert session.drain_workers(Errand) == 1
     eventually(lambda: worker._run is not None and worker._run._stopping.is_set())
     assert not running.ended
-    meeting.let_go()
+    blocking.release()
     running.wait()
     assert sorted(statuses(fleet, Errand).values()) == ["available", "available", "completed"]
-    assert meeting.lost == []
+    assert blocking.lost == []
 
 
-def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, meeting: Meeting) -> None:
+def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, blocking: BlockingHandler) -> None:
     errands(fleet, 1)
     worker = workers.make(grace=SHORT)
-    worker.handler(Errand)(with_session(fleet, during=meeting))
+    worker.handler(Errand)(with_session(fleet, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
         session.drain_workers(Errand)
@@ -102,15 +104,15 @@ def test_stop_gives_the_grace_period(fleet: Database, workers: Workers, meeting:
 
 @pytest.mark.parametrize("mode", ["lease", pytest.param("lock", marks=pytest.mark.requires("locks_rows"))])
 def test_more_and_fewer_slots(fleet: Database, workers: Workers, mode: Any) -> None:
-    first, second = Meeting(), Meeting()
-    meetings = iter([first] * 3 + [second] * 9)
+    first, second = BlockingHandler(), BlockingHandler()
+    calls = iter([first] * 3 + [second] * 9)
 
-    def meet(task: Any) -> None:
-        next(meetings)(task)
+    def handle(task: Any) -> None:
+        next(calls)(task)
 
     errands(fleet, 8)
     worker = workers.make()
-    worker.handler(Errand, concurrency=1, mode=mode)(with_session(fleet, during=meet))
+    worker.handler(Errand, concurrency=1, mode=mode)(with_session(fleet, during=handle))
     running = workers.start(worker)
     first.wait_for(1)
     eventually(lambda: registered(fleet))
@@ -118,11 +120,11 @@ def test_more_and_fewer_slots(fleet: Database, workers: Workers, mode: Any) -> N
     first.wait_for(3)
     resize(fleet, 2)
     eventually(lambda: worker._run is not None and worker._run._fetchers[0].slots == 2)
-    first.let_go()
+    first.release()
     second.wait_for(2)
-    second.let_go()
+    second.release()
     eventually(lambda: set(statuses(fleet, Errand).values()) == {"completed"})
-    assert (first.most, second.most) == (3, 2)
+    assert (first.max_running, second.max_running) == (3, 2)
     running.stop()
 
 

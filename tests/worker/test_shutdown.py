@@ -14,16 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqlqueue import Worker
 from sqlqueue.worker.fetching import poller
-from tests.suite.scenes import count, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.processes import Child, Processes
-from tests.worker import children
-from tests.worker.crew import (
+from tests.support.rows import count, rows
+from tests.support.workers import (
     AT_ONCE,
     LONG,
     PATIENCE,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -32,30 +31,33 @@ from tests.worker.crew import (
     without_session,
     write_ledger,
 )
+from tests.worker import children
 
 
-def test_running_tasks_finish_and_no_others_are_started(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_running_tasks_finish_and_no_others_are_started(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     db.insert(Task, rows(6))
     worker = workers.make()
-    worker.handler(Task, concurrency=2)(with_session(db, during=meeting))
+    worker.handler(Task, concurrency=2)(with_session(db, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for(2)
+    blocking.wait_for(2)
     worker.stop()
     time.sleep(0.1)
     assert not running.ended
-    meeting.let_go()
+    blocking.release()
     running.wait()
     assert sorted(statuses(db).values()) == ["available"] * 4 + ["completed"] * 2
     assert count(db, Ledger) == 2
 
 
-def test_prefetched_tasks_are_released(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_prefetched_tasks_are_released(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
     worker = workers.make()
-    worker.handler(Task, concurrency=1)(without_session(db, lambda task: task.id == first + 20 and meeting(task)))
+    worker.handler(Task, concurrency=1)(without_session(db, lambda task: task.id == first + 20 and blocking(task)))
     running = workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     eventually(lambda: count(db, Task, Task.status == "completed") == 20)
     ahead = count(db, Task, Task.status == "running") - 1
     assert ahead > 0
@@ -63,25 +65,27 @@ def test_prefetched_tasks_are_released(db: Database, workers: Workers, meeting: 
     eventually(lambda: count(db, Task, Task.status == "running") == 1)
     # it may have claimed more since
     assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) >= ahead
-    meeting.let_go()
+    blocking.release()
     running.wait()
     assert sorted(set(statuses(db).values())) == ["available", "completed"]
 
 
-def test_after_the_grace_period_running_tasks_are_released(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_after_the_grace_period_running_tasks_are_released(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     db.insert(Task, rows(2))
     worker = workers.make(grace=timedelta(seconds=0.2))
-    worker.handler(Task)(with_session(db, during=meeting))
+    worker.handler(Task)(with_session(db, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for(2)
+    blocking.wait_for(2)
     running.stop()
     assert count(db, Task, Task.status == "available", Task.attempt == 1, Task.max_attempts == 4) == 2
-    eventually(lambda: len(meeting.lost) == 2)
+    eventually(lambda: len(blocking.lost) == 2)
     assert count(db, Ledger) == 0
 
 
 def test_a_task_held_by_its_lock_is_freed_when_the_worker_ends(
-    db: Database, workers: Workers, meeting: Meeting
+    db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     db.insert(Task, rows(1))
     worker = workers.make(grace=timedelta(seconds=0.1))
@@ -90,24 +94,24 @@ def test_a_task_held_by_its_lock_is_freed_when_the_worker_ends(
         if session.in_transaction():
             write_ledger(session, task)
 
-    worker.handler(Task, mode="lock")(with_session(db, late, during=meeting))
+    worker.handler(Task, mode="lock")(with_session(db, late, during=blocking))
     running = workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     running.stop()
-    meeting.let_go()  # a thread continues, and cannot be stopped
+    blocking.release()  # a thread continues, and cannot be stopped
     eventually(all_are(db, "available" if db.is_async else "completed"))
     assert worker.reports.counts["claimed"] == 1
 
 
 def test_others_are_notified_of_released_tasks(
-    sync_db: Database, workers: Workers, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    sync_db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
     sync_db.insert(Task, rows(1))
     first, second = workers.make(poll=LONG, grace=timedelta(0)), workers.make(poll=LONG, name="second")
-    first.handler(Task)(without_session(sync_db, meeting))
+    first.handler(Task)(without_session(sync_db, blocking))
     running = workers.start(first)
-    meeting.wait_for()
+    blocking.wait_for()
     second.handler(Task)(without_session(sync_db))
     workers.start(second)
     time.sleep(0.5)
@@ -115,15 +119,15 @@ def test_others_are_notified_of_released_tasks(
     eventually(all_are(sync_db, "completed"), AT_ONCE)
 
 
-def test_a_worker_cancelled_twice_releases_its_tasks(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_worker_cancelled_twice_releases_its_tasks(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(2))
     engine = db.variant(pool_size=20)
     worker = workers.make(engine=engine)
-    worker.handler(Task)(with_session(db, during=meeting))
+    worker.handler(Task)(with_session(db, during=blocking))
 
     async def application() -> None:
         serving = asyncio.create_task(worker.serve())
-        await asyncio.to_thread(meeting.wait_for, 2)
+        await asyncio.to_thread(blocking.wait_for, 2)
         serving.cancel()
         await asyncio.sleep(0.7)
         assert not serving.done(), "the first time, it gives the grace period"
@@ -135,7 +139,7 @@ def test_a_worker_cancelled_twice_releases_its_tasks(db: Database, workers: Work
             await engine.bind.dispose()
 
     asyncio.run(application())
-    eventually(lambda: len(meeting.lost) == 2)
+    eventually(lambda: len(blocking.lost) == 2)
     assert count(db, Ledger) == 0
 
 

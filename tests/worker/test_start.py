@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, ConfigurationError, HandlerNotFoundError, QueueSession, SchemaMismatchError, Worker
-from tests.suite.scenes import rows
 from tests.support.harness import Database
 from tests.support.models import Base, Job, Notice, Reminder, Task
-from tests.worker.crew import LONG, Workers, all_are, eventually, seen, statuses, without_session
+from tests.support.rows import rows
+from tests.support.workers import LONG, Workers, all_are, eventually, seen, statuses, without_session
 
 
 @pytest.fixture

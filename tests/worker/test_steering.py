@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import RowMapping
 
 from sqlqueue import Cancel, Discard, Retry, Snooze, current_job
-from tests.suite.scenes import count, row, rows
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
-from tests.worker.crew import (
+from tests.support.rows import count, row, rows
+from tests.support.workers import (
     LEASE,
     LONG,
-    Meeting,
+    BlockingHandler,
     Workers,
     all_are,
     eventually,
@@ -126,40 +126,42 @@ def test_a_coroutine_that_takes_too_long_is_stopped_and_has_failed(sync_db: Data
 
 @pytest.mark.parametrize("mode", ["lease", "lock", "at-most-once"])
 def test_a_thread_that_takes_too_long_is_reported(
-    sync_db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture, mode: Any
+    sync_db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture, mode: Any
 ) -> None:
     sync_db.insert(Task, rows(1))
     worker = workers.make()
-    handler = with_session(sync_db, during=meeting) if mode == "lock" else without_session(sync_db, meeting)
+    handler = with_session(sync_db, during=blocking) if mode == "lock" else without_session(sync_db, blocking)
     worker.handler(Task, timeout=timedelta(seconds=0.1), mode=mode)(handler)
     workers.start(worker)
-    meeting.wait_for()
+    blocking.wait_for()
     eventually(lambda: "has been running for more than 0:00:00.100000" in caplog.text)
     assert worker.reports.counts["overdue"] == 1
-    meeting.let_go()
+    blocking.release()
     eventually(all_are(sync_db, "completed"))
 
 
 def test_the_handler_of_a_cancelled_task_is_notified(
-    db: Database, workers: Workers, meeting: Meeting, caplog: pytest.LogCaptureFixture
+    db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(2))
     worker = workers.make(poll=LONG)
-    worker.handler(Task, lease=LEASE)(with_session(db, during=meeting))
+    worker.handler(Task, lease=LEASE)(with_session(db, during=blocking))
     workers.start(worker)
-    meeting.wait_for(2)
-    unwanted, wanted = meeting.arrived
+    blocking.wait_for(2)
+    unwanted, wanted = blocking.started
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id == unwanted) == 1
-    eventually(lambda: meeting.lost == [unwanted])
+    eventually(lambda: blocking.lost == [unwanted])
     eventually(lambda: worker.reports.counts["lost"] == 1)
-    meeting.let_go()
+    blocking.release()
     eventually(lambda: statuses(db) == {unwanted: "cancelled", wanted: "completed"})
     assert count(db, Ledger) == 1
     eventually(lambda: "it was cancelled" in caplog.text)
 
 
-def test_a_task_cancelled_before_it_starts_is_not_run(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_task_cancelled_before_it_starts_is_not_run(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     db.insert(Task, rows(200))
     worker = workers.make(poll=LONG)
     held: Any = ()
@@ -167,20 +169,20 @@ def test_a_task_cancelled_before_it_starts_is_not_run(db: Database, workers: Wor
 
     def during(task: Any) -> None:
         begun.append(task.id)
-        if not meeting.arrived and any(job.claim.identity > (task.id,) for job in held):  # claimed ahead
-            meeting(task)
+        if not blocking.started and any(job.claim.identity > (task.id,) for job in held):  # claimed ahead
+            blocking(task)
 
     worker.handler(Task, concurrency=1, lease=LEASE)(without_session(db, during))
     workers.start(worker)
     held = eventually(lambda: worker._run)._in_flight
-    meeting.wait_for()
-    (first,) = meeting.arrived
+    blocking.wait_for()
+    (first,) = blocking.started
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id > first, Task.status == "running") > 0
         actor.cancel(Task, Task.id > first)  # or the worker claims in their place what is left, and holds it
     unwanted = {key for key, status in statuses(db).items() if status == "cancelled"}
     eventually(lambda: len(held) == 1)
-    meeting.let_go()
+    blocking.release()
     eventually(lambda: not {"available", "running"} & set(statuses(db).values()))
     assert not unwanted & set(begun)
 
@@ -206,40 +208,42 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
     db.insert(Mail, rows(6, topic="fast"))
     db.insert(Mail, rows(2, topic="nobody's"))
     db.insert(Task, rows(6))
-    places = {name: Meeting() for name in ("slow", "fast", "task")}
+    handlers = {name: BlockingHandler() for name in ("slow", "fast", "task")}
     worker = workers.make()
-    worker.handler(Mail, Mail.topic == "slow", concurrency=2)(with_session(db, lambda *_: None, during=places["slow"]))
-    worker.handler(Mail, Mail.topic == "fast", concurrency=3)(without_session(db, places["fast"]))
-    worker.handler(Task, concurrency=4, batch=2)(without_session(db, places["task"]))
+    worker.handler(Mail, Mail.topic == "slow", concurrency=2)(
+        with_session(db, lambda *_: None, during=handlers["slow"])
+    )
+    worker.handler(Mail, Mail.topic == "fast", concurrency=3)(without_session(db, handlers["fast"]))
+    worker.handler(Task, concurrency=4, batch=2)(without_session(db, handlers["task"]))
     workers.start(worker)
     for name, most in (("slow", 2), ("fast", 3), ("task", 4)):
-        places[name].wait_for(most)
-    for place in places.values():
-        place.let_go()
+        handlers[name].wait_for(most)
+    for handler in handlers.values():
+        handler.release()
     eventually(lambda: worker.reports.counts["completed"] == 18)
-    assert [places[name].most for name in ("slow", "fast", "task")] == [2, 3, 4]
+    assert [handlers[name].max_running for name in ("slow", "fast", "task")] == [2, 3, 4]
     assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
 
 
-def test_prefetched_tasks_wait_for_their_turn(db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_prefetched_tasks_wait_for_their_turn(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(40))
     first = min(statuses(db))
     worker = workers.make()
-    worker.handler(Task, concurrency=2)(without_session(db, lambda task: task.id >= first + 20 and meeting(task)))
+    worker.handler(Task, concurrency=2)(without_session(db, lambda task: task.id >= first + 20 and blocking(task)))
     workers.start(worker)
-    meeting.wait_for(2)
+    blocking.wait_for(2)
     eventually(lambda: count(db, Task, Task.status == "running") > 2)
     time.sleep(0.1)
-    assert meeting.most == 2
+    assert blocking.max_running == 2
 
 
-def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Workers, meeting: Meeting) -> None:
+def test_a_batch_is_not_larger_than_configured(sync_db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     sync_db.insert(Task, rows(8))
     engine = sync_db.variant(pool_size=20)
     worker = workers.make(engine=engine)
-    worker.handler(Task, concurrency=8, batch=2)(without_session(sync_db, meeting))
+    worker.handler(Task, concurrency=8, batch=2)(without_session(sync_db, blocking))
     workers.start(worker)
-    meeting.wait_for(8)
+    blocking.wait_for(8)
     with sync_db.begin() as actor:
         moments = Counter(task.claimed_at for task in actor.query(Task))
     assert set(moments.values()) <= {1, 2}

@@ -15,8 +15,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
 from tests.support.models import Base, Ledger, Task
+from tests.support.workers import eventually
 from tests.worker.children import URL_VARIABLE, lives
-from tests.worker.crew import eventually
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),

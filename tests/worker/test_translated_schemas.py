@@ -10,25 +10,25 @@ import pytest
 from sqlqueue import SchemaMismatchError
 from tests.suite.test_schema_translation import Guest, Parking, Tenants, tables  # noqa: F401  (a fixture)
 from tests.support.harness import Database
-from tests.worker.crew import LEASE, Meeting, Workers, eventually, without_session
+from tests.support.workers import LEASE, BlockingHandler, Workers, eventually, without_session
 
 
 def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, Any], workers: Workers) -> None:
     variant = db.variant(execution_options=tables)
     worker = workers.make(engine=db.variant(execution_options=tables, pool_size=20), notify=True)
-    meeting = Meeting()
-    worker.handler(Guest, concurrency=3, lease=LEASE)(without_session(db, meeting))
+    blocking = BlockingHandler()
+    worker.handler(Guest, concurrency=3, lease=LEASE)(without_session(db, blocking))
     workers.start(worker)
     with variant.begin() as actor:
         actor.enqueue(Guest, [{"limit_key": "new"}, {"limit_key": "new"}, {"limit_key": "newer"}])
-    meeting.wait_for(3)
+    blocking.wait_for(3)
 
     def extended() -> bool:
         with variant.begin() as actor:
             return all(each.available_at > each.claimed_at + LEASE for each in actor.find(Guest))
 
     eventually(extended)
-    meeting.let_go()
+    blocking.release()
 
     def completed() -> bool:
         with variant.begin() as actor:

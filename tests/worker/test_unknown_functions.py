@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import select
 
 from sqlqueue.operations.upkeep import next_due, promote
-from tests.suite.scenes import TOMORROW, clock, count, rows
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger
 from tests.support.processes import Processes
+from tests.support.rows import TOMORROW, clock, count, rows
+from tests.support.workers import Workers, eventually, statuses
 from tests.worker import children
-from tests.worker.crew import Workers, eventually, statuses
 from tests.worker.test_functions import of_kind
 
 CONDITIONS = ("ready", "scheduled", "retryable", "expired")

@@ -14,10 +14,10 @@ from sqlqueue import Retry
 from sqlqueue.bench.proxy import Proxy, proxy
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.fetching import poller
-from tests.suite.scenes import clock, count, rows
 from tests.support.harness import Database
 from tests.support.models import Spool, Task
-from tests.worker.crew import AT_ONCE, LONG, Workers, all_are, eventually, seen, without_session
+from tests.support.rows import clock, count, rows
+from tests.support.workers import AT_ONCE, LONG, Workers, all_are, eventually, seen, without_session
 
 
 @pytest.fixture(autouse=True)

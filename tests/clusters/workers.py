@@ -17,14 +17,14 @@ from tests.outages.models import Base, Errand, Receipt
 from tests.support import tables
 from tests.support.engines import EngineCase
 from tests.support.harness import Database, LoopThread
-from tests.worker.crew import Running, eventually
+from tests.support.workers import Running, eventually
 
 PATIENCE = 120.0
 """Seconds, on a busy machine: a node that comes back gets its data first."""
 LEASE = timedelta(seconds=8)
 
 
-class Crew:
+class ClusterWorkers:
     def __init__(self, case: EngineCase, engine: Engine) -> None:
         """``engine``: for the test itself; its pool may hold no dead connections."""
         self.case = case
@@ -43,7 +43,7 @@ class Crew:
         self._databases.append(database)
         return database
 
-    def hire(
+    def start(
         self,
         url: URL,
         name: str,

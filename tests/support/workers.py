@@ -100,37 +100,38 @@ class Running:
         return not self._thread.is_alive()
 
 
-class Meeting:
-    """Handlers arrive, and stay until the test lets them go."""
+class BlockingHandler:
+    """A handler whose calls block until the test releases them."""
 
     def __init__(self) -> None:
-        self.arrived: list[Any] = []
-        self.most = 0
-        """How many were here at once."""
+        self.started: list[Any] = []
+        """The keys of the tasks that it was called with."""
+        self.max_running = 0
+        """The most calls that ran at the same time."""
         self.lost: list[Any] = []
-        """Those who left since their tasks were no longer theirs."""
-        self._present = 0
+        """The keys of the tasks whose calls ended because their claims were lost."""
+        self._running = 0
         self._lock = Lock()
-        self._go = Event()
+        self._released = Event()
 
     def __call__(self, task: Any) -> None:
         job, key = current_job(), task.id
         with self._lock:
-            self._present += 1
-            self.most = max(self.most, self._present)
-            self.arrived.append(key)
-        while not self._go.is_set():
+            self._running += 1
+            self.max_running = max(self.max_running, self._running)
+            self.started.append(key)
+        while not self._released.is_set():
             if job.wait(0.05):
                 self.lost.append(key)
                 break
         with self._lock:
-            self._present -= 1
+            self._running -= 1
 
     def wait_for(self, count: int = 1) -> None:
-        eventually(lambda: len(self.arrived) >= count)
+        eventually(lambda: len(self.started) >= count)
 
-    def let_go(self) -> None:
-        self._go.set()
+    def release(self) -> None:
+        self._released.set()
 
 
 def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
