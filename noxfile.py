@@ -137,7 +137,7 @@ def babelfish(session: nox.Session) -> None:
         "SQLQUEUE_TEST_ENGINES": "babelfish",
     }
     options = [given for given in session.posargs if "://" not in given]
-    folders = [f"tests/{folder}" for folder in ("suite", "worker", "outbox", "migrations")]
+    folders = [f"tests/{folder}" for folder in ("suite", "check", "worker", "outbox", "migrations")]
     session.run("pytest", *folders, "-rs", *options, env={**COMPILING, **chosen})
 
 

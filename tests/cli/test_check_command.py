@@ -17,6 +17,7 @@ from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapters
+from tests.cli.invoking import PROGRAM
 from tests.support.check_models import Base, EmptyBase, Plain, Post
 from tests.support.models import Invoice, Notice
 
@@ -36,7 +37,6 @@ class Holder:
 
 name = "job"
 """
-PROGRAM = "import sys; sys.argv[0] = 'sqlqueue'; from sqlqueue.cli import main; main()"
 
 
 def make(path: Path, journal_mode: str = "WAL") -> None:

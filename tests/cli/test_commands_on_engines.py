@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
-from typer.testing import CliRunner
 
-from sqlqueue.cli import application
+from tests.cli.invoking import called, told
 from tests.support.harness import Database
 from tests.support.models import Listing, Mail, Parcel, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock
 
 FAILED = {"status": "discarded", "attempt": 3, "available_at": PAST, "claimed_at": PAST, "finished_at": PAST}
 HUNG = {"status": "running", "attempt": 1, "claimed_at": PAST, "available_at": PAST}
-
-
-def told(db: Database, command: str, *arguments: str, target: str = "Task", driver: str = "sync_driver") -> Any:
-    result = called(db, command, *arguments, target=target, driver=driver)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in arguments else result.stdout
-
-
-def called(db: Database, command: str, *arguments: str, target: str = "Task", driver: str = "sync_driver") -> Any:
-    url = db.url.set(drivername=getattr(db.case, driver)).render_as_string(hide_password=False)
-    return CliRunner().invoke(application(), [command, "--url", url, f"tests.support.models:{target}", *arguments])
 
 
 def states(db: Database, model: Any = Task) -> dict[Any, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.support.rows import TOMORROW, count
 from tests.support.workers import with_session, without_session
 
 DAY = timedelta(days=1)
-pytest_plugins = ["pytester"]
 
 
 def raising(error: Exception) -> Callable[[Any, Any], None]:
@@ -38,9 +36,6 @@ def following(session: Any, task: Any) -> None:
     session.add(Ledger(task_id=task.id))
     if task.number:
         session.add(Task(number=task.number - 1))
-
-
-# -- in a test's own transaction, or in one for each task --------------------------------------------------------------
 
 
 def test_all_happens_in_the_transaction_of_the_test(db: Database) -> None:
@@ -155,9 +150,6 @@ def test_only_the_given_models_are_drained(sync_db: Database) -> None:
     )
 
 
-# -- kinds of workers and sessions -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def engine() -> Any:
     """A database in memory, with which no worker could run."""
@@ -216,9 +208,6 @@ def test_sessions_of_the_other_kind(db: Database, engine: Engine) -> None:
         assert drain(worker) == {}
 
 
-# -- what is waiting ---------------------------------------------------------------------------------------------------
-
-
 def send(to: str, copies: int = 1) -> None: ...
 
 
@@ -261,69 +250,3 @@ def test_assert_enqueued_finds_waiting_tasks(db: Database) -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 session.hand(assert_enqueued, what, **values)
-
-
-# -- the plugin of pytest ----------------------------------------------------------------------------------------------
-
-_CONFTEST = """
-import pytest
-from sqlalchemy import Identity, create_engine
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
-from sqlqueue import QueueMixin, QueueSession, Worker
-
-class Base(DeclarativeBase):
-    pass
-
-class Email(QueueMixin, Base):
-    __tablename__ = "email"
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-
-engine = create_engine("sqlite://")
-worker = Worker(sessionmaker(engine))
-sent = []
-
-@worker.handler(Email)
-def deliver(session, email):
-    sent.append(email.id)
-
-@pytest.fixture
-def queue_worker():
-    return worker
-
-@pytest.fixture
-def queue_session():
-    Base.metadata.create_all(engine)
-    with QueueSession(engine) as session:
-        yield session
-    engine.dispose()
-"""
-_TEST = """
-from conftest import Email, sent
-
-def test_it(queue):
-    queue.session.add(Email())
-    (email,) = queue.assert_enqueued(Email)
-    assert queue.perform(email) == "completed"
-    queue.session.add(Email())
-    assert queue.drain(Email) == {"completed": 1}
-    assert sent == [1, 2]
-"""
-_UNPREPARED = """
-def test_it(queue):
-    pass
-"""
-
-
-def test_the_fixture(pytester: pytest.Pytester) -> None:
-    assert [found.value for found in entry_points(group="pytest11", name="sqlqueue")] == ["sqlqueue.pytest_plugin"]
-    pytester.makeconftest(_CONFTEST)
-    pytester.makepyfile(_TEST)
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_the_fixture_names_what_it_needs(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(_UNPREPARED)
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*define a fixture queue_worker that returns your sqlqueue.Worker*"])

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import MetaData
 
 from tests.migrations import plain
+from tests.migrations.jobs import Base
 from tests.migrations.project import Project
 from tests.support.harness import Database
 
@@ -44,3 +45,11 @@ def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
         return directory
 
     return revise
+
+
+@pytest.fixture
+def migrated(project: MakeProject) -> Project:
+    made = project(Base.metadata, plugin=True, version_table="plugin_version")
+    made.revise("first")
+    made.upgrade()
+    return made

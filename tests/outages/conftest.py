@@ -6,9 +6,13 @@ from contextlib import ExitStack
 
 import pytest
 
+from sqlqueue.worker.database.checkouts import track
+from tests.outages.blackhole import BlackHole
 from tests.outages.scene import Scene
 from tests.outages.servers import FrailServer
+from tests.outages.silence import LEASE
 from tests.support.engines import REQUIRED, SELECTED, EngineCase
+from tests.support.harness import Database
 from tests.support.servers import NoDocker, Unavailable
 
 Scenes = dict[EngineCase, Scene | Unavailable]
@@ -48,3 +52,11 @@ def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
     found.begin_test()
     yield found
     found.end_test()
+
+
+@pytest.fixture
+def hole(db: Database) -> Iterator[BlackHole]:
+    made = BlackHole(db.url)
+    track(db.engine, LEASE)  # as if another worker used it, whose idle connections have to stay open
+    yield made
+    made.close()

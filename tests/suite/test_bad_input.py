@@ -1,69 +1,20 @@
-"""What makes no sense gets an error of sqlqueue that names it, before anything is sent."""
+"""Invalid arguments of claims, settlements and sessions raise an error that names them, before anything is sent."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, insert, select, text
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, aliased, load_only
-from sqlalchemy.schema import CreateTable
 
 import sqlqueue
-from sqlqueue import ArgumentError, IllegalTransitionError, QueueSession, SQLQueueError, claim_of, hung
-from tests.support.models import Account, Base, Document, Ledger, Mail, Seat, Spool, Task
-
-NAIVE = datetime(2020, 1, 1)
-
-
-def ascii_id(value: object) -> str:
-    """Without addresses, which differ from one process of the run to another."""
-    return re.sub(r" at 0x\w+", "", ascii(value))[:60]
-
-
-class Recorded(QueueSession):
-    """Knows what it has sent."""
-
-    sent: list[str]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    engine = create_engine("sqlite://")
-    Base.metadata.create_all(engine)
-    with Session(engine) as session:
-        session.add_all([Task(id=1), Task(id=2), Mail(id=1), Document(id="a"), Spool(id=1)])
-        session.commit()
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def session(engine: Engine) -> Iterator[Recorded]:
-    """What a test has done goes with its session: none commits."""
-    engine_of_this_test = engine.execution_options()
-    with Recorded(engine_of_this_test) as session:
-        session.sent = []
-        event.listen(engine_of_this_test, "before_cursor_execute", lambda *args: session.sent.append(args[2]))
-        yield session
-
-
-@contextmanager
-def refused(session: Recorded, *words: str, error: type[SQLQueueError] = ArgumentError) -> Iterator[None]:
-    """Raises ``error`` with these words, and sends nothing but the beginning of a transaction."""
-    session.sent.clear()
-    with pytest.raises(error) as raised:
-        yield
-    for word in words:
-        assert word in str(raised.value)
-    assert [statement for statement in session.sent if not statement.startswith("BEGIN")] == []
-
+from sqlqueue import ArgumentError, IllegalTransitionError, claim_of, hung
+from tests.suite.refusals import NAIVE, Recorded, ascii_id, refused
+from tests.support.models import Account, Base, Ledger, Mail, Task
 
 ENTITIES = [Ledger, Base, Task(), "Task", None, 7, object, Task.__table__, aliased(Task), select(Task)]
 OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
@@ -130,8 +81,6 @@ def test_criteria(session: Recorded, operation: str, criterion: Any, word: str) 
     with refused(session, word):
         getattr(session, operation)(model, criterion)
 
-
-# -- settling ----------------------------------------------------------------------------------------------------------
 
 SETTLING: dict[str, tuple[Any, ...]] = {
     "complete": (),
@@ -240,66 +189,6 @@ def test_stats_by(session: Recorded, by: Any) -> None:
 def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> None:
     with refused(session, word):
         session.timeline(Task, **arguments)
-
-
-# -- enqueueing --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "word"),
-    [
-        ((Task, [{"nam": "x"}]), {}, "nam"),
-        ((Task, [{"name": "x"}, {"name": "y", "nam": "x"}]), {}, "row 1"),
-        ((Task, [{"available_at": NAIVE}]), {}, "naive"),
-        ((Task, [{"created_at": NAIVE}]), {}, "naive"),
-        ((Task, [{"name": "x"}, {"available_at": NAIVE}]), {}, "naive"),
-        ((Task, {"name": "x"}), {}, "rows"),
-        ((Task, ["name"]), {}, "row 0"),
-        ((Task, [Task()]), {}, "row 0"),
-        ((Task,), {}, "rows"),
-        ((Task(), [{"name": "x"}]), {}, "not a queue model"),
-        ((None,), {}, "NoneType"),
-        (([None],), {}, "NoneType"),
-        (({"name": "x"},), {}, "str"),
-        ((Ledger(task_id=1),), {}, "Ledger"),
-        (([Task(), Ledger(task_id=1)],), {}, "Ledger"),
-        ((Task(available_at=NAIVE),), {}, "naive"),
-        ((Task(created_at=NAIVE),), {}, "naive"),
-        ((Task(available_at=date(2020, 1, 1)),), {}, "datetime"),
-        ((Document(id="x", available_at=NAIVE),), {"on_conflict": "replace"}, "naive"),
-        ((Document(id="x"),), {"on_conflict": "update"}, "on_conflict"),
-        ((Document(id="x"),), {"on_conflict": None}, "on_conflict"),
-        ((Document, [{"version": 1}]), {"on_conflict": "replace"}, "id"),
-        ((Document, [{"id": "x"}, {"version": 1}]), {"on_conflict": "replace"}, "id"),
-        (([Document(id="x"), Task()],), {"on_conflict": "ignore"}, "id"),
-        ((Task, [{"name": "x"}]), {"copy": True}, "COPY"),
-    ],
-    ids=ascii_id,
-)
-def test_enqueue(session: Recorded, arguments: tuple[Any, ...], options: dict[str, Any], word: str) -> None:
-    with refused(session, word):
-        session.enqueue(*arguments, **options)
-
-
-def test_naive_by_add(session: Recorded) -> None:
-    session.add(Task(available_at=NAIVE))
-    with refused(session, "naive", "time zone"):
-        session.flush()
-
-
-def test_rows_with_a_part_of_their_key_missing_stop_nothing(tmp_path: Path) -> None:
-    """SQLite lets a key be NULL in a table that says nothing of it; such a row cannot be named, and is passed over."""
-    engine = create_engine(f"sqlite:///{tmp_path}/seats.db")
-    declared = str(CreateTable(Seat.__table__).compile(engine))
-    with engine.begin() as connection:
-        connection.execute(text(declared.replace("line VARCHAR(20) NOT NULL", "line VARCHAR(20)")))
-        connection.execute(insert(Seat.__table__), [{"line": line, "number": 1} for line in (None, None, "a")])
-    with QueueSession(engine) as session, session.begin():
-        assert [seat.line for seat in session.claim_many(Seat, limit=9)] == ["a"]
-    engine.dispose()
-
-
-# -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["claim", "stats", "rescue", "errors", "consume", "retry"])

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 import sqlqueue
 from sqlqueue import ArgumentError, ClaimLostError, Status
-from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Document, Invoice, Letter, Notice, Order, Reminder, Task
+from tests.support.rows import clock
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
@@ -29,11 +29,6 @@ def rows(db: Database, model: Any) -> list[Any]:
 
 def statuses(db: Database, model: Any = Task) -> list[str]:
     return [task.status for task in rows(db, model)]
-
-
-def now(db: Database) -> datetime:
-    with db.engine.connect() as connection:
-        return connection.scalars(select(utcnow())).one()
 
 
 def one_of_each(db: Database) -> None:
@@ -51,7 +46,7 @@ def test_retry(db: Database) -> None:
     for old, new in zip(before, rows(db, Task), strict=True):
         if old.name in ("retryable", "discarded"):
             assert (new.status, new.attempt, new.max_attempts, new.finished_at) == ("available", 3, 6, None)
-            assert new.available_at <= now(db)
+            assert new.available_at <= clock(db)
         else:
             assert (new.status, new.max_attempts, new.available_at) == (old.status, 3, FUTURE)
 
@@ -121,10 +116,10 @@ def test_rescue_reruns_tasks_enqueued_again(db: Database) -> None:
 
 
 def test_prune(db: Database) -> None:
-    ended = now(db) - timedelta(days=3)
+    ended = clock(db) - timedelta(days=3)
     db.insert(Task, [{"id": n, "status": s, "finished_at": ended, "available_at": ended} for n, s in enumerate(FINAL)])
     db.insert(Task, [{"id": 10 + n, "status": s, "available_at": PAST} for n, s in enumerate(WAITING)])
-    db.insert(Task, [{"id": 20, "status": "completed", "finished_at": now(db)}])
+    db.insert(Task, [{"id": 20, "status": "completed", "finished_at": clock(db)}])
     with db.begin() as session:
         assert session.prune(Task, timedelta(days=4)) == 0
         assert session.prune(Task, older_than=timedelta(days=2)) == 3

@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from sqlalchemy import desc, event, inspect, or_, select, text
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, joinedload, selectinload
+from sqlalchemy import desc, inspect, or_, text
+from sqlalchemy.orm import joinedload, selectinload
 
-import sqlqueue
-from sqlqueue import ArgumentError, Claim, ClaimLostError, IllegalTransitionError, claim_of
+from sqlqueue import ArgumentError
 from sqlqueue.dialects import adapter_for
-from sqlqueue.operations.claiming import claim_wanted
-from sqlqueue.operations.wanted import Wanted
-from sqlqueue.queue.spec import spec_of
-from sqlqueue.sql.clock import utcnow
-from tests.support.harness import Actor, Database
-from tests.support.models import Account, Attachment, Base, Mail, Task
+from tests.suite.claiming import PAST, claimed
+from tests.support.harness import Database
+from tests.support.models import Account, Attachment, Mail, Task
+from tests.support.rows import clock, load
 
-M = TypeVar("M", bound=Base)
-PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime(2090, 1, 1, tzinfo=UTC)
 OTHER_COLUMNS = ("priority", "max_attempts", "finished_at", "error", "created_at", "name", "number")
 
 
-def row(db: Database, model: type[M], key: Any) -> M:
-    with Session(db.engine) as session:
-        return session.get_one(model, key)
-
-
-def now(db: Database) -> datetime:
-    with db.engine.connect() as connection:
-        return connection.scalars(select(utcnow())).one()
-
-
-def ids(tasks: Any) -> list[int]:
-    return [task.id for task in tasks]
-
-
-def claimed(db: Database, *where: Any, limit: int = 10, **arguments: Any) -> list[int]:
-    with db.begin() as session:
-        return ids(session.claim_many(Task, *where, limit=limit, **arguments))
-
-
 def test_a_claim_writes_state_attempt_claimer_and_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1, "name": "a", "priority": 3, "available_at": PAST}])
-    before = row(db, Task, 1)
-    started = now(db)
+    before = load(db, Task, 1)
+    started = clock(db)
     with db.begin() as session:
         session.claim(Task)
-    after = row(db, Task, 1)
+    after = load(db, Task, 1)
     assert (after.status, after.attempt) == ("running", 1)
     assert after.claimed_by == f"{socket.gethostname()}:{os.getpid()}"
     assert after.claimed_at is not None
-    assert started <= after.claimed_at <= now(db)
+    assert started <= after.claimed_at <= clock(db)
     assert abs(after.available_at - after.claimed_at - timedelta(minutes=5)) <= db.case.time_resolution
     for name in OTHER_COLUMNS:
         assert getattr(after, name) == getattr(before, name), name
@@ -73,7 +47,7 @@ def test_returned_is_a_live_instance_that_shows_the_claim(db: Database) -> None:
         shown = {
             name: task.__dict__[name] for name in ("status", "attempt", "claimed_by", "claimed_at", "available_at")
         }
-    stored = row(db, Task, 1)
+    stored = load(db, Task, 1)
     assert shown == {name: getattr(stored, name) for name in shown}
 
 
@@ -111,13 +85,10 @@ def test_lease_and_name_of_the_call(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         session.claim(Task, lease=timedelta(seconds=1.5), claimed_by="me")
-    task = row(db, Task, 1)
+    task = load(db, Task, 1)
     assert task.claimed_by == "me"
     assert task.claimed_at is not None
     assert abs(task.available_at - task.claimed_at - timedelta(seconds=1.5)) <= db.case.time_resolution
-
-
-# -- which, and in which order -----------------------------------------------------------------------------------------
 
 
 def test_ready_rows_by_priority_then_time_then_key(db: Database) -> None:
@@ -131,7 +102,7 @@ def test_ready_rows_by_priority_then_time_then_key(db: Database) -> None:
 def test_due_rows_are_claimed(db: Database, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": status, "attempt": 1, "available_at": PAST}])
     assert claimed(db) == [1]
-    task = row(db, Task, 1)
+    task = load(db, Task, 1)
     assert (task.status, task.attempt) == ("running", 2)
     assert task.available_at > PAST
 
@@ -198,9 +169,6 @@ def test_an_order_of_the_call(db: Database) -> None:
     assert claimed(db, order_by=Task.id.desc(), limit=2) == [6, 4]
 
 
-# -- criteria and options ----------------------------------------------------------------------------------------------
-
-
 def test_criteria_on_the_model(db: Database) -> None:
     db.insert(Task, [{"id": n, "number": n % 3, "name": "odd" if n % 2 else "even"} for n in range(1, 10)])
     assert sorted(claimed(db, Task.number == 1, Task.name == "odd")) == [1, 7]
@@ -257,113 +225,3 @@ def test_loader_options(db: Database, load: Any, lease: Any, status: str) -> Non
         assert [mail.__dict__["account"].name for mail in mails] == ["ada", "bob"]
         assert [mail.__dict__["status"] for mail in mails] == [status] * 2
         session.complete(mails)
-
-
-# -- what the instance remembers ---------------------------------------------------------------------------------------
-
-
-def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
-    db.insert(Task, [{"id": 7}])
-    with db.begin() as session:
-        held = claim_of(session.claim(Task))
-    assert held == Claim(Task, (7,), 1, row(db, Task, 7).claim_token)
-    with db.begin() as session:
-        session.complete(pickle.loads(pickle.dumps(held)))
-    assert row(db, Task, 7).status == "completed"
-
-
-def test_a_claim_outlives_its_instance(db: Database) -> None:
-    """The session refers to its instances weakly."""
-    db.insert(Task, [{"id": 1}])
-    with db.begin() as session:
-        session.complete(claim_of(session.claim(Task)))
-    assert row(db, Task, 1).status == "completed"
-
-
-def _take_over(db: Database, key: int) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(text(f"UPDATE task SET available_at = '2020-01-01 00:00:00.000000' WHERE id = {key}"))
-    assert claimed(db, claimed_by="successor") == [key]
-
-
-@pytest.mark.parametrize("reload", ["expire", "refresh", "detach"])
-def test_a_reload_does_not_let_a_zombie_pass_the_fence(db: Database, reload: str) -> None:
-    db.insert(Task, [{"id": 1}])
-    zombie = db.session(expire_on_commit=reload == "expire")
-    task = zombie.claim(Task)
-    zombie.commit()
-    _take_over(db, 1)
-    if reload == "detach":
-        zombie.close()
-    elif reload == "refresh":
-        zombie.refresh(task)
-        assert task.attempt == 2
-    with pytest.raises(ClaimLostError) as lost:
-        zombie.complete(task)
-    assert (lost.value.model, lost.value.identity, lost.value.attempt) == (Task, (1,), 1)
-    zombie.rollback()
-    assert (row(db, Task, 1).status, row(db, Task, 1).claimed_by) == ("running", "successor")
-
-
-def test_a_rollback_leaves_no_trace(db: Database) -> None:
-    db.insert(Task, [{"id": 1}])
-    session = db.session()
-    task = session.claim(Task)
-    session.rollback()
-    assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("available", 0)
-    with pytest.raises(IllegalTransitionError, match="rolled back"):
-        claim_of(task)
-
-
-def test_a_savepoint_rolled_back_takes_its_claims_along(db: Database) -> None:
-    db.insert(Task, [{"id": 1}, {"id": 2}])
-    with db.begin() as session:
-        kept = session.claim(Task)
-        savepoint = session.run(lambda sync: sync.begin_nested())
-        undone = session.claim(Task)
-        session.run(lambda _: savepoint.rollback())
-        with pytest.raises(IllegalTransitionError):
-            claim_of(undone)
-        session.complete(kept)
-    assert (row(db, Task, 1).status, row(db, Task, 2).status) == ("completed", "available")
-
-
-# -- sessions of every sort --------------------------------------------------------------------------------------------
-
-
-def _plain(db: Database) -> Actor:
-    return db.session(class_=AsyncSession if db.is_async else Session)
-
-
-def test_functions_on_a_plain_session(db: Database) -> None:
-    db.insert(Task, [{"id": n} for n in (1, 2, 3)])
-    session = _plain(db)
-    task = session.run(sqlqueue.claim, Task, Task.id == 2, claimed_by="me")
-    session.run(sqlqueue.complete, task)
-    rest = session.run(sqlqueue.claim_many, Task, limit=5)
-    session.run(sqlqueue.release, rest)
-    session.commit()
-    assert [row(db, Task, n).status for n in (1, 2, 3)] == ["available", "completed", "available"]
-
-
-def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
-    """Claiming nothing asks for ready rows and for due rows, and that is all."""
-    statements: list[str] = []
-    with db.begin() as session:
-        assert session.claim(Task) is None  # whatever happens once per engine
-        event.listen(db.session_engine, "before_cursor_execute", record := lambda *args: statements.append(args[2]))
-        try:
-            session.claim(Task)
-        finally:
-            event.remove(db.session_engine, "before_cursor_execute", record)
-    assert len(statements) == 2
-
-
-def test_ready_rows_can_be_asked_for_alone(db: Database) -> None:
-    db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
-    db.insert(Task, [{"id": 2}, {"id": 3}])
-    wanted = Wanted(spec_of(Task))
-    with db.begin() as actor:
-        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == [2, 3]
-        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == []
-        assert ids(actor.run(claim_wanted, wanted, 3)) == [1]

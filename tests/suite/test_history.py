@@ -7,24 +7,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, select, update
+from sqlalchemy import event, update
 from sqlalchemy.orm import DeclarativeBase
 
 from sqlqueue import (
-    Claim,
     ClaimLostError,
     ConfigurationError,
     HistoryMixin,
-    PastAttempt,
     claim_of,
     utcnow,
 )
 from sqlqueue.outbox import claim_messages
+from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
 from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, tables_in
 from tests.support.models import Task
-
-HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(autouse=True)
@@ -33,26 +30,9 @@ def tables(db: Database) -> Iterator[None]:
         yield
 
 
-def put(db: Database, *tasks: Any) -> None:
-    with db.begin() as session:
-        session.add_all(tasks)
-
-
-def count(db: Database) -> int:
-    with db.engine.connect() as connection:
-        return connection.scalar(select(func.count()).select_from(Past)) or 0
-
-
-def outcomes(attempts: list[PastAttempt]) -> list[tuple[int, str, str | None]]:
-    return [(each.attempt, each.outcome.value, each.error) for each in attempts]
-
-
 def refuse(reason: str) -> None:
     local = "a secret"  # noqa: F841
     raise ValueError(reason)
-
-
-# -- settlements -------------------------------------------------------------------------------------------------------
 
 
 def test_each_settlement_ends_an_attempt(db: Database) -> None:
@@ -234,9 +214,6 @@ def test_who_takes_messages_over_records_the_crash_of_a_relay(db: Database) -> N
             assert attempt.took is not None
 
 
-# -- pruning, declaration ----------------------------------------------------------------------------------------------
-
-
 def test_pruning(db: Database) -> None:
     put(db, *(Parcel() for _ in range(5)), Flare(region="north", number=1))
     with db.begin() as session:
@@ -276,89 +253,3 @@ def test_one_table_for_all_queues() -> None:
             __tablename__ = "second"
 
     assert {index.name for index in First.__table__.indexes} == {"ix_first_task", "ix_first_outcome"}
-
-
-# -- attempts that end without a settlement of their own ---------------------------------------------------------------
-
-
-def expire(db: Database, model: Any) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(update(model).values(available_at=utcnow(-HOUR)))
-
-
-@pytest.mark.parametrize("lease", [HOUR, None])
-def test_a_takeover_records_the_crash(db: Database, lease: timedelta | None) -> None:
-    put(db, Parcel(), Parcel(), Parcel())
-    with db.begin() as session:
-        crashed = [claim_of(task) for task in session.claim_many(Parcel, limit=2, claimed_by="gone")]
-    expire(db, Parcel)
-    with db.session() as session:
-        assert len(session.claim_many(Parcel, limit=3, lease=lease)) == 3
-        session.rollback()
-    assert count(db) == 0
-    with db.begin() as session:
-        taken = session.claim_many(Parcel, limit=3, lease=lease, claimed_by="next")
-        session.complete(taken)
-    assert count(db) == 5
-    with db.begin() as session:
-        for claim in crashed:
-            done, gone = session.history(claim)
-            assert (done.attempt, done.outcome, done.claimed_by) == (2, "completed", "next")
-            assert (gone.attempt, gone.outcome, gone.claimed_by) == (1, "crashed", "gone")
-            assert gone.took is not None
-            assert "lease expired" in gone.error
-
-
-def test_a_rescue_records_the_crash(db: Database) -> None:
-    put(db, Parcel(max_attempts=1), Rota(schedule="PT1S", max_attempts=1))
-    with db.engine.begin() as connection:
-        connection.execute(update(Rota).values(available_at=utcnow(-HOUR), created_at=utcnow(-2 * HOUR)))
-    with db.begin() as session:
-        tasks = [session.claim(model, claimed_by="gone") for model in (Parcel, Rota)]
-    for model in (Parcel, Rota):
-        expire(db, model)
-        with db.begin() as session:
-            assert session.rescue(model) == 1
-    with db.begin() as session:
-        for task in tasks:
-            (attempt,) = session.history(task)
-            assert (attempt.outcome, attempt.claimed_by) == ("crashed", "gone")
-
-
-def test_a_retry_of_hung_tasks_records_the_crash(db: Database) -> None:
-    put(db, Parcel())
-    with db.begin() as session:
-        task = session.claim(Parcel, claimed_by="gone")
-    expire(db, Parcel)
-    with db.begin() as session:
-        assert session.retry(Parcel) == 1
-    with db.begin() as session:
-        (attempt,) = session.history(task)
-    assert (attempt.outcome, attempt.claimed_by) == ("crashed", "gone")
-
-
-@pytest.mark.parametrize("model", [Parcel, Boat])
-def test_running_tasks_that_are_ended_by_criteria(db: Database, model: Any) -> None:
-    with db.begin() as session:
-        session.enqueue([model() for _ in range(4)])
-    with db.begin() as session:
-        running = session.claim_many(model, limit=2, claimed_by="busy")
-    with db.begin() as session:
-        assert session.cancel(model, model.id == running[0].id) == 1
-        assert session.discard(model, error="no longer wanted") == 3
-    assert count(db) == 2
-    with db.begin() as session:
-        assert outcomes(session.history(running[0])) == [(1, "cancelled", None)]
-        assert outcomes(session.history(running[1])) == [(1, "discarded", "no longer wanted")]
-
-
-@pytest.mark.parametrize("model", [Parcel, Flare, Boat])
-def test_consumed_tasks(db: Database, model: Any) -> None:
-    with db.begin() as session:
-        session.enqueue(model(region="north", number=7) if model is Flare else model())
-    with db.begin() as session:
-        task = session.consume(model, claimed_by="eater")
-        claim = Claim(model, ("north", 7) if model is Flare else (task.id,), 1)
-    with db.begin() as session:
-        (attempt,) = session.history(claim)
-    assert (attempt.attempt, attempt.outcome, attempt.claimed_by) == (1, "completed", "eater")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sqlqueue import Bucket, Cause, Claim, ErrorGroup, utcnow
 from sqlqueue.cli import application
+from tests.suite.attempts import put
 from tests.support.harness import Actor, Database
 from tests.support.history import Crate, Flare, FragileCrate, Parcel, Past, Rota, archive, sync_archive
 from tests.support.rows import PAST, clock
@@ -21,11 +22,6 @@ from tests.support.rows import PAST, clock
 __all__ = ["archive", "sync_archive"]
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-
-
-def put(db: Database, *tasks: Any) -> None:
-    with db.begin() as session:
-        session.add_all(tasks)
 
 
 def attempt(db: Database, model: Any, way: Callable[[Actor, Any], object]) -> Any:

@@ -12,12 +12,12 @@ from sqlalchemy import insert
 from sqlqueue import Claim
 from sqlqueue.operations.history import count_old_attempts
 from sqlqueue.queue.history import FAILED, AttemptOutcome
-from tests.suite.test_plans import FEW, MANY, Read, counted, growing, reading
+from tests.suite.reading import FEW, MANY, Read, growing, reading
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, Past, sync_archive
 from tests.support.rows import PAST, clock
 
-__all__ = ["counted", "sync_archive"]
+__all__ = ["sync_archive"]
 
 SOME = 50
 """The attempts that each call looks for."""

@@ -1,86 +1,34 @@
-"""How many tasks with the same key run at once: exactly so many, whatever is open, crashes or changes meanwhile."""
+"""How many tasks with the same key run at once: at most the limit, whatever is open, crashes or changes meanwhile."""
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, Integer
-from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlqueue import (
-    ArgumentError,
-    Claim,
     ClaimLostError,
-    ConfigurationError,
-    Limit,
-    LimitMixin,
-    QueueMixin,
-    QueueOptions,
-    claim_of,
 )
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
-from sqlqueue.worker.fetching import poller
 from tests.suite import children
+from tests.suite.limited import claim, complete, locks_rows, visits
 from tests.support.harness import Actor, Database
-from tests.support.models import Slot, SQLSlot, Task, Visit
-from tests.support.processes import Processes
+from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
 from tests.support.workers import (
-    AT_ONCE,
-    LONG,
-    BlockingHandler,
-    Workers,
-    all_are,
-    eventually,
     seen,
-    with_session,
-    without_session,
 )
-from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
-locks_rows = pytest.mark.requires("locks_rows")
 leases = pytest.mark.parametrize("lease", ["default", None])
-SOAK = float(os.environ.get("SQLQUEUE_TEST_SOAK", "0"))
-"""Seconds for which the storm goes on, if it is to last."""
-
-
-def visits(db: Database, *keys: str | None, **columns: Any) -> None:
-    """Numbered from 1."""
-    first = count(db, Visit) + 1
-    rows = [{"id": first + number, "limit_key": key, **columns} for number, key in enumerate(keys)]
-    db.insert(Visit, rows)
-
-
-def claim(db: Database, limit: int = 20, **arguments: Any) -> list[Claim]:
-    with db.begin() as actor:
-        return [claim_of(task) for task in actor.claim_many(Visit, limit=limit, **arguments)]
-
-
-def complete(db: Database, claims: Sequence[Claim]) -> None:
-    with db.begin() as actor:
-        actor.complete(claims)
-
-
-def set_limit(db: Database, limit: int, key: str = "a") -> None:
-    with db.begin() as actor:
-        actor.set_limit(Visit, key, limit)
-
-
-# -- never more -------------------------------------------------------------------------------------------------------
 
 
 @leases
@@ -131,9 +79,6 @@ def test_a_pool_of_one_connection_is_enough_for_a_new_key(db: Database) -> None:
         actor.rollback()
 
 
-# -- not held up ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [100, 900])
 def test_others_are_found_behind_many_of_full_keys(
     sync_db: Database, monkeypatch: pytest.MonkeyPatch, batch: int
@@ -166,9 +111,6 @@ def test_others_are_found_behind_many_keys_that_others_lock(sync_db: Database, m
     assert max(len(parameters) for _, _, _, parameters, *_ in statements) < 20
     b.rollback()
     a.rollback()
-
-
-# -- free again -------------------------------------------------------------------------------------------------------
 
 
 @leases
@@ -277,200 +219,3 @@ def test_a_heartbeat_keeps_the_slot(db: Database) -> None:
     with db.begin() as actor, pytest.raises(ClaimLostError) as lost:
         actor.heartbeat(claims)
     assert len(lost.value.claims) == 1
-
-
-# -- the limits -------------------------------------------------------------------------------------------------------
-
-
-def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
-    visits(db, *["a"] * 20)
-    assert db.session().limits(Visit) == []
-    running = claim(db)
-    set_limit(db, 4)
-    running += claim(db)
-    assert len(running) == 4
-    set_limit(db, 2)
-    assert db.session().limits(Visit) == [Limit("a", limit=2, running=4)]
-    for done, allowed in ((-1, 0), (0, 0), (0, 1)):  # at first, more run than may
-        complete(db, [running.pop(done)])
-        more = claim(db)
-        assert len(more) == allowed
-        running += more
-    set_limit(db, 0)
-    complete(db, running)
-    assert claim(db) == []
-    assert db.session().limits(Visit) == [Limit("a", limit=0, running=0)]
-    set_limit(db, 3)
-    assert len(claim(db)) == 3
-    assert db.session().limits(Visit) == [Limit("a", limit=3, running=3)]
-
-
-def test_the_first_limits_by_key(sync_db: Database) -> None:
-    with sync_db.begin() as session:
-        for key in "cab":
-            session.set_limit(Visit, key, 1)
-    assert [each.key for each in sync_db.session().limits(Visit, first=2)] == ["a", "b"]
-    with pytest.raises(ArgumentError, match="first"):
-        sync_db.session().limits(Visit, first=0)
-
-
-def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database) -> None:
-    assert claim(sync_db) == []  # a connection and a server that are known already
-    with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:
-        assert actor.claim(Visit) is None
-    visits(sync_db, *["a"] * 10)
-    set_limit(sync_db, 0)
-    with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as after:
-        assert actor.claim(Visit) is None
-    assert len(after) == len(before)
-
-
-@locks_rows
-@pytest.mark.parametrize("known", [True, False])
-def test_claims_do_not_wait_for_a_limit_being_set(db: Database, known: bool) -> None:
-    visits(db, *"aab")
-    if known:
-        set_limit(db, 2)
-    a, b = contenders(db)
-    a.set_limit(Visit, "a", 5)
-    found = ids(without_waiting(a, lambda: b.claim_many(Visit, limit=9)))
-    assert found >= {3}
-    b.rollback()
-
-
-# -- by workers -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def blocking() -> Iterator[BlockingHandler]:
-    handler = BlockingHandler()
-    yield handler
-    handler.release()
-
-
-def test_a_worker_with_more_room_than_the_limit(
-    db: Database,
-    workers: Workers,  # noqa: F811
-    blocking: BlockingHandler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
-    visits(db, *["a"] * 6, "b")
-    worker = workers.make(poll=LONG)
-    worker.handler(Visit, concurrency=6)(without_session(db, blocking))
-    workers.start(worker)
-    blocking.wait_for(3)
-    assert sorted(blocking.started) == [1, 2, 7]
-    blocking.release()
-    eventually(all_are(db, "completed", Visit))
-    assert blocking.max_running == 3
-
-
-def test_a_worker_learns_of_tasks_cancelled_elsewhere(
-    sync_db: Database,
-    workers: Workers,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
-    visits(sync_db, *"aaa")
-    assert len(claim(sync_db)) == 2
-    worker = workers.make(poll=LONG)
-    worker.handler(Visit)(without_session(sync_db))
-    workers.start(worker)
-    time.sleep(0.5)
-    with sync_db.begin() as actor:
-        assert actor.cancel(Visit, Visit.id < 3) == 2
-    eventually(lambda: count(sync_db, Visit, Visit.status == "completed"), AT_ONCE)
-
-
-@pytest.mark.requires("obeys_hints")
-def test_a_worker_that_holds_its_tasks_by_their_locks(
-    db: Database,
-    workers: Workers,  # noqa: F811
-    blocking: BlockingHandler,
-) -> None:
-    visits(db, *["a"] * 6, "b")
-    worker = workers.make()
-    worker.handler(Visit, concurrency=6, mode="lock")(with_session(db, during=blocking))
-    workers.start(worker)
-    at_once = 1 if db.case.one_writer else 3
-    blocking.wait_for(at_once)
-    time.sleep(0.3)
-    assert sorted(blocking.started) == [1, 2, 7][:at_once]
-    blocking.release()
-    eventually(all_are(db, "completed", Visit))
-    assert blocking.max_running == at_once
-    assert count(db, Slot, Slot.status == "running") == 0
-
-
-@pytest.mark.requires("locks_rows" if SOAK else "notifies")
-@pytest.mark.timeout(60 + 3 * SOAK)
-def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_path: Path) -> None:
-    """Whether more than three are at it at once is told by locks of the operating system, which go with a process."""
-    size = 12 if SOAK else 4
-    set_limit(sync_db, 3)
-    visits(sync_db, *["a"] * (int(SOAK * 100) or 150), max_attempts=1_000)
-    visitors = [processes.spawn(children.visit, sync_db.url, str(tmp_path)) for _ in range(size)]
-    for child in visitors:
-        child.wait_until_arrived()
-    for child in visitors:
-        child.let_pass()
-    end = time.monotonic() + SOAK
-    while time.monotonic() < end:
-        time.sleep(random.uniform(0.2, 2))
-        visitors.pop(random.randrange(size)).kill()
-        visitors.append(processes.spawn(children.visit, sync_db.url, str(tmp_path)))
-        visitors[-1].let_pass()
-    for child in visitors[2:]:
-        time.sleep(random.uniform(0.2, 0.6))
-        child.kill()
-    eventually(lambda: count(sync_db, Visit, Visit.status == "completed") >= 150)
-    assert (tmp_path / "3").exists()
-    assert not (tmp_path / "4").exists()
-
-
-# -- bad input --------------------------------------------------------------------------------------------------------
-
-
-class Other(DeclarativeBase):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("mixin", "options", "message"),
-    [
-        (LimitMixin, {}, "slots= is missing: name the model that derives from SlotMixin"),
-        (LimitMixin, {"slots": Visit}, "slots= must name a model of slots: Visit does not derive from SlotMixin"),
-        (QueueMixin, {"slots": Slot}, "slots= is for models that derive from LimitMixin"),
-        (QueueMixin, {"partitions": ("kind",)}, "partitions names 'kind', which is not a column of"),
-    ],
-)
-def test_models_that_cannot_be_limited(mixin: Any, options: dict[str, Any], message: str) -> None:
-    body = {
-        "__tablename__": message,
-        "__queue__": QueueOptions(**options),
-        "id": mapped_column(Integer, Identity(), primary_key=True),
-    }
-    with pytest.raises(ConfigurationError, match=message):
-        type("Wrong", (mixin, Other), body)
-
-
-def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
-    own = {"__queue__": QueueOptions(slots=SQLSlot)}
-    with pytest.raises(ConfigurationError, match="slots and stages; set them on the base class"):
-        type("Elsewhere", (Visit,), own)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((Task, "a", 1), "Task has no limits: derive it from LimitMixin"),
-        ((Visit, "a", -1), "limit=-1: give a whole number, not negative"),
-        ((Visit, "a", True), "limit=True"),
-        ((Visit, "", 1), "key='': give a text that is not empty"),
-        ((Visit, 7, 1), "key=7"),
-    ],
-)
-def test_invalid_limits(sync_db: Database, arguments: tuple[Any, ...], message: str) -> None:
-    with sync_db.session() as actor, pytest.raises(ArgumentError, match=message):
-        actor.set_limit(*arguments)

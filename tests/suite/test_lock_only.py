@@ -18,15 +18,11 @@ from sqlqueue import (
 from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Seat, Spool, Task
+from tests.support.rows import load
 
 M = TypeVar("M", bound=Base)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 SOON = timedelta(minutes=2)
-
-
-def row(db: Database, model: type[M], key: Any) -> M:
-    with Session(db.engine) as session:
-        return session.get_one(model, key)
 
 
 def columns(task: Any) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def test_nothing_is_written(db: Database) -> None:
     session = db.session()
     task = session.claim(Task, lease=None)
     assert claim_of(task).attempt == 1
-    stored = row(db, Task, 1)
+    stored = load(db, Task, 1)
     assert columns(task) == columns(stored)
     assert (stored.status, stored.attempt, stored.claimed_by) == ("available", 0, None)
 
@@ -57,10 +53,10 @@ def test_lock_only_claims_are_settled_like_leased_ones(
     db: Database, call: str, arguments: Any, delay: timedelta | None, changes: dict[str, Any]
 ) -> None:
     db.insert(Task, [{"id": 1, "status": "running", "attempt": 1, "claimed_by": "crashed", "available_at": PAST}])
-    before = columns(row(db, Task, 1))
+    before = columns(load(db, Task, 1))
     with db.begin() as session:
         getattr(session, call)(session.claim(Task, lease=None, claimed_by="me"), *arguments)
-    after = columns(row(db, Task, 1))
+    after = columns(load(db, Task, 1))
     moment = after.pop("available_at")
     assert abs(moment - after.pop("claimed_at") - (delay or timedelta(0))) <= db.case.time_resolution
     assert after.pop("finished_at") == (None if delay else moment)
@@ -73,10 +69,10 @@ def test_lock_only_claims_are_settled_like_leased_ones(
 )
 def test_handed_back_unchanged(db: Database, call: str, arguments: Any, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "available_at": PAST}])
-    before = columns(row(db, Task, 1))
+    before = columns(load(db, Task, 1))
     with db.begin() as session:
         getattr(session, call)(session.claim(Task, lease=None), *arguments)
-    after = columns(row(db, Task, 1))
+    after = columns(load(db, Task, 1))
     assert after.pop("available_at") > before.pop("available_at")
     assert after == before | {"status": status}
 
@@ -85,7 +81,7 @@ def test_the_last_failure_discards(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "available_at": PAST}])
     with db.begin() as session:
         session.fail(session.claim(Task, lease=None), "third")
-    assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("discarded", 3)
+    assert (load(db, Task, 1).status, load(db, Task, 1).attempt) == ("discarded", 3)
 
 
 def test_delete_on_complete(db: Database) -> None:
@@ -94,7 +90,7 @@ def test_delete_on_complete(db: Database) -> None:
         first, second = session.claim_many(Spool, limit=2, lease=None)
         session.complete(first)
         session.fail(second, "no")
-    assert row(db, Spool, 2).status == "retryable"
+    assert load(db, Spool, 2).status == "retryable"
     with Session(db.engine) as session:
         assert session.get(Spool, 1) is None
 
@@ -128,7 +124,7 @@ def test_a_refused_commit_can_be_settled_and_repeated(db: Database, unsettled: t
     session, task = unsettled
     session.complete(task)
     session.commit()
-    assert row(db, Task, 1).status == "completed"
+    assert load(db, Task, 1).status == "completed"
     with Session(db.engine) as other:
         assert other.query(Ledger).count() == 1
 
@@ -146,7 +142,7 @@ def test_a_refused_commit_can_be_rolled_back(db: Database, unsettled: tuple[Any,
     with pytest.raises(IllegalTransitionError, match="rolled back"):
         session.complete(task)
     session.commit()
-    assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("available", 0)
+    assert (load(db, Task, 1).status, load(db, Task, 1).attempt) == ("available", 0)
 
 
 def test_the_block_of_a_sessionmaker_raises_and_rolls_back(sync_db: Database) -> None:
@@ -157,7 +153,7 @@ def test_the_block_of_a_sessionmaker_raises_and_rolls_back(sync_db: Database) ->
     session.claim(Task, lease=None)
     with pytest.raises(UnsettledClaimError):
         block.__exit__(None, None, None)
-    assert row(sync_db, Task, 1).status == "available"
+    assert load(sync_db, Task, 1).status == "available"
     with Session(sync_db.engine) as other:
         assert other.query(Ledger).count() == 0
 
@@ -190,7 +186,7 @@ def test_claimed_in_a_savepoint_that_is_rolled_back(db: Database) -> None:
         savepoint = session.run(lambda sync: sync.begin_nested())
         session.claim(Task, lease=None)
         session.run(lambda _: savepoint.rollback())
-    assert row(db, Task, 1).status == "available"
+    assert load(db, Task, 1).status == "available"
 
 
 def test_settled_in_a_savepoint_that_is_rolled_back(db: Database) -> None:
@@ -224,7 +220,7 @@ def test_both_kinds_in_one_call(db: Database) -> None:
         leased = session.claim_many(Task, limit=2, claimed_by="leased")
         locked = session.claim_many(Task, limit=2, lease=None, claimed_by="locked")
         session.complete([leased[0], *locked, leased[1]])
-    tasks = [row(db, Task, n) for n in range(1, 5)]
+    tasks = [load(db, Task, n) for n in range(1, 5)]
     assert {(task.status, task.attempt) for task in tasks} == {("completed", 1)}
     assert [task.claimed_by for task in tasks] == ["leased"] * 2 + ["locked"] * 2
 
@@ -234,14 +230,14 @@ def test_by_the_value_of_the_claim(db: Database) -> None:
     with db.begin() as session:
         tasks = session.claim_many(Task, limit=2, lease=None)
         session.complete(claim_of(task) for task in tasks)
-    assert row(db, Task, 1).status == row(db, Task, 2).status == "completed"
+    assert load(db, Task, 1).status == load(db, Task, 2).status == "completed"
 
 
 def test_settling_by_a_claim_without_its_instance(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         session.complete(claim_of(session.claim(Task, lease=None)))
-    assert (row(db, Task, 1).status, row(db, Task, 1).attempt) == ("completed", 1)
+    assert (load(db, Task, 1).status, load(db, Task, 1).attempt) == ("completed", 1)
 
 
 def test_a_deleted_row_raises_claim_lost(db: Database) -> None:

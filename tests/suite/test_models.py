@@ -1,32 +1,24 @@
-"""Models of every sort are queues: their keys, tables, inheritance, relationships, and ways to be declared."""
+"""Models of many kinds are queues: their keys, columns, and ways to be declared."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, String, inspect, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Column, Identity, Integer, String, inspect, select
 from sqlalchemy.orm import (
-    DeclarativeBase,
     Mapped,
     MappedAsDataclass,
-    Session,
-    column_property,
     declarative_base,
-    deferred,
-    joinedload,
     mapped_column,
     registry,
-    relationship,
-    selectinload,
 )
 
-from sqlqueue import QueueMixin, QueueOptions, QueueSession, TopicMixin, claim_of
+from sqlqueue import QueueMixin, TopicMixin, claim_of
+from tests.suite.kinds_of_models import Computed, Export, Folder, Import, Page, Scan
 from tests.support.harness import Database
 from tests.support.models import (
     Base,
@@ -47,33 +39,6 @@ METADATA = Base.metadata
 """What is in it exists on every engine."""
 
 
-class Folder(Base):
-    __tablename__ = "folder"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    name: Mapped[str] = mapped_column(String(20))
-
-
-class Scan(QueueMixin, Base):
-    """Foreign keys in both directions and to itself, and relationships that load with it."""
-
-    __tablename__ = "scan"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    folder_id: Mapped[int | None] = mapped_column(ForeignKey("folder.id"))
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("scan.id", ondelete="SET NULL"))
-    folder: Mapped[Folder | None] = relationship(lazy="joined")
-    pages: Mapped[list[Page]] = relationship(lazy="selectin", order_by="Page.id")
-    parent: Mapped[Scan | None] = relationship(remote_side="Scan.id", lazy="joined", join_depth=1)
-
-
-class Page(Base):
-    __tablename__ = "page"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    scan_id: Mapped[int] = mapped_column(ForeignKey("scan.id"))
-
-
 class Quoted(QueueMixin, Base):
     """Names that need quotes, and attributes called otherwise than their columns."""
 
@@ -83,41 +48,12 @@ class Quoted(QueueMixin, Base):
     group: Mapped[str] = mapped_column("Group by", String(20), default="")
 
 
-class Computed(QueueMixin, Base):
-    """Columns that are not loaded with the row, or are none, and a version."""
-
-    __tablename__ = "computed"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    body: Mapped[str] = deferred(mapped_column(String(50), default="body"))
-    version: Mapped[int] = mapped_column(Integer)
-    doubled: Mapped[int] = column_property(2 * version)
-    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
-
-
 class Versioned(QueueMixin, Base):
     __tablename__ = "versioned"
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
-
-
-class Queued(QueueMixin, Base):
-    __abstract__ = True
-    __queue__ = QueueOptions(max_attempts=2, lease=timedelta(seconds=7))
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    tenant: Mapped[int] = mapped_column(Integer, default=1)
-
-
-class Export(Queued):
-    __tablename__ = "export"
-
-
-class Import(Queued):
-    __tablename__ = "import"
-    __queue__ = QueueOptions(max_attempts=9)
 
 
 class Divided(TopicMixin):
@@ -234,182 +170,3 @@ def test_rows_of_a_versioned_model_have_a_version(sync_db: Database) -> None:
     with sync_db.begin() as session:
         session.enqueue(Versioned, [{"id": 1}, {"id": 2}])
         assert list(session.scalars(select(Versioned.version))) == [1, 1]
-
-
-# -- inheritance -------------------------------------------------------------------------------------------------------
-
-
-def test_one_table(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Notice(id=1), Reminder(id=2, about="milk"), Reminder(id=3, about="tea")])
-    with db.begin() as session:
-        assert session.claim(Reminder, Reminder.about == "tea").id == 3
-        assert session.claim(Reminder).about == "milk"
-        assert session.claim(Reminder) is None
-        assert type(session.claim(Notice)) is Notice
-
-
-def test_the_root_gives_instances_of_its_classes(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Notice(id=1), Reminder(id=2, about="milk")])
-        session.add_all([Invoice(id=1), CreditNote(id=2, amount=7)])
-    with db.begin() as session:
-        notices, invoices = session.claim_many(Notice, limit=5), session.claim_many(Invoice, limit=5)
-        assert [type(task) for task in (*notices, *invoices)] == [Notice, Reminder, Invoice, CreditNote]
-        assert session.run(lambda _: invoices[1].amount) == 7
-        session.complete(notices)
-        session.complete(invoices)
-
-
-def test_two_tables(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Invoice(id=1), *(CreditNote(id=n, amount=n) for n in (2, 3, 4))])
-    with db.begin() as session:
-        note = session.claim(CreditNote, CreditNote.amount > 2, CreditNote.kind == "credit_note")
-        assert (note.id, note.amount, note.status) == (3, 3, "running")
-        assert session.claim(CreditNote, CreditNote.amount > 2, CreditNote.priority == 0).id == 4
-        assert session.claim(Invoice, CreditNote.amount == 2).id == 2
-        assert session.claim(CreditNote) is None
-        session.complete(note)
-
-
-# -- relationships -----------------------------------------------------------------------------------------------------
-
-
-def _scans(db: Database) -> None:
-    with db.begin() as session:
-        session.add(Folder(id=1, name="inbox"))
-        session.add(Scan(id=1, folder_id=1, pages=[Page(), Page()]))
-        session.flush()
-        session.add(Scan(id=2, parent_id=1, pages=[Page()]))
-
-
-@pytest.mark.parametrize("lease", ["default", None])
-@pytest.mark.parametrize("options", [[], [selectinload(Scan.parent), joinedload(Scan.pages)]], ids=["own", "options"])
-def test_relationships_that_load_with_the_row(db: Database, options: list[Any], lease: Any) -> None:
-    _scans(db)
-    with db.begin() as session:
-        first, second = session.claim_many(Scan, limit=2, options=options, lease=lease)
-        assert first.__dict__["folder"].name == "inbox"
-        assert [len(scan.__dict__["pages"]) for scan in (first, second)] == [2, 1]
-        assert second.__dict__["parent"] is first
-        first.folder = None
-        second.pages.append(Page())
-        session.complete([first, second])
-    with Session(db.engine) as session:
-        assert session.get_one(Scan, 1).folder is None
-        assert len(session.get_one(Scan, 2).pages) == 2
-
-
-def test_a_version_is_kept_by_the_mapper_alone(db: Database) -> None:
-    with db.begin() as session:
-        session.add(Computed(id=1))
-    with db.begin() as session:
-        task = session.claim(Computed)
-        assert (task.version, task.doubled, "body" in task.__dict__) == (1, 2, False)
-        task.body = "new"
-        session.complete(task)
-    with Session(db.engine) as session:
-        stored = session.get_one(Computed, 1)
-        assert (stored.version, stored.body, stored.status) == (2, "new", "completed")
-
-
-def test_the_options_of_an_abstract_base(db: Database) -> None:
-    with db.begin() as session:
-        session.add_all([Export(id=1), Import(id=1)])
-    with db.begin() as session:
-        export, imported = session.claim(Export), session.claim(Import)
-        assert (export.max_attempts, imported.max_attempts) == (2, 9)
-        leases = [task.available_at - task.claimed_at for task in (export, imported)]
-    assert [round(lease.total_seconds(), 2) for lease in leases] == [7, 300]
-
-
-# -- schemas -----------------------------------------------------------------------------------------------------------
-
-
-def _model_in(schema: str) -> type[Any]:
-    class SchemaBase(DeclarativeBase):
-        metadata = MetaData(schema=schema)
-
-    class Filed(QueueMixin, SchemaBase):
-        __tablename__ = "filed"
-
-        id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-        name: Mapped[str] = mapped_column(String(20), default="")
-
-    return Filed
-
-
-@contextmanager
-def _made(db: Database, model: type[Any]) -> Iterator[None]:
-    model.metadata.create_all(db.engine)
-    try:
-        yield
-    finally:
-        db.end_test()
-        model.metadata.drop_all(db.engine)
-
-
-def _lives_in(db: Database, model: type[Any]) -> None:
-    with db.begin() as session:
-        session.enqueue([model(id=n) for n in (1, 2, 3)])
-        session.enqueue(model, [{"id": 3, "name": "new"}, {"id": 4}], on_conflict="replace")
-    with db.begin() as session:
-        session.complete(session.claim_many(model, limit=2))
-        session.fail(session.claim(model, model.id == 3), "no", timedelta(0))
-        assert session.claim_many(model, limit=9)[-1].id == 3
-        assert session.cancel(model) == 2
-        assert session.stats(model).total == session.prune(model, timedelta(0)) == 4
-
-
-def test_in_the_schema_that_is_the_default(sync_db: Database) -> None:
-    model = _model_in(str(inspect(sync_db.engine).default_schema_name))
-    with _made(sync_db, model):
-        _lives_in(sync_db, model)
-
-
-@pytest.mark.requires("claims_in_schemas")
-def test_a_queue_in_its_own_schema_works(sync_db: Database) -> None:
-    try:
-        with sync_db.engine.begin() as connection:
-            connection.execute(text("CREATE SCHEMA filing"))
-    except DBAPIError:
-        pytest.skip("no schemas here, or no right to make one")
-    try:
-        model = _model_in("filing")
-        with _made(sync_db, model):
-            _lives_in(sync_db, model)
-    finally:
-        with sync_db.engine.begin() as connection:
-            connection.execute(text("DROP SCHEMA filing"))
-
-
-def test_in_an_attached_database(sync_db: Database) -> None:
-    variant = sync_db.variant(on_connect="ATTACH ':memory:' AS filing", pool_size=1) if sync_db.case.embedded else None
-    try:
-        assert variant
-        variant.session_engine.connect().close()
-    except (AssertionError, DBAPIError):
-        pytest.skip("nothing can be attached here")
-    model = _model_in("filing")
-    model.metadata.create_all(variant.session_engine)
-    _lives_in(variant, model)
-
-
-def test_in_a_schema_that_is_translated(sync_db: Database) -> None:
-    """As one schema for each tenant."""
-    model = _model_in("tenant")
-    schema = inspect(sync_db.engine).default_schema_name
-    translated = sync_db.engine.execution_options(schema_translate_map={"tenant": schema})
-    model.metadata.create_all(translated)
-    try:
-        with QueueSession(translated) as session:
-            session.add_all([model(id=1), model(id=2)])
-            session.commit()
-            session.complete(session.claim(model))
-            session.complete(session.claim(model, lease=None))
-            session.commit()
-            assert session.stats(model)["completed"] == 2
-    finally:
-        sync_db.end_test()
-        model.metadata.drop_all(translated)

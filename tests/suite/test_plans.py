@@ -1,45 +1,37 @@
-"""What a call reads does not depend on what else is in the table, whatever the planner knows of it.
-
-Not the plan is asked for but what came of it: the engines say how much was read, each in its own unit.
-"""
+"""The rows that a call reads do not grow with the table, whatever the planner knows of it."""
 
 from __future__ import annotations
 
-import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from itertools import count
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
 
 from sqlqueue import Claim, Status
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.upkeep import exhausted, next_due, promote
+from sqlqueue.operations.upkeep import next_due, promote
 from sqlqueue.sql.clock import NEVER
-from tests.support.engines import EngineCase
+from tests.suite.reading import (
+    DUE,
+    FEW,
+    HOUR,
+    MANY,
+    OLD,
+    READY,
+    Call,
+    efforts,
+    growing,
+    key_of,
+    stored,
+    to_be_found,
+)
 from tests.support.harness import Actor, Database
-from tests.support.models import Job, Mail, Parcel, Seat, Task
-from tests.support.rows import PAST, TOMORROW, clock, rows
+from tests.support.models import Mail, Parcel, Seat
+from tests.support.rows import TOMORROW, clock
 
-READY, DUE, DEAD, OLD = 100, 60, 20, 60
-"""Tasks that calls look for."""
-SLACK = 10 * READY
-"""Reads: a small table may be read as a whole, where a large one is searched key by key."""
-FACTOR = 3
-"""Trees grow in depth, and what is rolled back may be in the way for a while."""
-FEW, MANY = 1_000, 10_000
-"""Tasks that are in the way: finished ones, and as many that are scheduled."""
 MODELS = pytest.mark.parametrize("model", [Mail, Parcel, Seat], ids=lambda model: model.__name__)
-
-Call = Callable[[Actor, Any], Any]
-HOUR = timedelta(hours=1)
 
 
 def claim_ready(session: Actor, model: Any) -> Any:
@@ -87,39 +79,6 @@ OF_TOPIC: Mapping[str, Call] = {
     "next_due of a topic": lambda session, _: session.run(next_due, Mail, Mail.topic == "a"),
     "claim from a topic with nothing in it": lambda session, _: session.claim(Mail, Mail.topic == "z"),
 }
-SETTLINGS: Mapping[str, Call] = {
-    "complete many": lambda session, tasks: session.complete(tasks),
-    "complete one": lambda session, tasks: session.complete(tasks[0]),
-    "fail many": lambda session, tasks: session.fail(tasks, "no"),
-    "release many": lambda session, tasks: session.release(tasks),
-    "heartbeat many": lambda session, tasks: session.heartbeat(tasks),
-}
-
-
-def key_of(model: Any, number: int) -> tuple[Any, ...]:
-    """The keys of any model, as its tables are in the order of their numbers."""
-    return {Mail: (number + 1,), Task: (number + 1,), Parcel: (uuid.UUID(int=number),), Seat: ("a", number)}[model]
-
-
-def stored(db: Database, model: Any, start: int, given: list[dict[str, Any]]) -> None:
-    names = [column.name for column in model.__queue_spec__.primary_key]
-    common: dict[str, Any] = {"attempt": 0, "max_attempts": 5, "claimed_at": None, "finished_at": None}
-    common |= {"created_at": PAST}  # with none of its own to call, a driver sends many rows at once
-    common |= {"topic": "a"} if model is Mail else {}
-    keys = (dict(zip(names, key_of(model, number), strict=True)) for number in count(start))
-    db.insert(model, [{**common, **each, **key} for each, key in zip(given, keys, strict=False)])
-
-
-def to_be_found(db: Database, model: Any, start: int = 0) -> int:
-    """What calls look for; how many rows."""
-    found = [
-        *rows(READY),
-        *rows(DUE, "scheduled", "retryable", "expired"),
-        *rows(DEAD, "expired", max_attempts=1),
-        *[{"status": "completed", "available_at": PAST, "finished_at": PAST}] * OLD,
-    ]
-    stored(db, model, start, found)
-    return len(found)
 
 
 def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
@@ -132,85 +91,6 @@ def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
         *[{"status": "completed", "available_at": NEVER}] * number,
     ]
     stored(db, model, start, others)
-
-
-@dataclass
-class Read:
-    amount: int = 0
-    searched: frozenset[str] = frozenset()
-    """Indexes, and tables that were read through, where the engine tells."""
-
-
-@contextmanager
-def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
-    """What is read within."""
-    read = Read()
-    connection: Connection = session.run(lambda inner: inner.connection())
-    if case.tells_steps:
-        with steps(connection, read):
-            yield read
-        return
-    said = text(str(case.reads_sql))
-    before, own = (int(connection.scalar(said) or 0) for _ in range(2))
-    already = searches(connection, case)
-    yield read
-    read.searched = frozenset(searches(connection, case) - already)
-    read.amount = int(connection.scalar(said) or 0) - own - (own - before)
-
-
-@contextmanager
-def steps(connection: Connection, read: Read) -> Iterator[None]:
-    def step() -> None:
-        read.amount += 1
-
-    driver: Any = connection.connection.driver_connection
-    driver.set_progress_handler(step, 1)
-    yield
-    driver.set_progress_handler(None, 1)
-
-
-def searches(connection: Connection, case: EngineCase) -> Counter[str]:
-    found = connection.execute(text(case.searched_sql)) if case.searched_sql else ()
-    return Counter({name: int(number) for name, number in found})
-
-
-def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any) -> dict[str, Read]:
-    """What each call reads, and each settlement; all is rolled back."""
-    other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
-    found: dict[str, Read] = {}
-    for name, call in calls.items():
-        with other.session() as session, reading(session, db.case) as found[name]:
-            call(session, model)
-    for name, call in SETTLINGS.items():
-        with other.session() as session:
-            tasks = session.claim_many(model, limit=READY)
-            with reading(session, db.case) as found[name]:
-                call(session, tasks)
-    return found
-
-
-def growing(small: Mapping[str, Read], large: Mapping[str, Read]) -> dict[str, tuple[int, int]]:
-    """The calls that read more of the larger table, and how much."""
-    amounts = {name: (read.amount, large[name].amount) for name, read in small.items()}
-    return {name: (less, more) for name, (less, more) in amounts.items() if more > FACTOR * less + SLACK}
-
-
-@pytest.fixture
-def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
-    """Has the planner count a table."""
-    tables: list[str] = []
-
-    def count_rows(model: Any) -> None:
-        tables.append(model.__tablename__)
-        execute(sync_db.case.statistics)
-
-    def execute(statement: str | None) -> None:
-        with sync_db.engine.begin() as connection:
-            for name in tables if statement else ():
-                connection.exec_driver_sql(str(statement).format(table=name))
-
-    yield count_rows
-    execute(sync_db.case.no_statistics)
 
 
 @MODELS
@@ -226,92 +106,3 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
         assert list(unserved(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
-
-
-@pytest.mark.parametrize("status", [Status.AVAILABLE, Status.SCHEDULED, None])
-@pytest.mark.requires("statistics")
-def test_a_page_costs_the_same_wherever_it_is(
-    sync_db: Database, counted: Callable[[Any], None], status: Status | None
-) -> None:
-    stored(sync_db, Task, 0, [{"status": status or "available", "available_at": PAST}] * (2 * FEW))
-    counted(Task)
-    pages: list[Any] = []
-    with sync_db.session() as session:
-        pages += [session.run(page, Task, status=status, limit=2 * FEW - READY)]
-
-    def turn(**place: Any) -> Call:
-        return lambda session, model: pages.append(
-            session.run(page, model, status=status, limit=10, scan=READY, **place)
-        )
-
-    calls = {"first": turn(), "next": turn(after=pages[0].next), "previous": turn(before=pages[0].next)}
-    found = {name: read.amount for name, read in efforts(sync_db, Task, calls).items() if name in calls}
-    assert [len(each.tasks) for each in pages[1:]] == [10, 10, 10]
-    assert max(found.values()) < found["first"] + FEW // 2, found
-
-
-@pytest.mark.requires("statistics")
-def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Callable[[Any], None]) -> None:
-    if not adapter_for(sync_db.engine.dialect).schema.indexes_all:
-        pytest.skip("no index has the running tasks but that of all which are due")
-    calls: Mapping[str, Call] = {
-        "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),
-        "rescue": lambda session, model: session.rescue(model, limit=READY),
-    }
-    # many that crashed, after all that is due: to go by the moment looks cheap to a planner, and is not
-    crashed = rows(2 * FEW, "expired", max_attempts=1, available_at=PAST + HOUR)
-    stored(sync_db, Task, 0, crashed)
-    stored(sync_db, Task, len(crashed), rows(READY))
-    small = efforts(sync_db, Task, calls)
-    stored(sync_db, Task, len(crashed) + READY, rows(MANY, "scheduled", "retryable"))
-    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows nothing"
-    counted(Task)
-    assert growing(small, efforts(sync_db, Task, calls)) == {}, "with a planner that knows the table"
-
-
-@pytest.mark.requires("statistics")
-def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Callable[[Any], None]) -> None:
-    known = Job.task.in_(["a", "c"])
-    calls: Mapping[str, Call] = {
-        "claim ready calls": lambda session, model: session.claim_many(model, known, limit=READY),
-        "claim due calls": lambda session, model: session.claim_many(model, known, limit=READY + DUE),
-        "next_due": lambda session, model: session.run(next_due, model, known),
-        "promote": lambda session, model: session.run(promote, model, known),
-    }
-    ways = ("ready", "scheduled", "retryable", "expired")
-    unknown = calls_of("b", MANY, *ways, priority=-1)  # before all others in the order of claims
-    for name in ("a", "c"):
-        sync_db.insert(Job, calls_of(name, READY, "ready") + calls_of(name, DUE, *ways[1:]))
-    sync_db.insert(Job, unknown[: 2 * FEW])  # some are looked at, as many as a call may take
-    small = efforts(sync_db, Job, calls)
-    sync_db.insert(Job, unknown)
-    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows nothing"
-    counted(Job)
-    assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows the table"
-
-
-def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[dict[str, Any]]:
-    made = (
-        {column: row[column] for column in row if column in Job.__table__.columns} for row in rows(number, *conditions)
-    )
-    return [{**row, "task": name, "arguments": {}, "created_at": PAST, **values} for row in made]
-
-
-@pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])
-@pytest.mark.requires("searched_sql", "generic_plans")
-def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:
-    setting, driver = crowded.case.generic_plans
-    options = {"on_connect": setting, "connect_args": driver} if prepared else {}
-    found = efforts(crowded, Task, {}, **options)
-    others = {str(index.name) for index in Task.__table__.indexes}
-    assert {name for name, read in found.items() if not others.isdisjoint(read.searched)} == set()
-
-
-@pytest.fixture
-def crowded(sync_db: Database) -> Database:
-    """The planner does not know how many are scheduled, nor anything else: the table is new."""
-    Task.__table__.drop(sync_db.engine)
-    Task.__table__.create(sync_db.engine)
-    sync_db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}] * MANY)
-    to_be_found(sync_db, Task, start=MANY)
-    return sync_db

@@ -13,7 +13,7 @@ from sqlalchemy import Column, ForeignKey, Identity, Integer, MetaData, Table, i
 from sqlqueue import ArgumentError, Status
 from sqlqueue.queue.status import FINAL
 from sqlqueue.sql.clock import NEVER, utcnow
-from tests.cli.test_commands_on_engines import told
+from tests.cli.invoking import told
 from tests.support.harness import Database
 from tests.support.models import Account, Attachment, CreditNote, Invoice, Mail, Task
 from tests.support.rows import PAST, count

@@ -1,4 +1,4 @@
-"""Tasks that run again and again: when the next run is due, and that it comes about whatever happens to this one."""
+"""Recurring tasks: when the next run is due, and that it is scheduled whatever the outcome of this one."""
 
 from __future__ import annotations
 
@@ -9,42 +9,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import column, insert, table, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import column, insert, table
 
-from sqlqueue import ArgumentError, Every
+from sqlqueue import ArgumentError
 from sqlqueue.model import declaration
 from sqlqueue.operations import enqueueing
 from sqlqueue.operations import rescheduling as planning
 from sqlqueue.operations.upkeep import promote
 from sqlqueue.queue import schedules
+from tests.suite.recurring import HOUR, HOURLY, claim, make_due, recurring
 from tests.support.harness import Actor, Database
 from tests.support.models import Ledger, Ping, QueuePause, Reading, Report, Task
 from tests.support.rows import PAST, TICK, clock, count, end_leases, row
 from tests.support.workers import Workers, eventually, without_session
 from tests.worker.conftest import workers  # noqa: F401  (a fixture)
-
-HOUR, HOURLY = timedelta(hours=1), "PT3600S"
-NEVER = "0 0 29 2 *"
-"""Not while the tests run, or else in a leap year."""
-
-
-def recurring(db: Database, model: Any = Report, **columns: Any) -> Any:
-    """One task, planned for an hour and a half ago unless it is said."""
-    with db.begin() as actor:
-        values = {"schedule": HOURLY, "available_at": clock(db) - 1.5 * HOUR, **columns}
-        actor.enqueue(task := model(**values))
-    return task
-
-
-def claim(db: Database, model: Any = Report) -> Any:
-    with db.begin() as actor:
-        return actor.claim(model)
-
-
-def make_due(db: Database, model: Any = Report) -> None:
-    with db.engine.begin() as connection:
-        connection.execute(update(model.__table__).values(available_at=PAST))
 
 
 class _Wrong(datetime):
@@ -53,9 +31,6 @@ class _Wrong(datetime):
     @classmethod
     def now(cls, tz: Any = None) -> datetime:
         return datetime(2040, 1, 1, tzinfo=tz)
-
-
-# -- the first run, and the next --------------------------------------------------------------------------------------
 
 
 def test_the_first_run_is_planned_by_the_databases_clock(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +117,6 @@ def test_each_missed_run_is_made_up_for_once(sync_db: Database) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(work, range(4))) == count(sync_db, Ledger) == 12
     assert row(sync_db, task)["available_at"] == planned + 12 * HOUR
-
-
-# -- the outcomes of runs --------------------------------------------------------------------------------------------
 
 
 def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database) -> None:
@@ -240,98 +212,6 @@ def test_consumed_runs_are_followed_by_others(db: Database) -> None:
     assert count(db, Ping) == 1
 
 
-# -- changes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("running", [False, True])
-def test_reschedule(db: Database, running: bool) -> None:
-    task = recurring(db)
-    run = claim(db) if running else None
-    before = clock(db)
-    with db.begin() as actor:
-        assert actor.reschedule(Report, Report.id == task.id, schedule=Every(24 * HOUR), drift=True) == 1
-        assert actor.reschedule(Report, Report.id == 0, schedule=HOURLY) == 0
-    if run is not None:
-        assert row(db, task)["status"] == "running"
-        with db.begin() as actor:
-            actor.complete(run)
-    found = row(db, task)
-    assert (found["schedule"], found["drift"], found["status"]) == ("P1DT0S", True, "scheduled")
-    step = db.case.time_resolution
-    assert before + 24 * HOUR - step <= found["available_at"] <= clock(db) + 24 * HOUR + step
-
-
-def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Database) -> None:
-    task = recurring(db)
-    run = claim(db)
-    with db.session() as actor:
-        actor.find(Report)
-        with db.begin() as other:
-            other.reschedule(Report, schedule=Every(24 * HOUR))
-        try:
-            actor.complete(run)
-        except DBAPIError:  # an engine that refuses to write what it has not seen
-            actor.rollback()
-            actor.complete(run)
-        actor.commit()
-    assert row(db, task)["available_at"] - clock(db) > 22 * HOUR
-
-
-def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
-    tasks = [recurring(db), recurring(db, schedule=NEVER), recurring(db, schedule=None)]
-    with db.begin() as actor:
-        assert actor.unschedule(Report) == 2
-    assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled", "scheduled"]
-    with db.begin() as actor:
-        assert actor.reschedule(Report) == 2
-    assert all(row(db, task)["available_at"] > clock(db) for task in tasks[:2])
-    make_due(db)
-    with db.begin() as actor:
-        assert len(actor.claim_many(Report, limit=9)) == 3
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "crash"])
-def test_unschedule_a_running_task(db: Database, end: str) -> None:
-    """No further run, however often this one has to be tried."""
-    task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
-    run = claim(db, Ping)
-    with db.begin() as actor:
-        assert actor.unschedule(Ping) == 1
-    assert row(db, task)["status"] == "running"
-    if end == "fail":
-        with db.begin() as actor:
-            actor.fail(run, "no luck", retry_in=timedelta(0))
-    end_leases(db, Ping)
-    with db.begin() as actor:
-        actor.complete(run if end == "complete" else actor.claim(Ping))
-    assert count(db, Ping) == 0
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_unschedule_what_this_transaction_holds_by_a_lock_alone(db: Database, end: str) -> None:
-    tasks = [recurring(db, max_attempts=1), recurring(db)]
-    with db.begin() as actor:
-        run = actor.claim(Report, lease=None)
-        assert actor.unschedule(Report) == 2
-        {"complete": actor.complete, "fail": lambda run: actor.fail(run, "no"), "release": actor.release}[end](run)
-    ended = {"complete": "completed", "fail": "discarded", "release": "available"}[end]
-    assert [row(db, task)["status"] for task in tasks] == [ended, "cancelled"]
-    assert [row(db, task)["schedule"] for task in tasks] == [None, HOURLY]
-
-
-def test_cancel_and_delete(db: Database) -> None:
-    tasks = [recurring(db), recurring(db)]
-    with db.begin() as actor:
-        runs = actor.claim_many(Report, limit=1)
-        actor.cancel(runs)
-        assert actor.cancel(Report) == 1
-    assert [row(db, task)["status"] for task in tasks] == ["cancelled", "cancelled"]
-    assert db.session().reschedule(Report) == 2
-
-
-# -- by workers -------------------------------------------------------------------------------------------------------
-
-
 def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  # noqa: F811
     task = recurring(db)
     planned = row(db, task)["available_at"]
@@ -348,9 +228,6 @@ def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  #
     eventually(lambda: row(db, task)["attempts_before"] == 1)
     assert (seen, row(db, task)["available_at"]) == ([planned], planned + 2 * HOUR)
     assert count(db, QueuePause) == 0
-
-
-# -- bad input --------------------------------------------------------------------------------------------------------
 
 
 def test_invalid_schedules_are_refused(sync_db: Database) -> None:

@@ -1,198 +1,22 @@
-"""How it stands with a queue: stats by a column, the overview, and what was finished over time."""
+"""The state of a queue: stats by a column, and the overview."""
 
 from __future__ import annotations
 
-import math
-import random
-import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Index, event, func
+from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.schema import CreateIndex, DropIndex
 
 import sqlqueue
-from sqlqueue import ArgumentError, Bucket, Durations, QueueOverview, Status, hung
-from sqlqueue.dialects import adapter_for
+from sqlqueue import ArgumentError, QueueOverview, Status, hung
 from sqlqueue.sql.clock import NEVER
+from tests.suite.finished import DAY, HOUR, MINUTE, SECOND, elsewhere, finished
 from tests.support.harness import Database
 from tests.support.models import CreditNote, Invoice, Letter, Mail, Notice, Order, Reminder, Task
-from tests.support.rows import PAST, TOMORROW, analyze, clock
-
-SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-MICROSECOND = timedelta(microseconds=1)
-MIDNIGHT = datetime(2020, 1, 6, tzinfo=UTC)  # a Monday
-
-
-@pytest.fixture
-def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This host, where the clocks change twice a year."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "Europe/Berlin")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-def elsewhere(db: Database) -> Database:
-    """With sessions at +05:30, where sessions have a time zone: no hour of theirs begins when one of UTC does."""
-    return db if db.case.time_zone_sql is None else db.variant(on_connect=next(db.case.time_zones()))
-
-
-def finished(at: datetime, ran: timedelta = MINUTE, waited: timedelta = MINUTE, **columns: Any) -> dict[str, Any]:
-    """A row that was completed, unless `columns` say otherwise."""
-    moments = {"finished_at": at, "available_at": at, "claimed_at": at - ran, "created_at": at - ran - waited}
-    return {"status": "completed", "attempt": 1, **moments, **columns}
-
-
-def start_of(moment: datetime, bucket: timedelta) -> datetime:
-    return moment - (moment - MIDNIGHT) % bucket
-
-
-def by_start(buckets: Sequence[Bucket]) -> dict[datetime, Bucket]:
-    found = {bucket.start: bucket for bucket in buckets}
-    assert list(found) == sorted(found)
-    assert len(found) == len(buckets)
-    return found
-
-
-def percentile(values: Sequence[timedelta], percent: int) -> timedelta:
-    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
-
-
-# -- over time ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_queue_has_empty_buckets(db: Database) -> None:
-    with elsewhere(db).begin() as session:
-        before = clock(db)
-        buckets = session.timeline(Task)
-        after = clock(db)
-    assert buckets[-1].start in (start_of(before, HOUR), start_of(after, HOUR))
-    assert [bucket.start for bucket in buckets] == [buckets[-1].start - n * HOUR for n in range(24, -1, -1)]
-    assert buckets == [Bucket(bucket.start) for bucket in buckets]
-    assert (buckets[0].completed, buckets[0].run_time) == (0, Durations(0, None, None, None))
-
-
-def test_durations_equal_those_of_python(db: Database) -> None:
-    chance = random.Random(7)
-    hour = start_of(clock(db), HOUR) - 3 * HOUR
-    ran = [chance.randrange(1, 10**9) * MICROSECOND for _ in range(39)]
-    waited = [chance.randrange(0, 10**12) * MICROSECOND for _ in ran]
-    db.insert(Task, [finished(hour + 7 * SECOND, *took) for took in zip(ran, waited, strict=True)])
-    db.insert(Task, [finished(hour, status="cancelled")] * 9)  # without durations, and so nowhere among them
-    db.insert(Task, [finished(hour + HOUR, 7 * SECOND, DAY), finished(hour + HOUR, 9 * SECOND, 2 * DAY)])
-    with elsewhere(db).begin() as session:
-        found = by_start(session.timeline(Task))
-    many, two = found[hour], found[hour + HOUR]
-    for durations, values in ((many.run_time, ran), (many.waiting_time, waited)):
-        assert (durations.count, many.completed) == (39, 39)
-        assert abs(durations.mean - sum(values, timedelta(0)) / 39) <= MICROSECOND
-        assert (durations.p50, durations.p95) == (percentile(values, 50), percentile(values, 95))
-    assert two.run_time == Durations(2, 8 * SECOND, 7 * SECOND, 9 * SECOND)
-    assert two.waiting_time == Durations(2, 1.5 * DAY, DAY, 2 * DAY)
-
-
-def test_a_bucket_ends_where_the_next_begins(db: Database) -> None:
-    last = start_of(clock(db), HOUR)
-    first = last - 2 * HOUR
-    moments = [first - MICROSECOND, first, first + HOUR - MICROSECOND, first + HOUR, last, last + 2 * HOUR]
-    db.insert(Task, [finished(moment) for moment in moments])
-    with elsewhere(db).begin() as session:
-        buckets = session.timeline(Task, since=2 * HOUR)
-    if buckets[0].start == first:  # no hour has begun meanwhile
-        assert [bucket.completed for bucket in buckets] == [2, 1, 1]
-    assert len(buckets) == 3
-
-
-def test_only_the_completed_have_durations(db: Database) -> None:
-    hour = start_of(clock(db), HOUR) - 2 * HOUR
-    unclaimed = {"claimed_at": None, "attempt": 0}
-    db.insert(Task, [finished(hour, 3 * SECOND, 5 * SECOND), finished(hour, DAY, DAY, status="discarded")])
-    db.insert(Task, [finished(hour, DAY, DAY, status="cancelled"), finished(hour, **unclaimed, status="cancelled")])
-    db.insert(Task, [finished(hour, **unclaimed), finished(hour + HOUR, **unclaimed, status="discarded")])
-    # a task that is to be tried again, or runs, is not finished
-    db.insert(Task, [finished(hour, status=status, finished_at=None) for status in ("retryable", "running")])
-    with db.begin() as session:
-        found = by_start(session.timeline(Task))
-    took = [Durations(1, each, each, each) for each in (3 * SECOND, 5 * SECOND)]
-    assert found[hour] == Bucket(hour, 2, 1, 2, *took)
-    assert found[hour + HOUR] == Bucket(hour + HOUR, failed=1)
-
-
-@pytest.mark.parametrize("bucket", [SECOND, 15 * MINUTE, DAY, 7 * DAY])
-def test_buckets_of_other_sizes(sync_db: Database, bucket: timedelta) -> None:
-    now = clock(sync_db)
-    sync_db.insert(Task, [finished(now - 4 * bucket), finished(now - bucket), finished(now - bucket)])
-    with elsewhere(sync_db).begin() as session:
-        buckets = session.timeline(Task, bucket=bucket, since=30 * bucket)
-    found = by_start(buckets)
-    assert len(buckets) == 31
-    assert {start_of(start, bucket) - start for start in found} == {timedelta(0)}
-    assert found[start_of(now - 4 * bucket, bucket)].completed == 1
-    assert found[start_of(now - bucket, bucket)].completed == 2
-
-
-def test_a_repeated_hour_has_two_buckets(sync_db: Database, in_berlin: None) -> None:
-    october = clock(sync_db).replace(month=10, day=31, hour=0, minute=0, second=0, microsecond=0)
-    year = october if october < clock(sync_db) else october.replace(year=october.year - 1)
-    night = year - (year.weekday() + 1) % 7 * DAY  # its last Sunday: clocks go back at 01:00 UTC
-    sync_db.insert(Task, [finished(night + n * HOUR, ran=3 * HOUR, waited=DAY) for n in (0, 1, 1, 2)])
-    with elsewhere(sync_db).begin() as session:
-        found = by_start(session.timeline(Task, since=400 * DAY))
-        days = by_start(session.timeline(Task, since=400 * DAY, bucket=DAY))
-    assert [found[night + n * HOUR].completed for n in (-1, 0, 1, 2, 3)] == [0, 1, 2, 1, 0]
-    assert (days[night].run_time.p95, days[night].waiting_time.p50) == (3 * HOUR, DAY)
-
-
-def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
-    """And by the same clock that they go by."""
-    with db.begin() as session:
-        session.enqueue(Task, [{}, {}])
-    with db.begin() as session:
-        time.sleep(0.05)
-        first, second = session.claim_many(Task, limit=2)
-        time.sleep(0.05)
-        session.complete(first)
-        session.discard(second, "no")
-    with db.begin() as session:
-        found = [bucket for bucket in session.timeline(Task, bucket=DAY) if bucket.completed]
-    assert [(bucket.completed, bucket.failed, bucket.run_time.count) for bucket in found] == [(1, 1, 1)]
-    for durations in (found[0].run_time, found[0].waiting_time):
-        assert 0.05 * SECOND <= durations.mean < 10 * SECOND
-
-
-def test_rows_are_read_by_an_index(sync_db: Database) -> None:
-    """That of due rows holds the finished ones as well, where an index is of all rows; elsewhere one of the model's."""
-    sync_db.insert(Task, [finished(PAST)] * 10_000)
-    sync_db.insert(Task, [finished(clock(sync_db))] * 10)
-    index = Index("ix_task_finished", Task.finished_at)
-    Task.__table__.indexes.discard(index)
-    asked: list[Any] = []
-    with sync_db.engine.begin() as connection:
-        if sync_db.case.partial_indexes:
-            connection.execute(CreateIndex(index))
-    try:
-        analyze(sync_db, Task)
-        sync_db.engine.dispose()  # SQLite reads what ANALYZE found when it connects
-        with sync_db.session() as session, sync_db.engine.connect() as connection:
-            event.listen(sync_db.bind, "before_execute", lambda _, statement, *__: asked.append(statement))
-            assert sum(bucket.completed for bucket in session.timeline(Task, Task.number == 0)) == 10
-            plan = adapter_for(connection.dialect).plans.of(connection, asked[-1])
-            assert plan is None or plan.indexes == {
-                "ix_task_finished" if sync_db.case.partial_indexes else "ix_task_due"
-            }
-    finally:
-        if sync_db.case.partial_indexes:
-            with sync_db.engine.begin() as connection:
-                connection.execute(DropIndex(index))
-
-
-# -- now ---------------------------------------------------------------------------------------------------------------
+from tests.support.rows import PAST, TOMORROW, clock
 
 
 def scene(db: Database) -> dict[int, dict[str, Any]]:
@@ -377,9 +201,6 @@ def test_stats_by_an_expression_and_by_nothing(db: Database) -> None:
         odd = session.stats_by(Task, func.coalesce(Task.number % 2, 7))
         assert {value: stats.total for value, stats in odd.items()} == {0: 3, 1: 2}
         assert session.stats_by(Mail, Mail.account_id)[None]["available"] == 1
-
-
-# -- renamed, inheriting, plain sessions -------------------------------------------------------------------------------
 
 
 def test_on_renamed_columns(db: Database) -> None:

@@ -1,4 +1,4 @@
-"""Scenes that several tests set: rows in every condition, sessions side by side, one claimer that stays open."""
+"""Rows in every state that can be claimed, what the database holds of them, and sessions that compete for them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import RowMapping, func, insert, inspect, select, update
+from sqlalchemy.orm import Session
 
 from sqlqueue import Claim
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Actor, Database
-from tests.support.models import Task
+from tests.support.models import Base, Task
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Base)
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
@@ -104,6 +106,12 @@ def ids(tasks: Iterable[Any]) -> set[Any]:
 def row(db: Database, task: Any) -> RowMapping:
     """What the table says of a task now, whatever the instance believes."""
     return _row(db, type(task), inspect(task).identity)
+
+
+def load(db: Database, model: type[M], key: Any) -> M:
+    """The task as a session loads it now."""
+    with Session(db.engine) as session:
+        return session.get_one(model, key)
 
 
 def row_of(db: Database, claim: Claim) -> RowMapping:

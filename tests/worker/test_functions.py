@@ -1,46 +1,43 @@
-"""Calls of functions as tasks: enqueued as they are made, called as they were enqueued, refused in words."""
+"""Function jobs: arguments are stored and passed on unchanged; invalid calls are refused."""
 
 from __future__ import annotations
 
 import enum
-import functools
-import pickle
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import BaseModel, Field
 from sqlalchemy import StaticPool, create_engine, select
-from sqlalchemy.dialects import oracle
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, AsyncQueueSession, QueueSession, Worker
-from sqlqueue.dialects import json_type
 from sqlqueue.testing import drain
 from tests.support.harness import Database
-from tests.support.models import Job, Ledger, Mail, Task
+from tests.support.models import Job, Ledger
 from tests.support.rows import clock, count
 from tests.support.workers import Workers, eventually, statuses
+from tests.worker.function_jobs import (
+    Point,
+    asynchronous,
+    example,
+    first_by_annotation,
+    none,
+    not_first,
+    of_kind,
+    offline,
+)
 
 if TYPE_CHECKING:
-    from somewhere import Elsewhere
+    pass
 
 
 class Colour(enum.Enum):
     RED = "red"
-
-
-@dataclass
-class Point:
-    x: int
-    y: float | None = None
 
 
 @dataclass
@@ -56,24 +53,6 @@ class Tree:
 class Person(BaseModel):
     name: str = Field(min_length=2)
     born: date
-
-
-def of_kind(db: Database, function: Callable[..., Any]) -> Any:
-    """The function, or a coroutine function of the same parameters, as the sessions of `db` want it."""
-
-    @functools.wraps(function)
-    async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return coroutine if db.is_async else function
-
-
-def offline(*, is_async: bool = False) -> Worker:
-    """Never run."""
-    return Worker(async_sessionmaker(class_=AsyncQueueSession) if is_async else sessionmaker(class_=QueueSession))
-
-
-# -- on every engine ---------------------------------------------------------------------------------------------------
 
 
 def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> None:
@@ -170,9 +149,6 @@ def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
     assert abs(jobs[3].available_at - before) <= db.case.time_resolution
 
 
-# -- what a function takes ---------------------------------------------------------------------------------------------
-
-
 def test_it_is_called_as_before() -> None:
     def double(number: int) -> int:
         """Twice."""
@@ -184,12 +160,14 @@ def test_it_is_called_as_before() -> None:
 
 
 def first_by_name(session: Any, to: str) -> None: ...
-def first_by_annotation(db: Session, to: str) -> None: ...
+
+
 def first_by_a_subclass(db: QueueSession, /, to: str) -> None: ...
-def none(to: str) -> None: ...
+
+
 def by_keyword_alone(*, session: str = "", to: str = "ada") -> None: ...
-def not_first(to: str, db: str = "", *, session: str = "") -> None: ...
-async def asynchronous(db: AsyncSession, to: str) -> None: ...
+
+
 async def asynchronous_by_subclass(db: AsyncQueueSession, to: str) -> None: ...
 
 
@@ -242,12 +220,15 @@ def test_defaults_are_those_of_the_call() -> None:
     assert (bound.args, bound.kwargs) == (("ada", "hello"), {"loud": True})
 
 
-def example(
-    number: int, name: Literal["a", 1] = "a", *, point: Point | None = None, names: dict[str, str | None] | None = None
-) -> None: ...
 def of_a_point(point: Point) -> None: ...
+
+
 def of_a_float(number: float) -> None: ...
+
+
 def of_anything(value: Any) -> None: ...
+
+
 def of_a_person(person: Person, raw: bytes = b"", value: Any = None) -> None: ...
 
 
@@ -319,90 +300,3 @@ def test_a_dataclass_within_itself() -> None:
 def test_invalid_options_are_rejected(options: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         offline().task(Job)(none).options(**options)
-
-
-# -- registering -------------------------------------------------------------------------------------------------------
-
-
-def of_an_unknown(what: Elsewhere) -> None: ...
-def of_a_lock(what: pytest.FixtureRequest) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "message"),
-    [
-        (lambda: None, {}, "has no name: give one"),
-        (7, {}, "7 is not a function"),
-        (none, {"name": ""}, "name='': give a text that is not empty"),
-        (none, {"name": "x" * 256}, "256 characters, give at most 255"),
-        (none, {"concurrency": 0}, "concurrency=0: give a positive whole number"),
-        (none, {"timeout": 5}, "timeout=5: give a timedelta"),
-        (asynchronous, {}, "asynchronous: a coroutine that takes a session needs a worker of an async_sessionmaker"),
-        (of_an_unknown, {}, "'Elsewhere' is not defined. Import it at the top level"),
-        (of_a_lock, {}, "of_a_lock: its arguments cannot be stored as JSON: Unable to generate pydantic-core schema"),
-    ],
-)
-def test_functions_that_cannot_be_tasks(function: Any, options: Any, message: str) -> None:
-    worker = offline()
-    with pytest.raises(ArgumentError, match=message):
-        worker.task(Job, **options)(function)
-    assert worker.handlers == []
-
-
-@pytest.mark.parametrize("model", [Task, Mail, int])
-def test_models_without_jobmixin_are_rejected(model: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"derive it from sqlqueue.JobMixin|is not a queue model"):
-        offline().task(model)(none)
-
-
-async def nothing_async(to: str) -> None: ...
-
-
-def test_all_tasks_of_a_model_share_one_handler() -> None:
-    worker = offline()
-    worker.task(Job, concurrency=3)(none)
-    worker.task(Job, timeout=timedelta(1))(not_first)
-    (handler,) = worker.handlers
-    assert (handler.concurrency, handler.timeout, handler.takes_session) == (3, timedelta(1), False)
-    worker.task(Job, concurrency=3)(first_by_annotation)
-    (handler,) = worker.handlers
-    assert (handler.concurrency, handler.timeout, handler.takes_session) == (3, timedelta(1), True)
-    with pytest.raises(ArgumentError, match="concurrency=4: it is 3 for all tasks of Job"):
-        worker.task(Job, concurrency=4)(example)
-    with pytest.raises(ArgumentError, match=r"a task '.*none' already exists"):
-        worker.task(Job)(none)
-    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it its own model"):
-        worker.task(Job)(nothing_async)
-    assert worker.handlers == [handler]
-
-
-_WITHOUT_PYDANTIC = """\
-import sys
-sys.modules["pydantic"] = None
-from tests.worker.plain_tasks import Job, worker, plain, moment
-worker.task(Job)(plain)
-try:
-    worker.task(Job)(moment)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-
-
-def test_pydantic_is_optional() -> None:
-    run = subprocess.run([sys.executable, "-c", _WITHOUT_PYDANTIC], check=True, capture_output=True, text=True)
-    assert run.stdout == (
-        "ArgumentError tests.worker.plain_tasks.moment: at, key: arguments of these types need pydantic:"
-        " pip install 'sqlalchemy-queue[pydantic]', the distribution of sqlqueue\n"
-    )
-
-
-# -- the column --------------------------------------------------------------------------------------------------------
-
-
-def test_json_arguments_without_type_hints() -> None:
-    kind = pickle.loads(pickle.dumps(json_type())).dialect_impl(oracle.dialect())
-    assert kind.compile(oracle.dialect()) == "CLOB"
-    stored = kind.bind_processor(oracle.dialect())({"ä": [1, None]})
-    assert stored == '{"\\u00e4": [1, null]}'
-    assert kind.process_result_value(stored, oracle.dialect()) == {"ä": [1, None]}
-    assert kind.process_bind_param(None, oracle.dialect()) is kind.process_result_value(None, oracle.dialect()) is None

@@ -17,7 +17,7 @@ from tests.support.processes import Processes
 from tests.support.rows import TOMORROW, clock, count, rows
 from tests.support.workers import Workers, eventually, statuses
 from tests.worker import children
-from tests.worker.test_functions import of_kind
+from tests.worker.function_jobs import of_kind
 
 CONDITIONS = ("ready", "scheduled", "retryable", "expired")
 

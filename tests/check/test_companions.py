@@ -1,4 +1,4 @@
-"""What is wrong with the tables of the history and of the workers is found, by name, and a worker does not start."""
+"""`check` reports what is wrong with the tables of the history and of the workers, and a worker does not start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 from sqlalchemy.schema import DropIndex
 
 from sqlqueue import Finding, SchemaMismatchError, Worker, check, verify_schema
-from tests.suite.test_check import execute
+from tests.check.checking import changed, execute
 from tests.support.fleet import Errand, FleetWorker, fleet, sync_fleet
 from tests.support.harness import Database
 from tests.support.history import Parcel, Past, sync_archive
@@ -73,22 +73,14 @@ def test_an_index_that_is_missing_or_other(sync_archive: Database) -> None:
         verify_schema(connection, Parcel)  # attempts are recorded without it
 
 
-def _changed(name: str, **attributes: Any) -> Callable[[Table], None]:
-    def change(table: Table) -> None:
-        for attribute, value in attributes.items():
-            setattr(table.c[name], attribute, value)
-
-    return change
-
-
 OTHERWISE: dict[str, tuple[Any, Callable[[Table], None], str]] = {
-    "another type": (Past, _changed("attempt", type=String(20)), "wrong-type"),
-    "too short": (Past, _changed("task", type=String(10)), "wrong-type"),
-    "not nullable": (Past, _changed("error", nullable=False), "not-nullable"),
-    "another type, of workers": (FleetWorker, _changed("name", type=Integer()), "wrong-type"),
-    "another type of time": (FleetWorker, _changed("seen_at", type=String(40)), "wrong-type"),
+    "another type": (Past, changed("attempt", type=String(20)), "wrong-type"),
+    "too short": (Past, changed("task", type=String(10)), "wrong-type"),
+    "not nullable": (Past, changed("error", nullable=False), "not-nullable"),
+    "another type, of workers": (FleetWorker, changed("name", type=Integer()), "wrong-type"),
+    "another type of time": (FleetWorker, changed("seen_at", type=String(40)), "wrong-type"),
     "unknown": (Past, lambda table: table.append_column(Column("extra", Integer, nullable=False)), "unknown-column"),
-    "not nullable, of workers": (FleetWorker, _changed("command", nullable=False), "not-nullable"),
+    "not nullable, of workers": (FleetWorker, changed("command", nullable=False), "not-nullable"),
 }
 
 

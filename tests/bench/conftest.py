@@ -1,0 +1,19 @@
+"""The engine of the test, with the tables of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from sqlqueue.bench.models import Base
+from tests.support.harness import Database
+
+
+@pytest.fixture
+def engine(sync_db: Database) -> Iterator[Engine]:
+    """With the benchmark's tables."""
+    Base.metadata.create_all(sync_db.engine)
+    yield sync_db.engine
+    Base.metadata.drop_all(sync_db.engine)

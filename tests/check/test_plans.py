@@ -1,0 +1,64 @@
+"""`check` reports indexes that claims cannot use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    Connection,
+)
+from sqlalchemy.schema import DropIndex
+
+from sqlqueue import (
+    verify_schema,
+)
+from sqlqueue.dialects import adapter_for
+from sqlqueue.sql.selection import picks
+from tests.check.checking import CLAIM, execute, found, looked
+from tests.support.check_models import Base, Post
+from tests.support.harness import Database
+
+LARGE = 10_000
+
+
+@pytest.mark.requires("misleading_index")
+def test_an_index_with_the_right_columns_in_the_wrong_form(healthy: Database) -> None:
+    where = " WHERE status = 'available'" if healthy.case.partial_indexes else ""
+    execute(
+        healthy,
+        DropIndex(CLAIM),
+        f"CREATE INDEX ix_checked_post_claim ON checked_post ({healthy.case.misleading_index}){where}",
+    )
+    with healthy.session_engine.connect() as connection:
+        verify_schema(connection, Base)
+    assert found(healthy) == {("error" if healthy.case.foresees else "note", "index-not-used")}
+    if not healthy.case.foresees:
+        healthy.insert(Post, [{} for _ in range(LARGE)])
+        assert found(healthy) == {("error", "index-not-used")}
+
+
+@pytest.mark.requires("analyze")
+def test_a_planner_that_reads_a_small_table_as_a_whole(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(3)])
+    execute(healthy, healthy.case.analyze.format(table="checked_post"))
+    with healthy.session_engine.connect() as connection, connection.begin():
+        before = _plan(connection)
+        assert not before.indexes
+        assert looked(connection) == []
+        assert _plan(connection) == before, "settings of the transaction were changed"
+
+
+@pytest.mark.requires("without_indexes")
+def test_a_planner_that_reads_a_large_table_as_a_whole(healthy: Database) -> None:
+    healthy.insert(Post, [{} for _ in range(LARGE)])
+    execute(healthy, healthy.case.analyze.format(table="checked_post"))
+    assert found(healthy) == set()
+    misled = healthy.variant(on_connect=healthy.case.without_indexes)
+    assert found(misled) == {("error", "index-not-used")}
+
+
+def _plan(connection: Connection) -> Any:
+    adapter = adapter_for(connection.dialect)
+    ready, _ = picks(Post.__queue_spec__, [], ())
+    return adapter.plans.of(connection, adapter.locking.picking(ready(1), Post.__queue_spec__["status"]))

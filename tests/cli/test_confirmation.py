@@ -1,0 +1,67 @@
+"""Changes of many tasks are confirmed at a terminal, or by --yes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.invoking import FAILED, PROGRAM, out, put, run
+from tests.support.models import Task
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["retry"], "retry 3 tasks of Task (2 discarded, 1 hung)"),
+        (["cancel"], "cancel 3 tasks of Task (2 available, 1 running)"),
+        (["discard", "--reason", "x"], "discard 3 tasks of Task (2 available, 1 running)"),
+        (["prune", "--older-than", "1d"], "prune 2 tasks of Task (2 discarded)"),
+    ],
+)
+def test_many_tasks_need_yes_without_a_terminal(url: str, arguments: list[str], said: str) -> None:
+    put(url, Task, FAILED, FAILED, {}, {}, {"status": "running"})
+    before = out("list")
+    told = run(*arguments)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert told.stderr == f"sqlqueue: this would {said}, and there is no terminal to confirm it: use --yes\n"
+    assert out("list") == before
+    assert run(*arguments, "--yes").exit_code == 0
+    assert out("list") != before
+
+
+def retried(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, "retry", "tests.support.models:Task", *arguments]
+    return subprocess.run(command, text=True, check=False, timeout=60, cwd=Path(__file__).parents[2], **streams)
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [("y", 0, 0), ("n", 1, 2)])
+def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int, left: int) -> None:
+    put(url, Task, FAILED, FAILED)
+    terminal, end = pty.openpty()
+    os.write(terminal, f"{answer}\n".encode())
+    told = retried(stdin=end, capture_output=True)
+    os.close(terminal)
+    os.close(end)
+    assert told.returncode == status, told.stderr
+    assert "Retry 2 tasks of Task (2 discarded)? [y/N]" in told.stderr
+    assert told.stdout.strip() == ("2 tasks of Task are available again." if not status else "")
+    assert ("discarded  hung" in out("stats")) is bool(left)
+
+
+def test_progress_is_shown_at_a_terminal_alone(url: str) -> None:
+    put(url, Task, *[FAILED] * 3)
+    terminal, end = pty.openpty()
+    told = retried("--yes", stdout=subprocess.PIPE, stderr=end)
+    seen = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    os.close(end)
+    assert told.stdout == "3 tasks of Task are available again.\n"
+    assert "3/3" in seen
+    put(url, Task, *[FAILED] * 3)
+    assert run("retry", "--yes").stderr == ""

@@ -1,0 +1,243 @@
+"""What the commands print, at any width, and that nothing from a row acts on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from typer.testing import CliRunner
+
+from sqlqueue.cli import application
+from sqlqueue.cli._output import print_json
+from tests.cli.invoking import FAILED, PAST, TOMORROW, out, put, run, words
+from tests.support.models import Mail, Seat, Task
+
+HEADINGS = ("hung", "oldest", "last", "hour", "paused")
+
+
+def test_finding_nothing_is_not_an_error(url: str) -> None:
+    assert out("errors") == "Task has no such errors."
+    assert out("list") == "Task has no such tasks."
+    assert out("show", "7") == "There is no Task 7."
+    assert out("show", "7", "--json") == "null"
+    assert out("retry") == "0 tasks of Task are available again."
+    assert out("prune", "--older-than", "1d") == "0 tasks of Task are deleted."
+
+
+def test_the_table_of_queues(url: str) -> None:
+    put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "finished_at": func.now()})
+    put(url, Mail, {"status": "scheduled"}, {"status": "scheduled", "available_at": TOMORROW})
+    out("pause", "--topic", "news", model="Mail")
+    out("pause", model="Mail")
+    lines = out("stats", model="Base").splitlines()
+    assert lines[0].split() == ["Queue", "available", "scheduled", "running", "discarded", *HEADINGS]
+    told = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert re.fullmatch(r"1 0 1 2 1 \d{4} days, \d+:\d\d:\d\d 1", told["Task"])
+    assert re.fullmatch(r"0 2 0 0 0 0:0\d:\d\d 0 all, news", told["Mail"])
+    assert told["Letter"] == "0 0 0 0 0 0"
+
+
+def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.cli.stats.CAP", 2)
+    monkeypatch.setattr("sqlqueue.cli.stats.LAST", 2)
+    put(url, Task, *[{**FAILED, "error": "no"}] * 3, {})
+    heading, figures, note = out("stats").splitlines()
+    assert heading.split()[1:6] == ["available", "running", "completed", "cancelled", "discarded"]
+    assert figures.split()[1:6] == ["1", "0", "0+", "0+", "2+"]  # what was not counted may be in any final state
+    assert note.startswith("+ at least:")
+    heading, figures = out("stats", "--exact").splitlines()
+    assert heading.split()[1:4] == ["available", "running", "discarded"]
+    assert figures.split()[1:4] == ["1", "0", "3"]
+    assert json.loads(out("stats", "--json"))[0]["capped"][-1] == "total"
+    _, figures, note = out("errors").splitlines()
+    assert figures.split()[1] == "2+"
+    assert note.startswith("+ at least:")
+    assert json.loads(out("errors", "--json"))[0]["capped"] is True
+    assert out("errors", "--exact").splitlines()[1].split()[1] == "3"
+
+
+def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlqueue.cli._change.CAP", 2)
+    put(url, Task, *[{"status": "completed", "finished_at": PAST}] * 3, FAILED)
+    assert out("retry") == "1 task of Task is available again."
+    put(url, Task, *[FAILED] * 3)
+    asked = run("retry")
+    assert (asked.exit_code, "would retry at least 2 tasks of Task (2+ discarded)" in asked.stderr) == (2, True)
+    assert out("retry", "--yes") == "3 tasks of Task are available again."
+
+
+def test_the_table_by_a_column(url: str) -> None:
+    put(url, Mail, {"account_id": 7}, {"account_id": 7, "topic": "news"}, {"status": "running", "available_at": PAST})
+    assert out("stats", "--by", "account_id", model="Mail").splitlines() == [
+        "account_id  available  running  hung",
+        "(none)              0        1     1",
+        "7                   2        0     0",
+    ]
+    assert out("stats", "--by", "account_id", "--topic", "news", model="Mail").splitlines()[1:] == [
+        "7                   1        0     0"
+    ]
+
+
+def test_the_table_over_time(url: str) -> None:
+    ended = datetime.now(UTC) - timedelta(hours=2)
+    took = {"finished_at": ended, "claimed_at": ended - timedelta(milliseconds=1_500)}
+    put(url, Task, {"status": "completed", **took, "created_at": ended - timedelta(hours=1, seconds=1.5)})
+    put(url, Task, {"status": "completed", **took, "claimed_at": ended, "created_at": ended}, FAILED)
+    heading, *lines = out("stats", "--timeline", "--since", "3h").splitlines()
+    assert heading.split() == [
+        "From",
+        "completed",
+        "failed",
+        "cancelled",
+        *["run", "p50", "run", "p95", "wait", "p50", "wait", "p95"],
+    ]
+    assert [f"{ended:%Y-%m-%d %H}:00:00Z 2 0 0 0ms 1.5s 0ms 1:00:00"] == [
+        " ".join(line.split()) for line in lines if "ms" in line
+    ]
+    assert [line.split()[2:] for line in lines if "ms" not in line] == [["0", "0", "0"]] * 3
+
+
+def test_the_tables_of_tasks_and_errors(url: str) -> None:
+    put(url, Mail, {**FAILED, "error": "Timeout: [red]x[/]\x1b[31m\n  in line 2"}, {"topic": "news"})
+    assert out("list", model="Mail").splitlines() == [
+        "Key  status     topic    attempt  available at          error",
+        f"2    available  news     0/5      {_moment(url)}",
+        "1    discarded  default  3/5      2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
+    ]
+    assert out("errors", model="Mail").splitlines() == [
+        "Example  tasks  last seen             error",
+        "1            1  2020-01-01 00:00:00Z  Timeout: [red]x[/]\\x1b[31m",
+        "                                        in line 2",
+    ]
+
+
+def _moment(url: str) -> str:
+    (task,) = [line for line in out("list", "--topic", "news", model="Mail").splitlines() if "news" in line]
+    return task[-20:]
+
+
+def test_a_task_whole(url: str) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=5, seconds=30)
+    put(url, Task, {"name": "x", "status": "running", "available_at": soon, "error": "first\nsecond"})
+    put(url, Task, {"status": "running", "available_at": PAST}, {})
+    shown = dict(line.split(maxsplit=1) for line in out("show", "1").splitlines() if len(line.split()) > 1)
+    assert (shown["queue"], shown["status"], shown["name"], shown["error"]) == ("task", "running", "x", "first")
+    assert shown["lease"].startswith("expires in 0:05:")
+    assert "expired" in out("show", "2")
+    assert "the next claim takes it over" in out("show", "2")
+    assert "lease         none" in out("show", "3")
+
+
+def test_pauses_are_shown_and_resumed(url: str) -> None:
+    said = out("pause", "--reason", "the server\x1b[2J", "--by", "ada", model="Mail")
+    assert said.startswith("Mail has been paused since 20")
+    assert said.endswith(" by ada: the server\\x1b[2J.")
+    assert out("pause", model="Mail").splitlines()[1] == "It was already paused."
+    out("pause", "--topic", "news", model="Mail")
+    assert out("resume", model="Mail").startswith("Mail, topic news, has been paused since")
+    assert out("resume", "--topic", "news", model="Mail") == "Mail is not paused."
+    assert out("resume", model="Mail") == "Mail is not paused.\nIt was not paused."
+
+
+def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cli.pruning", "operations.mass_changes"):
+        monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)
+    put(url, Task, *[FAILED] * 7)
+    assert out("prune", "--older-than", "1d", "--yes", "--limit", "3") == "3 tasks of Task are deleted."
+    assert out("prune", "--older-than", "1d", "--yes") == "4 tasks of Task are deleted."
+
+
+HOSTILE = "\x1b[2J\x07\r\x9b31m\u202e"
+ESCAPED = "\\x1b[2J\\x07\\r\\x9b31m\\u202e"
+
+
+@pytest.fixture
+def narrow(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    return url
+
+
+def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: str) -> None:
+    put(narrow, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "status": "cancelled"})
+    put(narrow, Task, {"status": "scheduled"}, {"status": "retryable"}, {**FAILED, "status": "completed"})
+    put(narrow, Mail, {**FAILED, "error": "Timeout: " + 30 * "x y " + "\nsecond line"})
+    out("pause", "--topic", "news", model="Mail")
+    tables = [out("stats", model="Base"), out("stats", "--by", "number"), out("stats", "--timeline", "--since", "3h")]
+    tables += [out("list"), out("list", "--columns", "name,number,created_at,claimed_at,available_at,error")]
+    tables += [out("errors", model="Mail"), out("list", model="Mail"), out("show", "1", model="Mail")]
+    assert max(len(line) for table in tables for line in table.splitlines()) <= 80
+    parts = [part.splitlines() for part in tables[0].split("\n\n")]
+    first = parts[0][1].split()[0]  # whichever it is: other modules have models of this base, too
+    assert [[line.split()[0] for line in part][:2] for part in parts] == [["Queue", first]] * len(parts)
+    assert [line.split()[-1] for line in parts[-1] if line.startswith("Mail ")] == ["news"]
+    assert [name for part in parts for name in part[0].split()[1:]] == [
+        *("available", "scheduled", "retryable", "running", "completed", "cancelled", "discarded", *HEADINGS)
+    ]
+
+
+def test_models_of_slots_are_not_listed(url: str) -> None:
+    listed = [line.split()[0] for line in out("stats", model="Base").splitlines()]
+    assert "Visit" in listed
+    assert not {"Slot", "SQLSlot"} & set(listed)
+    assert "Visit" in words(run("errors", model="Base").stderr)
+    assert "Slot" not in words(run("errors", model="Base").stderr)
+    assert "there is no queue Slot" in words(run("errors", "--queue", "Slot", model="Base").stderr)
+
+
+def test_a_list_shows_columns_of_the_application(narrow: str) -> None:
+    put(narrow, Task, {"name": "a name", "number": 7}, {"name": "x" * 99, "number": 8, "error": "KeyError: 1\n2"})
+    heading, first, second = out("list").splitlines()
+    assert heading.split() == ["Key", "status", "attempt", "available", "at", "number", "error"]
+    assert (first.split()[-3:], second.split()[-1]) == (["8", "KeyError:", "1"], "7")
+    heading, first, second = out("list", "--columns", "name,available_at").splitlines()
+    assert heading.split() == ["Key", "name", "available", "at"]
+    assert (first.split()[1], second.split()[1:3]) == ("x" * 23 + "…", ["a", "name"])
+    assert "Task has no column nothing" in words(run("list", "--columns", "name,nothing").stderr)
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(url: str) -> None:
+    row = dict.fromkeys(("subject", "claimed_by", "topic"), HOSTILE)
+    put(url, Mail, {**FAILED, **row, "error": f"E{HOSTILE}\nnext"})
+    put(url, Seat, {"line": HOSTILE, "number": 1})
+    out("pause", "--topic", HOSTILE, "--reason", HOSTILE, "--by", HOSTILE, model="Mail")
+    told = [run(*arguments, model="Mail") for arguments in (
+        ["stats"], ["stats", "--by", "topic"], ["errors"], ["list"], ["list", "--columns", "subject,claimed_by,error"],
+        ["show", "1"], ["pause"], ["resume"], ["stats", "--queue", HOSTILE], ["list", "--where", HOSTILE],
+        ["list", "--where", f"id={HOSTILE}"], ["list", "--older-than", HOSTILE], ["show", HOSTILE],
+        ["list", "--topic", HOSTILE, "--columns", HOSTILE],
+    )]  # fmt: skip
+    told += [run("list", model="Seat"), run("show", HOSTILE, model="Seat")]
+    told += [CliRunner().invoke(application(), ["stats", f"tests.support.models:{HOSTILE}"])]
+    told += [CliRunner().invoke(application(), ["work", f"tests.support.models:{HOSTILE}"])]
+    told += [CliRunner().invoke(application(), ["demo", "--url", f"sqlite:////no/{HOSTILE}/x", "."])]
+    told += [CliRunner().invoke(application(), ["bench", "--url", f"sqlite:////no/{HOSTILE}/x"])]
+    for each in told:
+        assert not {one for one in each.stdout + each.stderr if not one.isprintable()} - {"\n"}, each.output
+        assert isinstance(each.exception, SystemExit | None)
+    assert ESCAPED in told[2].stdout
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "1"], ["errors"], ["stats", "--by", "topic"]])
+def test_json_stays_json(url: str, command: list[str]) -> None:
+    put(url, Mail, {**FAILED, "error": HOSTILE, "subject": HOSTILE, "topic": HOSTILE})
+    printed = out(*command, "--json", model="Mail")
+    assert HOSTILE in list(strings(json.loads(printed)))
+    assert printed.isascii()
+
+
+def strings(value: Any) -> Iterator[str]:
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (dict, list)):
+            yield from strings(each)
+
+
+def test_non_finite_numbers_are_printed_as_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("nan"), {"b": float("-inf")}], 7: 1.5})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": ["nan", {"b": "-inf"}], "7": 1.5}

@@ -1,0 +1,59 @@
+"""`sqlqueue work`: options and schemas with which a worker cannot start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoking import PROGRAM, words
+
+JOBS = """
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from sqlqueue import Worker
+from tests.support.models import Task
+worker = Worker(sessionmaker(create_engine("sqlite:///work.db")))
+worker.handler(Task)(lambda task: None)
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    (tmp_path / "jobs_of_test.py").write_text(JOBS)
+    return tmp_path
+
+
+def work(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", PROGRAM, "work", "jobs_of_test:worker", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
+    told = work(jobs)
+    assert (told.returncode, told.stdout) == (3, "")
+    (line,) = told.stderr.splitlines()
+    assert "ERROR" in line
+    assert "the schema does not match the models: there is no table task. To fix it, migrate: alembic" in line
+
+
+@pytest.mark.parametrize(
+    ("status", "arguments", "said"),
+    [
+        (2, ["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
+        (2, ["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
+        (2, ["--max-tasks", "0"], "greater than or equal to 1"),
+        (2, ["--max-memory", "-1"], "greater than or equal to 1"),
+        (3, ["--health", "192.0.2.1:8080"], "cannot serve health checks on 192.0.2.1 port 8080: "),
+    ],
+)
+def test_options_with_which_a_worker_cannot_start(jobs: Path, status: int, arguments: list[str], said: str) -> None:
+    told = work(jobs, *arguments)
+    assert (told.returncode, told.stdout) == (status, "")
+    assert said in words(told.stderr)

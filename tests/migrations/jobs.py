@@ -1,0 +1,45 @@
+"""Models of the tests of the plugin, and indexes that differ from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Index,
+    MetaData,
+    Table,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase
+
+from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.dialects import adapter_for
+from sqlqueue.model.mixins import queues
+from tests.support.harness import Database
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+CLAIM, DUE = "ix_plugin_job_claim", "ix_plugin_job_due"
+COMES_DUE = "state IN ('scheduled', 'retryable', 'running')"
+
+
+def _messages(db: Database) -> list[str]:
+    with db.engine.connect() as connection:
+        return [difference.message for difference in drift(connection, queues(Base.metadata))]
+
+
+def _replace(db: Database, name: str, terms: Iterable[Any], condition: str | None, table: str = "plugin_job") -> None:
+    """Put another index in the place of the one by this name."""
+    option = adapter_for(db.engine.dialect).schema.predicate_option
+    options = {option: text(condition)} if option and condition else {}
+    names = {term if isinstance(term, str) else term.element.element for term in terms}
+    there = Table(table, MetaData(), *map(Column, names))
+    index = Index(name, *terms, _table=there, **options)
+    with db.engine.begin() as connection:
+        index.drop(connection)
+        index.create(connection)

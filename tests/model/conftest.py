@@ -1,0 +1,16 @@
+"""A declarative base of its own for each test."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.orm import (
+    DeclarativeBase,
+)
+
+
+@pytest.fixture
+def base() -> type[DeclarativeBase]:
+    class Base(DeclarativeBase):
+        pass
+
+    return Base

@@ -1,0 +1,63 @@
+"""Queue options and their validation; no database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sqlqueue import (
+    ArgumentError,
+    ExponentialBackoff,
+    QueueOptions,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lease", timedelta(0)),
+        ("lease", -timedelta(seconds=1)),
+        ("lease", 300),
+        ("max_attempts", 0),
+        ("max_attempts", "3"),
+        ("on_complete", "remove"),
+        ("retention", -timedelta(days=1)),
+        ("retention", 7),
+        ("order_by", ["id"]),
+        ("order_by", "id"),
+        ("stages", ["fetch"]),
+        ("stages", ("fetch", "fetch")),
+        ("stages", ("fetch", "")),
+        ("retry", timedelta(seconds=5)),
+        ("columns", ["status"]),
+    ],
+)
+def test_invalid_options_are_rejected(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        QueueOptions(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"base": 15}, {"base": -timedelta(1)}, {"factor": 0.5}, {"jitter": 2}, {"cap": 60}]
+)
+def test_invalid_backoffs_are_rejected(arguments: Any) -> None:
+    with pytest.raises(ArgumentError):
+        ExponentialBackoff(**arguments)
+
+
+def test_a_backoff() -> None:
+    backoff = ExponentialBackoff(timedelta(seconds=15), factor=4, cap=timedelta(hours=1), jitter=0)
+    assert [backoff(attempt).total_seconds() for attempt in (1, 2, 3, 4, 5, 6, 9999)] == [
+        15,
+        60,
+        240,
+        960,
+        3600,
+        3600,
+        3600,
+    ]
+    shaken = {ExponentialBackoff(timedelta(seconds=10), jitter=0.1)(1).total_seconds() for _ in range(200)}
+    assert 9 <= min(shaken) < 9.5
+    assert 10.5 < max(shaken) <= 11

@@ -1,0 +1,222 @@
+"""Class definitions that are refused, and the fixes that the errors name; no database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    Column,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    desc,
+)
+from sqlalchemy.orm import (
+    Mapped,
+    declared_attr,
+    mapped_column,
+    registry,
+    relationship,
+)
+
+from sqlqueue import (
+    ConfigurationError,
+    QueueMixin,
+    QueueOptions,
+    ResultMixin,
+    StageMixin,
+    TopicMixin,
+    UniqueMixin,
+)
+from tests.model.declaring import COLUMNS, columns, indexes
+
+
+def _own(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> type[Any]:
+    return type(
+        "Thing",
+        (mixin, base),
+        {"__tablename__": "thing", "id": mapped_column(Integer, primary_key=True), **attributes},
+    )
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"status": mapped_column(String(10))},
+        {"status": Column(String(10))},
+        {"state": mapped_column("status", String(10))},
+        {"status": relationship("Other")},
+        {"status": property(lambda self: "x")},
+        {"status": declared_attr(lambda cls: mapped_column(String(10)))},
+        {"__annotations__": {"status": Mapped[str]}},
+        {"status": mapped_column(String(10)), "__queue__": QueueOptions(columns={"error": "problem"})},
+    ],
+    ids="-".join,
+)
+def test_a_collision_names_both_and_shows_the_fix(base: Any, attributes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as collision:
+        _own(base, **attributes)
+    assert "'status'" in str(collision.value)
+    assert "Thing.status" in str(collision.value)
+    assert collision.value.model.__name__ == "Thing"  # type: ignore[union-attr]
+    _, _, fix = str(collision.value).partition("__queue__ = ")
+    options = eval(fix, {"QueueOptions": QueueOptions})
+    assert options.columns["status"] == "queue_status"
+    assert ("error" in options.columns) == ("__queue__" in attributes)
+
+
+def test_the_fix_works(base: Any) -> None:
+    model = _own(base, status=mapped_column(String(10)), __queue__=QueueOptions(columns={"status": "queue_status"}))
+    assert columns(model) == COLUMNS | {"id", "queue_status"}
+
+
+def test_a_collision_with_a_column_of_a_base(base: Any) -> None:
+    class Audited:
+        created_at: Mapped[int] = mapped_column(Integer)
+
+    with pytest.raises(ConfigurationError, match=r"Audited\.created_at"):
+        type(
+            "Thing",
+            (QueueMixin, Audited, base),
+            {"__tablename__": "thing", "id": mapped_column(Integer, primary_key=True)},
+        )
+
+
+def test_a_topic_may_be_renamed_too(base: Any) -> None:
+    class Thing(TopicMixin, base):
+        __tablename__ = "thing"
+        __queue__ = QueueOptions(columns={"topic": "channel"})
+        id: Mapped[int] = mapped_column(primary_key=True)
+        topic: Mapped[str] = mapped_column(String(10))
+
+    assert "ix_thing_channel_claim" in indexes(Thing)
+
+
+def _refused(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        _own(base, mixin, **attributes)
+    assert "Thing" in str(refused.value)
+    assert refused.value.model is not None
+    return str(refused.value)
+
+
+def test_unknown_names_in_columns(base: Any) -> None:
+    text = _refused(base, __queue__=QueueOptions(columns={"statsu": "state"}))
+    assert "statsu" in text
+    assert "status" in text
+
+
+def test_duplicate_column_names_are_kept(base: Any) -> None:
+    assert "created_at" in _refused(base, __queue__=QueueOptions(columns={"status": "created_at"}))
+    assert "same" in _refused(base, __queue__=QueueOptions(columns={"status": "same", "error": "same"}))
+
+
+@pytest.mark.parametrize("order_by", [("nothing",), (desc("nothing"),), ("id", "nothing")])
+def test_an_order_by_naming_nothing(base: Any, order_by: Any) -> None:
+    assert "nothing" in _refused(base, __queue__=QueueOptions(order_by=order_by))
+
+
+@pytest.mark.parametrize("options", [{"lease": 5}, None, "keep", QueueOptions])
+def test_options_of_another_kind(base: Any, options: Any) -> None:
+    assert "QueueOptions" in _refused(base, __queue__=options)
+
+
+def test_a_table_that_lacks_columns(base: Any) -> None:
+    with pytest.raises(ConfigurationError, match="available_at"):
+        type(
+            "Thing",
+            (QueueMixin, base),
+            {"__table__": Table("thing", base.metadata, Column("id", Integer, primary_key=True))},
+        )
+
+
+def test_an_imperative_table_that_lacks_columns() -> None:
+    class Thing(QueueMixin):
+        pass
+
+    with pytest.raises(ConfigurationError, match="available_at"):
+        registry().map_imperatively(Thing, Table("thing", MetaData(), Column("id", Integer, primary_key=True)))
+
+
+def _root(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) -> type[Any]:
+    return _own(base, mixin, kind=mapped_column(String(10)), **attributes)
+
+
+POLYMORPHIC = {"polymorphic_on": "kind", "polymorphic_identity": "thing"}
+
+
+def test_concrete_inheritance(base: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Part.*concrete"):
+        _concrete(_root(base))
+
+
+def _concrete(root: Any) -> None:
+    class Part(root):
+        __tablename__ = "part"
+        __mapper_args__ = {"concrete": True}  # noqa: RUF012
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def _joined(root: Any, **attributes: Any) -> type[Any]:
+    key = mapped_column(ForeignKey("thing.id"), primary_key=True)
+    return type("Part", (root,), {"__tablename__": "part", "id": key, **attributes})
+
+
+def test_joined_inheritance_without_a_discriminator(base: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Part.*polymorphic_on"):
+        _joined(_root(base))
+
+
+def test_joined_inheritance_refuses_deletion_on_completion(base: Any) -> None:
+    root = _root(base, __mapper_args__=POLYMORPHIC, __queue__=QueueOptions(on_complete="delete"))
+    with pytest.raises(ConfigurationError, match=r"Part.*on_complete='delete'"):
+        _joined(root, __mapper_args__={"polymorphic_identity": "part"})
+
+
+@pytest.mark.parametrize("options", [QueueOptions(columns={"status": "state"}), QueueOptions(order_by=("id",))])
+def test_an_inheriting_class_cannot_have_other_columns_or_another_order(base: Any, options: QueueOptions) -> None:
+    """Its root's table and indexes are what there is."""
+    root = _root(base, __mapper_args__=POLYMORPHIC)
+    with pytest.raises(ConfigurationError, match="Part"):
+        type("Part", (root,), {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": options})
+
+
+STAGED = {"__queue__": QueueOptions(stages=("fetch", "parse"))}
+REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
+    "no stages": (StageMixin, {}, "stages= is missing"),
+    "stages of no pipeline": (QueueMixin, STAGED, "derive from StageMixin"),
+    "a stage with a long name": (StageMixin, {"__queue__": QueueOptions(stages=("x" * 65,))}, "at most 64 characters"),
+    "a result without a reader": (
+        ResultMixin,
+        {"__queue__": QueueOptions(on_complete="delete")},
+        "would delete the result with the task",
+    ),
+    "a key that is taken": (UniqueMixin, {"unique_key": mapped_column(String(10))}, "'queue_unique_key'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mixin_without_its_required_options_is_refused(base: Any, name: str) -> None:
+    mixin, attributes, words = REFUSED[name]
+    assert words in _refused(base, mixin, **attributes)
+
+
+def test_an_inheriting_class_has_the_stages_of_its_base(base: Any) -> None:
+    root = _root(base, StageMixin, **STAGED, __mapper_args__=POLYMORPHIC)
+    for name, options, words in (
+        ("Part", QueueOptions(lease=timedelta(seconds=1)), "stages= is missing"),
+        ("Piece", QueueOptions(stages=("parse",)), "slots and stages; set them on the base class"),
+    ):
+        own = {"__mapper_args__": {"polymorphic_identity": name}, "__queue__": options}
+        with pytest.raises(ConfigurationError, match=words):
+            type(name, (root,), own)
+
+
+def test_an_inheriting_class_may_have_another_lease(base: Any) -> None:
+    root = _root(base, __mapper_args__=POLYMORPHIC)
+    own = {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": QueueOptions(lease=timedelta(seconds=1))}
+    assert type("Part", (root,), own).__queue_spec__.options.lease == timedelta(seconds=1)

@@ -1,0 +1,86 @@
+"""The socket of each driver, its keepalive times, and that a closed one is left alone."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue._support.sockets import Socket, keep_alive
+from sqlqueue.cli._database import connect
+from sqlqueue.dialects import adapter_for
+from sqlqueue.worker.database.checkouts import UNREACHABLE
+from tests.outages.blackhole import BlackHole, through
+from tests.support.harness import Database
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such option")
+@pytest.mark.requires("container")
+def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
+    def told(connection: Connection) -> int:
+        descriptor = adapter_for(connection.dialect).network.descriptor(connection.connection.driver_connection)
+        assert descriptor is not None
+        with socket.socket(fileno=socket.dup(descriptor)) as copy:
+            return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    hole = BlackHole(sync_db.url)  # whose connections are TCP, whatever those of the server are
+    try:
+        for driver in (sync_db.case.sync_driver, sync_db.case.async_driver):
+            url = through(hole, sync_db.url).set(drivername=driver).render_as_string(hide_password=False)
+            assert 0 < connect(url, told) <= UNREACHABLE.total_seconds() * 1000
+    finally:
+        hole.close()
+
+
+@pytest.mark.requires("container")
+def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> None:
+    """Some drivers have no public name for it, and may come to call it otherwise."""
+    engine = Database(db.case, through(hole, db.url), db._loop, engine=db.engine, is_async=db.is_async)
+    with engine.session() as actor:
+        descriptor = actor.run(descriptor_of)
+        with socket.socket(fileno=socket.dup(descriptor)) as copy:
+            assert copy.getpeername()[1] == hole.port
+        Socket(descriptor).shut_down()
+        with pytest.raises(DBAPIError) as caught:
+            actor.execute(text("SELECT 1"))
+        assert adapter_for(engine.session_engine.dialect).errors.is_outage(caught.value)
+    engine.dispose()
+
+
+def test_a_closed_socket_is_not_shut_down() -> None:
+    """Its number may be another one's by now."""
+    one, other = socket.socketpair()
+    with other:
+        sock = Socket(descriptor := one.fileno())
+        one.close()
+        first, second = socket.socketpair()
+        with first, second:
+            assert descriptor in (first.fileno(), second.fileno())
+            assert not sock.shut_down()
+            first.sendall(b"x")
+            assert second.recv(1) == b"x"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this platform has no such options")
+def test_keepalive_times_are_set_on_the_socket() -> None:
+    def options() -> tuple[int, ...]:
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        return tuple(client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)  # shorter, which stays
+        keep_alive(client.fileno(), timedelta(seconds=18))
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert options() == (4, 3, 3, 18_000)
+
+
+def descriptor_of(session: Any) -> int:
+    connection = session.connection()
+    driver = connection.connection.driver_connection
+    found = adapter_for(connection.dialect).network.descriptor(driver)
+    assert found is not None
+    return found

@@ -1,0 +1,36 @@
+"""Tasks with a history, and what it holds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select, update
+
+from sqlqueue import (
+    PastAttempt,
+    utcnow,
+)
+from tests.support.harness import Database
+from tests.support.history import Past
+
+HOUR = timedelta(hours=1)
+
+
+def put(db: Database, *tasks: Any) -> None:
+    with db.begin() as session:
+        session.add_all(tasks)
+
+
+def count(db: Database) -> int:
+    with db.engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(Past)) or 0
+
+
+def outcomes(attempts: list[PastAttempt]) -> list[tuple[int, str, str | None]]:
+    return [(each.attempt, each.outcome.value, each.error) for each in attempts]
+
+
+def expire(db: Database, model: Any) -> None:
+    with db.engine.begin() as connection:
+        connection.execute(update(model).values(available_at=utcnow(-HOUR)))

@@ -1,0 +1,40 @@
+"""Limited tasks, and how many of them hold a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sqlqueue import (
+    Claim,
+    claim_of,
+)
+from tests.support.harness import Database
+from tests.support.models import Visit
+from tests.support.rows import count
+
+locks_rows = pytest.mark.requires("locks_rows")
+
+
+def visits(db: Database, *keys: str | None, **columns: Any) -> None:
+    """Numbered from 1."""
+    first = count(db, Visit) + 1
+    rows = [{"id": first + number, "limit_key": key, **columns} for number, key in enumerate(keys)]
+    db.insert(Visit, rows)
+
+
+def claim(db: Database, limit: int = 20, **arguments: Any) -> list[Claim]:
+    with db.begin() as actor:
+        return [claim_of(task) for task in actor.claim_many(Visit, limit=limit, **arguments)]
+
+
+def complete(db: Database, claims: Sequence[Claim]) -> None:
+    with db.begin() as actor:
+        actor.complete(claims)
+
+
+def set_limit(db: Database, limit: int, key: str = "a") -> None:
+    with db.begin() as actor:
+        actor.set_limit(Visit, key, limit)

@@ -1,0 +1,198 @@
+"""What enqueue() does about a task that has the same key, waiting, running or finished."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from sqlqueue import DuplicateTaskError
+from tests.suite.documents import FUTURE, rows
+from tests.support.harness import Database
+from tests.support.models import Document, Letter, Order, Seat, Spool
+from tests.support.rows import clock, load
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FINAL = ["completed", "cancelled", "discarded"]
+
+
+@pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
+def test_raise(db: Database, as_rows: bool) -> None:
+    db.insert(Document, [{"id": "a"}])
+    session = db.session()
+    with pytest.raises(DuplicateTaskError, match=r"^Document with id 'a' exists: .*on_conflict") as duplicate:
+        session.enqueue(Document, [{"id": "a"}]) if as_rows else session.enqueue(Document(id="a"))
+    assert (duplicate.value.model, duplicate.value.keys) == (Document, ({"id": "a"},))
+    assert isinstance(duplicate.value.__cause__, IntegrityError)
+    session.rollback()
+    with db.begin() as session:
+        session.enqueue(Document(id="b"))
+
+
+def test_other_violations_are_not_duplicates(db: Database) -> None:
+    with pytest.raises(DBAPIError):
+        db.session().enqueue(Letter, [{"recipient": None}])
+
+
+def test_ignore(db: Database) -> None:
+    db.insert(Document, [{"id": "a", "version": 1, "priority": 1}])
+    before = vars(load(db, Document, "a")).copy()
+    with db.begin() as session:
+        session.enqueue([Document(id="a", version=2), Document(id="b", version=2)], on_conflict="ignore")
+        session.enqueue(Document, [{"id": "b", "version": 3}, {"id": "c", "version": 3}], on_conflict="ignore")
+    assert [document.version for document in rows(db, Document)] == [1, 2, 3]
+    after = vars(load(db, Document, "a")).copy()
+    del before["_sa_instance_state"], after["_sa_instance_state"]
+    assert after == before
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
+@pytest.mark.parametrize("status", FINAL)
+def test_a_final_task_gets_a_new_life(sync_db: Database, on_conflict: Any, status: str) -> None:
+    db = sync_db
+    final = {"status": status, "attempt": 5, "max_attempts": 5, "available_at": PAST, "finished_at": PAST}
+    db.insert(Document, [{"id": "a", "version": 1, **final}])
+    with db.begin() as session:
+        session.enqueue(Document(id="a", version=2), on_conflict=on_conflict)
+    document = load(db, Document, "a")
+    assert (document.version, document.status, document.attempt, document.max_attempts) == (2, "available", 5, 10)
+    assert document.finished_at is None
+    assert document.available_at > PAST
+    with db.begin() as session:
+        assert session.claim(Document).attempt == 6
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
+@pytest.mark.parametrize("status", ["scheduled", "retryable"])
+def test_a_waiting_task_is_available_at_once(sync_db: Database, on_conflict: Any, status: str) -> None:
+    sync_db.insert(Document, [{"id": "a", "status": status, "available_at": FUTURE}])
+    with sync_db.begin() as session:
+        session.enqueue(Document, [{"id": "a", "version": 2}], on_conflict=on_conflict)
+    document = load(sync_db, Document, "a")
+    assert (document.version, document.status) == (2, "available")
+    assert document.available_at <= clock(sync_db)
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
+def test_a_new_available_at_is_stored(db: Database, on_conflict: Any) -> None:
+    final = {"status": "completed", "available_at": PAST, "finished_at": PAST}
+    db.insert(Document, [{"id": "a", **final}])
+    with db.begin() as session:
+        session.enqueue(Document(id="a", available_at=FUTURE), on_conflict=on_conflict)
+    assert (load(db, Document, "a").status, load(db, Document, "a").available_at) == ("scheduled", FUTURE)
+
+
+def test_replace_gives_the_values_of_the_row(db: Database) -> None:
+    db.insert(Document, [{"id": "a", "attempt": 2, "status": "completed", "finished_at": PAST}])
+    with db.begin() as session:
+        session.enqueue(Document, [{"id": "a", "priority": 7, "max_attempts": 1}], on_conflict="replace")
+    document = load(db, Document, "a")
+    assert document.priority == 7
+    assert document.max_attempts - document.attempt == 1
+
+
+def test_several_keys_of_which_some_exist(db: Database) -> None:
+    db.insert(Document, [{"id": "a", "version": 1}, {"id": "c", "version": 1}])
+    with db.begin() as session:
+        session.enqueue(Document, [{"id": key, "version": 2} for key in "abcd"], on_conflict="replace")
+    assert [(document.id, document.version) for document in rows(db, Document)] == [(key, 2) for key in "abcd"]
+
+
+def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
+    db.insert(Seat, [{"line": "a", "number": 1, "priority": 1}])
+    db.insert(Order, [{"id": 1, "status": "paid", "queue_status": "completed", "finished_at": PAST}])
+    with db.begin() as session:
+        session.enqueue(Seat, [{"line": "a", "number": n, "priority": 9} for n in (1, 2)], on_conflict="replace")
+        session.enqueue(Order(id=1, status="shipped"), on_conflict="rerun")
+    assert [seat.priority for seat in rows(db, Seat)] == [9, 9]
+    assert (load(db, Order, 1).status, load(db, Order, 1).queue_status) == ("shipped", "available")
+
+
+def _running(db: Database, model: Any, key: Any, on_conflict: str, **values: Any) -> Any:
+    """Claimed, and then enqueued again."""
+    with db.begin() as session:
+        session.add(model(id=key))
+    with db.begin() as session:
+        task = session.claim(model)
+    with db.begin() as session:
+        session.enqueue(model, [{"id": key, **values}], on_conflict=on_conflict)
+    assert load(db, model, key).status == "running"
+    return task
+
+
+def test_replace_leaves_a_run_alone(db: Database) -> None:
+    task = _running(db, Document, "a", "replace", version=2)
+    with db.begin() as session:
+        assert session.claim(Document) is None
+        session.complete(task)
+    assert (load(db, Document, "a").version, load(db, Document, "a").status) == (2, "completed")
+
+
+@pytest.mark.parametrize(
+    ("settle", "arguments"), [("complete", ()), ("discard", ("no",)), ("release", ()), ("cancel", ())]
+)
+def test_rerun_while_running(db: Database, settle: str, arguments: tuple[Any, ...]) -> None:
+    task = _running(db, Document, "a", "rerun", version=2)
+    with db.begin() as session:
+        assert session.claim(Document) is None
+        getattr(session, settle)(task, *arguments)
+    document = load(db, Document, "a")
+    assert document.status == ("cancelled" if settle == "cancel" else "available")
+    assert (document.finished_at is None) == (document.status == "available")
+    if settle in ("complete", "discard"):
+        assert document.max_attempts - document.attempt == 5
+
+
+def test_rerun_runs_once_more_and_no_more(db: Database) -> None:
+    task = _running(db, Document, "a", "rerun")
+    with db.begin() as session:
+        session.complete(task)
+    with db.begin() as session:
+        again = session.claim(Document)
+        assert again.attempt == 2
+        session.complete(again)
+    assert load(db, Document, "a").status == "completed"
+
+
+def test_rerun_after_a_failure_with_attempts_left_is_the_retry(db: Database) -> None:
+    task = _running(db, Document, "a", "rerun")
+    with db.begin() as session:
+        session.fail(task, "no")
+    document = load(db, Document, "a")
+    assert (document.status, document.error) == ("retryable", "no")
+
+
+def test_rerun_survives_the_last_failure(db: Database) -> None:
+    db.insert(Document, [{"id": "a", "max_attempts": 1}])
+    with db.begin() as session:
+        task = session.claim(Document)
+    with db.begin() as session:
+        session.enqueue(Document(id="a"), on_conflict="rerun")
+    with db.begin() as session:
+        session.fail(task, "the last")
+    document = load(db, Document, "a")
+    assert (document.status, document.finished_at) == ("available", None)
+    assert document.max_attempts - document.attempt == 5
+
+
+def test_rerun_survives_a_crash(db: Database) -> None:
+    """The next claim sees what was enqueued, so it is the run that was asked for."""
+    _running(db, Document, "a", "rerun")
+    with db.engine.begin() as connection:
+        connection.execute(Document.__table__.update().values(available_at=PAST))
+    with db.begin() as session:
+        session.complete(session.claim(Document))
+    assert load(db, Document, "a").status == "completed"
+
+
+def test_rerun_of_a_task_that_is_deleted_on_completion(db: Database) -> None:
+    first = _running(db, Spool, 1, "rerun", text="again")
+    db.insert(Spool, [{"id": 2}])
+    with db.begin() as session:
+        session.complete([first, session.claim(Spool)])
+    assert [(task.id, task.status, task.text) for task in rows(db, Spool)] == [(1, "available", "again")]
+    with db.begin() as session:
+        session.complete(session.claim(Spool))
+    assert rows(db, Spool) == []
