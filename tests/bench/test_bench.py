@@ -25,7 +25,7 @@ def url_of(db: Database) -> str:
     return db.url.render_as_string(hide_password=False)
 
 
-def test_it_measures_on_every_engine(sync_db: Database) -> None:
+def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     result = bench(
         *("--url", url_of(sync_db), "--only", "enqueue,drain", "--json"),
         *("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2, "--batch", 10),
@@ -53,7 +53,7 @@ def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> Non
     assert looking["by_hand"] is None
 
 
-def test_no_yardstick_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(YARDSTICKS, "pysqlite")
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--jobs", 5, "--rounds", 2)
     assert result.exit_code == 0, result.stderr
@@ -67,7 +67,7 @@ TELLING = ("postgresql", "mariadb")
 """Whose server tells any account how long it took.  MySQL's tells some."""
 
 
-def test_growth_is_measured_when_it_is_asked_for(sync_db: Database) -> None:
+def test_growth_is_measured_on_request(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), *GROWTH, "--json")
     assert result.exit_code == 0, result.stderr
     growth = json.loads(result.stdout)["growth"]
@@ -88,7 +88,7 @@ def test_growth_is_measured_when_it_is_asked_for(sync_db: Database) -> None:
         assert held["server"]["ratio_to_least"] == pytest.approx(last / min(each), rel=0.01)
 
 
-def test_growth_of_a_single_job(tmp_path: Path) -> None:
+def test_growth_is_measured_with_a_single_job(tmp_path: Path) -> None:
     options = ("--only", "growth", "--sizes", 0, "--rounds", 1, "--jobs", 1, "--json")
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", *options)
     assert result.exit_code == 0, result.stderr

@@ -79,7 +79,7 @@ def named(*names: str) -> list[Contender]:
 
 
 @pytest.mark.requires("notifies")
-def test_contenders_take_turns_and_leave_nothing(sync_db: Database, tmp_path: Path) -> None:
+def test_contenders_take_turns_and_leave_no_tables(sync_db: Database, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('it does not start')")
     tried = [*named("psycopg by hand", "sqlqueue, function job"), Contender(who="broken", script=broken)]

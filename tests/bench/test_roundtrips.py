@@ -87,7 +87,7 @@ def test_messages_sent_without_waiting_are_one_round_trip(server: URL) -> None:
         assert through.round_trips == 1
 
 
-def test_an_end_passes_through(server: URL) -> None:
+def test_the_end_of_a_connection_is_passed_on(server: URL) -> None:
     with proxy(server, DELAY) as through, connected(through.url) as client:
         client.sendall(b"a")
         client.shutdown(socket.SHUT_WR)

@@ -108,7 +108,7 @@ def test_no_row_is_locked(healthy: Database) -> None:
     claimer.rollback()
 
 
-def test_asked_by_a_session_of_either_kind(db: Database) -> None:
+def test_check_with_a_session_of_either_kind(db: Database) -> None:
     Base.metadata.drop_all(db.engine)
     actor = db.session()
     (*_, finding) = actor.run(lambda session: check(session.connection(), Base))

@@ -38,7 +38,7 @@ from tests.support.models import Seat
         (["pause", "--by", ""], "1 to 200 characters"),
     ],
 )
-def test_bad_usage_in_words(url: str, arguments: list[str], said: str) -> None:
+def test_invalid_usage_is_explained(url: str, arguments: list[str], said: str) -> None:
     told = run(*arguments)
     assert told.exit_code == 2
     assert said in words(told.stderr)
@@ -72,14 +72,14 @@ def test_a_key_with_a_comma(url: str) -> None:
     assert out("cancel", "--id", '"a,b",7', model="Seat") == "1 task of Seat is cancelled."
 
 
-def test_without_a_model_for_pauses(tmp_path: Path) -> None:
+def test_pause_without_a_model_for_pauses_is_explained(tmp_path: Path) -> None:
     told = CliRunner().invoke(application(), ["pause", "--url", "sqlite://", "tests.support.check_models:Base"])
     assert told.exit_code == 2
     assert "class QueuePause(PauseMixin, Base):" in words(told.stderr)
 
 
 @pytest.mark.parametrize("command", ["stats", "errors", "list", "retry", "cancel", "prune", "pause", "resume"])
-def test_a_database_that_has_no_tables(command: str) -> None:
+def test_a_database_without_tables_is_explained(command: str) -> None:
     more = ["--older-than", "1d"] if command == "prune" else []
     told = CliRunner().invoke(application(), [command, "--url", "sqlite://", "tests.support.models:Task", *more])
     assert told.exit_code == 2

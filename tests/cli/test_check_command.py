@@ -66,7 +66,7 @@ def database(tmp_path: Path) -> Path:
 # -- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_another_journal_mode(tmp_path: Path) -> None:
+def test_another_journal_mode_is_reported(tmp_path: Path) -> None:
     make(tmp_path / "old.db", "DELETE")
     (finding,) = findings(f"sqlite:///{tmp_path / 'old.db'}")
     assert (finding.severity, finding.code) == ("warning", "journal-mode")
@@ -77,7 +77,7 @@ def test_an_in_memory_database_has_no_journal_finding() -> None:
     assert {finding.code for finding in findings("sqlite://")} == {"missing-table"}
 
 
-def test_a_read_only_url(database: Path) -> None:
+def test_a_read_only_url_is_reported(database: Path) -> None:
     (finding,) = findings(f"sqlite:///file:{database}?mode=ro&uri=true")
     assert (finding.severity, finding.code) == ("error", "read-only")
 
@@ -94,7 +94,7 @@ with create_engine(sys.argv[1]).connect() as connection:
 """
 
 
-def test_a_file_that_cannot_be_written() -> None:
+def test_a_file_that_cannot_be_written_is_reported() -> None:
     with tempfile.TemporaryDirectory() as name:  # which, unlike tmp_path, others may enter
         directory, path = Path(name), Path(name) / "checked.db"
         make(path, "DELETE")
@@ -125,7 +125,7 @@ def test_bases_metadata_and_models_are_accepted(target: Any) -> None:
     ],
     ids=["object", "base", "metadata", "model"],
 )
-def test_no_queue(function: Any, target: Any, said: str) -> None:
+def test_a_target_without_queues_is_rejected(function: Any, target: Any, said: str) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection, pytest.raises(ArgumentError, match=said):
         function(connection, target)
@@ -137,7 +137,7 @@ def test_classes_of_one_table_are_one_queue() -> None:
     assert models == [Notice]
 
 
-def test_the_further_tables_of_a_model() -> None:
+def test_all_tables_of_a_model_are_checked() -> None:
     engine = create_engine("sqlite://")
     Invoice.__table__.create(engine)  # type: ignore[attr-defined]
     with engine.connect() as connection:
@@ -150,7 +150,7 @@ def test_the_further_tables_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["mssql", "oracle"])
-def test_engines_without_query_plans(name: str) -> None:
+def test_engines_without_query_plans_get_a_note(name: str) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         (finding,) = unserved(connection, adapters()[name], Post.__queue_spec__)
@@ -182,7 +182,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_as_a_deployment_runs_it(project: Path) -> None:
+def test_the_exit_status_of_a_deployment(project: Path) -> None:
     (project / "shop.db").touch()
     told = program(project, "--url", "sqlite:///shop.db", "shop:Holder.base")
     assert told.returncode == 1
@@ -241,7 +241,7 @@ def test_an_invalid_url_is_rejected(url: str, said: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("drivername", ["mysql+pymysql", "mysql+aiomysql", "postgresql+asyncpg"])
-def test_a_database_that_does_not_answer(drivername: str) -> None:
+def test_an_unreachable_database_is_reported(drivername: str) -> None:
     pytest.importorskip(drivername.partition("+")[2])
     url = f"{drivername}://me:secret@127.0.0.1:1/shop"
     told = CliRunner().invoke(application(), ["check", "--url", url, "tests.support.check_models:Base"])

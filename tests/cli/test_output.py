@@ -29,7 +29,7 @@ def test_finding_nothing_is_not_an_error(url: str) -> None:
     assert out("prune", "--older-than", "1d") == "0 tasks of Task are deleted."
 
 
-def test_the_table_of_queues(url: str) -> None:
+def test_stats_prints_a_table_of_queues(url: str) -> None:
     put(url, Task, {"status": "running", "available_at": PAST}, {}, FAILED, {**FAILED, "finished_at": func.now()})
     put(url, Mail, {"status": "scheduled"}, {"status": "scheduled", "available_at": TOMORROW})
     out("pause", "--topic", "news", model="Mail")
@@ -71,7 +71,7 @@ def test_changeable_tasks_are_found_among_any_number_of_others(url: str, monkeyp
     assert out("retry", "--yes") == "3 tasks of Task are available again."
 
 
-def test_the_table_by_a_column(url: str) -> None:
+def test_stats_by_a_column(url: str) -> None:
     put(url, Mail, {"account_id": 7}, {"account_id": 7, "topic": "news"}, {"status": "running", "available_at": PAST})
     assert out("stats", "--by", "account_id", model="Mail").splitlines() == [
         "account_id  available  running  hung",
@@ -83,7 +83,7 @@ def test_the_table_by_a_column(url: str) -> None:
     ]
 
 
-def test_the_table_over_time(url: str) -> None:
+def test_stats_over_time(url: str) -> None:
     ended = datetime.now(UTC) - timedelta(hours=2)
     took = {"finished_at": ended, "claimed_at": ended - timedelta(milliseconds=1_500)}
     put(url, Task, {"status": "completed", **took, "created_at": ended - timedelta(hours=1, seconds=1.5)})
@@ -102,7 +102,7 @@ def test_the_table_over_time(url: str) -> None:
     assert [line.split()[2:] for line in lines if "ms" not in line] == [["0", "0", "0"]] * 3
 
 
-def test_the_tables_of_tasks_and_errors(url: str) -> None:
+def test_list_and_errors_print_tables(url: str) -> None:
     put(url, Mail, {**FAILED, "error": "Timeout: [red]x[/]\x1b[31m\n  in line 2"}, {"topic": "news"})
     assert out("list", model="Mail").splitlines() == [
         "Key  status     topic    attempt  available at          error",
@@ -121,7 +121,7 @@ def _moment(url: str) -> str:
     return task[-20:]
 
 
-def test_a_task_whole(url: str) -> None:
+def test_show_prints_the_whole_task(url: str) -> None:
     soon = datetime.now(UTC) + timedelta(minutes=5, seconds=30)
     put(url, Task, {"name": "x", "status": "running", "available_at": soon, "error": "first\nsecond"})
     put(url, Task, {"status": "running", "available_at": PAST}, {})
@@ -200,7 +200,7 @@ def test_a_list_shows_columns_of_the_application(narrow: str) -> None:
     assert "Task has no column nothing" in words(run("list", "--columns", "name,nothing").stderr)
 
 
-def test_nothing_that_a_terminal_obeys_is_printed(url: str) -> None:
+def test_control_characters_are_not_printed(url: str) -> None:
     row = dict.fromkeys(("subject", "claimed_by", "topic"), HOSTILE)
     put(url, Mail, {**FAILED, **row, "error": f"E{HOSTILE}\nnext"})
     put(url, Seat, {"line": HOSTILE, "number": 1})
@@ -223,7 +223,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(url: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "1"], ["errors"], ["stats", "--by", "topic"]])
-def test_json_stays_json(url: str, command: list[str]) -> None:
+def test_control_characters_are_escaped_in_json(url: str, command: list[str]) -> None:
     put(url, Mail, {**FAILED, "error": HOSTILE, "subject": HOSTILE, "topic": HOSTILE})
     printed = out(*command, "--json", model="Mail")
     assert HOSTILE in list(strings(json.loads(printed)))

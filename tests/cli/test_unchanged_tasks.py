@@ -28,7 +28,9 @@ from tests.support.models import Task
         ("cancel", FAILED, "Found: 1 discarded. sqlqueue cancel changes available, scheduled, retryable, running."),
     ],
 )
-def test_a_task_that_is_named_and_not_changed(url: str, command: str, columns: dict[str, Any], said: str) -> None:
+def test_the_command_explains_why_a_named_task_was_not_changed(
+    url: str, command: str, columns: dict[str, Any], said: str
+) -> None:
     put(url, Task, columns)
     assert said in words(out(command, "--id", "1"))
     assert words(out(command, "--id", "2")).endswith("There is no such task.")

@@ -53,7 +53,7 @@ def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
         (3, ["--health", "192.0.2.1:8080"], "cannot serve health checks on 192.0.2.1 port 8080: "),
     ],
 )
-def test_options_with_which_a_worker_cannot_start(jobs: Path, status: int, arguments: list[str], said: str) -> None:
+def test_invalid_worker_options_are_rejected(jobs: Path, status: int, arguments: list[str], said: str) -> None:
     told = work(jobs, *arguments)
     assert (told.returncode, told.stdout) == (status, "")
     assert said in words(told.stderr)

@@ -34,7 +34,7 @@ def start(workers: ClusterWorkers, pair: Pair) -> None:
     workers.start(pair.url, "woken", "woken", poll=RARELY)
 
 
-def test_failover(workers: ClusterWorkers, pair: Pair, printed: Printed) -> None:
+def test_effects_are_exact_after_a_failover(workers: ClusterWorkers, pair: Pair, printed: Printed) -> None:
     """Effects are exact on the new primary, whether or not it lacks the last commits; workers go on by themselves."""
     workers.enqueue(MANY)
     start(workers, pair)

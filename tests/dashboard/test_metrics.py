@@ -30,7 +30,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_they_are_the_figures_of_each_queue(sessions: sessionmaker[Any]) -> None:
+def test_metrics_are_those_of_each_queue(sessions: sessionmaker[Any]) -> None:
     app = TestClient(Starlette(routes=[Mount("/ops/queues", dashboard(sessions))]))
     answer = app.get("/ops/queues/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

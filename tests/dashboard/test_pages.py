@@ -49,7 +49,7 @@ def keys(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_with_asyncio_they_are_the_same(app: TestClient, tmp_path: Path, path: str) -> None:
+def test_pages_are_the_same_with_asyncio(app: TestClient, tmp_path: Path, path: str) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'queues.db'}")
     with TestClient(dashboard(async_sessionmaker(engine, class_=AsyncQueueSession)), headers=OWN) as other:
         answer = other.get(path)

@@ -159,7 +159,7 @@ def wait_until_done(url: str, files: int) -> None:
 
 
 def eventually_empty(group: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(True for _ in living(group)):
         if time.monotonic() > deadline:
             return False
@@ -246,7 +246,7 @@ def test_an_unsuitable_url_is_rejected_in_one_line(url: str, reason: str) -> Non
         pass
 
 
-def test_nothing_that_a_terminal_obeys_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(Console(), Console(stderr=True))
     display.say("a \x1b[2J\u202e [red]file[/red]")
     display.complain("\r\x07")

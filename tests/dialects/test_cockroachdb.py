@@ -52,5 +52,5 @@ vectorized: true
         pytest.param(SORTED.replace("top-k", "sort"), Plan(indexes=frozenset({"email_pkey"}), sorted=1), id="no limit"),
     ],
 )
-def test_a_plan(text: str, plan: Plan) -> None:
+def test_a_plan_is_read(text: str, plan: Plan) -> None:
     assert plan_of(text.splitlines()) == plan

@@ -44,7 +44,7 @@ def answering(engine: Engine, part: str, *rows: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(("version", "asked"), [((12, 0, 2000, 8), 1), ((13, 0, 1601, 5), 0)])
-def test_the_edition_is_asked_where_the_version_does_not_tell(version: tuple[int, ...], asked: int) -> None:
+def test_the_edition_is_queried_if_the_version_does_not_tell(version: tuple[int, ...], asked: int) -> None:
     engine, log = engine_of(version)
     answering(engine, "serverproperty", (5,))
     with QueueSession(engine) as session:

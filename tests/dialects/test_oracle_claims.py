@@ -33,7 +33,7 @@ def test_a_locked_row_must_still_match(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, each in BLOCKS.items() if "FORALL" in each])
-def test_nothing_else_is_written(name: str) -> None:
+def test_a_claim_writes_only_the_queue_columns(name: str) -> None:
     assert re.search(r"FORALL i IN 1 \.\. taken\.COUNT\s+UPDATE .* WHERE ROWID = taken\(i\);\n", BLOCKS[name])
 
 
@@ -59,7 +59,7 @@ def test_no_cursor_that_locks_is_left_to_the_driver() -> None:
     assert [name for name, each in locking.items() if " ORDER BY " in each] == []
 
 
-def test_a_row_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder.Variable, "getvalue", lambda *_: f"{recorder.ROWID},AAAhidden,")
     engine, _ = recorder.recording_engine(*ENGINES["oracle"])
     with QueueSession(engine) as session, pytest.raises(ArgumentError, match="AAAhidden is claimed but cannot be"):

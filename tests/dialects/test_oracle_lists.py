@@ -107,7 +107,7 @@ def test_the_length_of_lists_is_measured() -> None:
 
 @pytest.mark.parametrize("model", [Task, Seat, Reading, Visit, Film, Report])
 @pytest.mark.parametrize("settle", SETTLING, ids=["complete", "fail", "release", "heartbeat", "extend"])
-def test_settling(model: type[Any], settle: Callable[..., object], sent: Any) -> None:
+def test_settlements_stay_below_the_limits(model: type[Any], settle: Callable[..., object], sent: Any) -> None:
     with QueueSession(sent[0]) as session, suppress(ClaimLostError, FlushError):
         settle(session, claims_of(model))
 
@@ -127,7 +127,7 @@ def test_a_row_that_is_held_is_not_run_again(sent: Any) -> None:
             session.enqueue(Document, rows, on_conflict="rerun")
 
 
-def test_topics_that_are_paused(sent: Any) -> None:
+def test_paused_topics_stay_below_the_limits(sent: Any) -> None:
     paused = {f"mail:topic {n}" for n in range(MANY)}
     where = not_paused(adapter_for(sent[0].dialect), Mail.__queue_spec__, paused)
     assert where is not None

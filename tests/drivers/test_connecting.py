@@ -99,7 +99,7 @@ def test_a_wrong_password_is_not_an_outage(template: str) -> None:
 
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
-def test_a_worker_waits(template: str, port: Port) -> None:
+def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
     with away(template, port) as url, sessions_at(url) as sessions:
         worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
         worker.handler(Task)(lambda session, task: None)

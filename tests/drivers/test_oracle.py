@@ -35,7 +35,7 @@ def told(message: str, number: int = 0) -> str:
         pytest.param((1, 2292, 900, 942, 1722, 20001), "neither", id="its own"),
     ],
 )
-def test_numbers(numbers: tuple[int, ...], kind: str) -> None:
+def test_error_numbers_are_classified(numbers: tuple[int, ...], kind: str) -> None:
     assert {number: told(f"ORA-{number:05}: as the test has it", number) for number in numbers} == dict.fromkeys(
         numbers, kind
     )
@@ -46,5 +46,5 @@ def test_a_call_timeout_is_not_an_outage() -> None:
 
 
 @pytest.mark.parametrize("code", ["DPY-1001", "DPY-4011", "DPY-6000", "DPY-6001", "DPY-6003", "DPY-6005"])
-def test_codes_of_the_driver(code: str) -> None:
+def test_driver_codes_are_classified(code: str) -> None:
     assert told(f"{code}: as the test has it") == "outage"

@@ -48,7 +48,7 @@ def error_of(failure: Answer) -> tuple[Adapter, DBAPIError]:
         pytest.param((102, 208, 2627, 547, 245, 50000), "neither", id="its own"),
     ],
 )
-def test_numbers(numbers: tuple[int, ...], kind: str) -> None:
+def test_error_numbers_are_classified(numbers: tuple[int, ...], kind: str) -> None:
     answers = {f"WRITE {number};": Failure(number) for number in numbers}
     with served(**answers) as engine, engine.connect() as connection:
         adapter = adapter_for(engine.dialect)
@@ -59,7 +59,7 @@ def test_numbers(numbers: tuple[int, ...], kind: str) -> None:
 @pytest.mark.parametrize(
     "value", ["(1205)", "(1205) (SQLExecDirectW)", "(1205) (SQLExecDirectW); [40001] x (1205)", "; [40001] x (1205)"]
 )
-def test_a_value_is_not_a_number(value: str) -> None:
+def test_a_number_in_a_value_is_not_an_error_number(value: str) -> None:
     adapter, error = error_of(Failure(2627, f"The duplicate key value is ({value})."))
     assert isinstance(error, DBAPIError)
     assert taken_for(adapter, error) == "neither"
@@ -143,7 +143,7 @@ def test_losing_a_savepoint_without_reason_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("number", "kind"), [(1205, "transient"), (40613, "outage"), (20009, "outage"), (208, "neither")]
 )
-def test_numbers_of_pymssql(number: int, kind: str) -> None:
+def test_error_numbers_of_pymssql_are_classified(number: int, kind: str) -> None:
     """Not among the tests' drivers: its errors have one argument, a number and a text."""
     adapter = adapter_for(mssql.dialect())  # type: ignore[no-untyped-call]
     error = DBAPIError("WRITE", None, Exception((number, b"as the test has it (1205)")))

@@ -57,7 +57,7 @@ def test_it(queue):
 """
 
 
-def test_the_fixture(pytester: pytest.Pytester) -> None:
+def test_the_fixture_works(pytester: pytest.Pytester) -> None:
     assert [found.value for found in entry_points(group="pytest11", name="sqlqueue")] == ["sqlqueue.pytest_plugin"]
     pytester.makeconftest(_CONFTEST)
     pytester.makepyfile(_TEST)

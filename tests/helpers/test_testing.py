@@ -120,7 +120,7 @@ def test_drain_stops_at_its_limit(db: Database) -> None:
             session.hand(lambda session: drain(worker, session, limit=3))
 
 
-def test_one_task(db: Database) -> None:
+def test_run_one_handles_one_task(db: Database) -> None:
     worker = Worker(db.sessions())
     worker.handler(Mail, Mail.subject == "b")(with_session(db, raising(ValueError("not this one"))))
     worker.handler(Mail, Mail.subject == "a")(without_session(db))

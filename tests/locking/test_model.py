@@ -143,7 +143,7 @@ KEPT = [
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32), finely=st.booleans())
-def test_all_promises_are_kept(model: str, name: str, seed: int, finely: bool) -> None:
+def test_all_guarantees_hold(model: str, name: str, seed: int, finely: bool) -> None:
     play(*MODELS[model], name, seed, finely=finely)
 
 

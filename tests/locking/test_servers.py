@@ -44,7 +44,7 @@ def by_server(db: Database, scene: Scene, turns: list[int]) -> list[list[str]]:
 
 @pytest.mark.requires("waits_sql")
 @pytest.mark.parametrize("name", SCENES)
-def test_a_server_does_as_its_model(sync_db: Database, name: str) -> None:
+def test_servers_behave_like_their_models(sync_db: Database, name: str) -> None:
     random = Random(name)
     for _ in range(PLAYS):
         turns = [random.randrange(3) for _ in range(60)]

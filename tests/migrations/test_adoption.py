@@ -222,7 +222,7 @@ def test_it_runs_on_another_engine_than_it_was_generated_on(
 
 
 @pytest.mark.parametrize("case", [case for case in ENGINES if case.adds_any_column], ids=lambda case: case.name)
-def test_the_script_for_an_engine_that_is_not_there(tmp_path: Path, case: EngineCase) -> None:
+def test_a_script_for_an_engine_without_a_server(tmp_path: Path, case: EngineCase) -> None:
     try:
         make_url(f"{case.sync_driver}://").get_dialect()
     except NoSuchModuleError as missing:

@@ -22,7 +22,7 @@ from tests.support.harness import Database
 
 
 @pytest.mark.requires("schemas")
-def test_in_a_schema(sync_db: Database, project: MakeProject) -> None:
+def test_a_table_in_a_schema(sync_db: Database, project: MakeProject) -> None:
     schema = "adopted_schema"
     before, queue = (plain.shipment(*mixins, schema=schema) for mixins in ((), (TopicMixin,)))
     options = {
@@ -62,7 +62,7 @@ def test_in_a_schema(sync_db: Database, project: MakeProject) -> None:
 
 
 @pytest.mark.requires("schemas")
-def test_in_the_default_schema_by_its_name(sync_db: Database, project: MakeProject) -> None:
+def test_the_default_schema_by_its_name(sync_db: Database, project: MakeProject) -> None:
     schema = inspect(sync_db.engine).default_schema_name
     before, queue = (plain.shipment(*mixins, schema=schema) for mixins in ((), (TopicMixin,)))
     options = {"include_name": lambda name, kind, _: kind != "table" or name == "plain_shipment"}

@@ -53,7 +53,7 @@ def stored(db: Database, kind: Any, role: str) -> Sequence[Any]:
     ],
     ids=["max_attempts", "stages"],
 )
-def test_a_changed_option(
+def test_a_changed_option_changes_the_default(
     sync_db: Database, project: MakeProject, mixin: Any, role: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     old, new = model(mixin, **before), model(mixin, **after)
@@ -91,7 +91,7 @@ def test_a_status_default_that_enqueues_nothing_is_reported(sync_db: Database, p
 
 
 @pytest.mark.requires("changes_defaults")
-def test_jobs_in_a_table_with_rows(sync_db: Database, project: MakeProject) -> None:
+def test_a_queue_of_jobs_is_added_to_a_table_with_rows(sync_db: Database, project: MakeProject) -> None:
     before, after = model(), model(JobMixin)
     made = project(before.metadata, plugin=True)
     made.revise("first")
@@ -115,7 +115,7 @@ def test_a_table_that_exists_before_its_migration(sync_db: Database, project: Ma
     assert codes(sync_db, model(QueueMixin)) == {("error", "missing-column"), ("error", "missing-index")}
 
 
-def test_an_index_for_pruning_that_is_missing(sync_db: Database, project: MakeProject) -> None:
+def test_a_missing_index_for_pruning_is_added(sync_db: Database, project: MakeProject) -> None:
     kind = model(QueueMixin)
     made = project(kind.metadata, plugin=True)
     made.revise("first")

@@ -28,7 +28,9 @@ def origin(request: pytest.FixtureRequest, databases: Databases) -> Database:
         pytest.skip(f"{request.param.name}: {reason}")
 
 
-def test_up_and_down(sync_db: Database, origin: Database, project: MakeProject, revised: Revised) -> None:
+def test_a_revision_upgrades_and_downgrades_on_another_engine(
+    sync_db: Database, origin: Database, project: MakeProject, revised: Revised
+) -> None:
     # each engine has its own default for the clock in UTC, among which the plugin has the revision choose
     here = project(METADATA, directory=revised(origin, plugin=True))
     here.upgrade()
@@ -37,7 +39,7 @@ def test_up_and_down(sync_db: Database, origin: Database, project: MakeProject, 
     assert not table_names(sync_db) & set(METADATA.tables)
 
 
-def test_the_script_makes_the_same(sync_db: Database, project: MakeProject, revised: Revised) -> None:
+def test_the_sql_script_creates_the_same_tables(sync_db: Database, project: MakeProject, revised: Revised) -> None:
     here = project(METADATA, directory=revised(sync_db))
     here.upgrade()
     migrated = definitions(sync_db, METADATA)

@@ -65,7 +65,7 @@ def _alike(db: Database, found: dict[str, list[str]]) -> list[str]:
 
 
 @pytest.mark.requires("schemas")
-def test_in_a_schema(sync_db: Database, project: MakeProject) -> None:
+def test_a_table_in_a_schema(sync_db: Database, project: MakeProject) -> None:
     schema = "plain_schema"
     queue = plain.shipment(TopicMixin, schema=schema)
     here = project(queue.metadata, options={"include_schemas": True})

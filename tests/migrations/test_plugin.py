@@ -51,7 +51,9 @@ def test_a_healthy_setup_has_no_findings(migrated: Project, sync_db: Database) -
     assert _messages(sync_db) == []
 
 
-def test_it_is_silent_on_all_kinds_of_models(sync_db: Database, project: MakeProject, revised: Revised) -> None:
+def test_the_plugin_finds_nothing_in_unchanged_models(
+    sync_db: Database, project: MakeProject, revised: Revised
+) -> None:
     made = project(plain.Base.metadata, directory=revised(sync_db), plugin=True)
     made.upgrade()
     made.check()

@@ -56,7 +56,7 @@ def test_upgrade_downgrade_and_upgrade_again(db: Database, config: Config) -> No
     command.check(config)
 
 
-def test_as_a_script(sync_db: Database) -> None:
+def test_the_environment_writes_sql_scripts(sync_db: Database) -> None:
     output = StringIO()
     command.upgrade(_config(sync_db.url, output), "head", sql=True)
     assert output.getvalue().count("CREATE TABLE") == len(NAMES) + 1

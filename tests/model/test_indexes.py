@@ -102,7 +102,7 @@ def test_inheriting_classes_add_no_indexes() -> None:
     assert indexes(models.CreditNote) == set()
 
 
-def test_long_names_stay_short_and_different(base: Any) -> None:
+def test_long_index_names_are_shortened_and_distinct(base: Any) -> None:
     names: list[str] = []
     for suffix in ("", "b", "c"):
         namespace = {"__tablename__": "x" * 80 + suffix, "id": mapped_column(Integer, primary_key=True)}
@@ -111,6 +111,6 @@ def test_long_names_stay_short_and_different(base: Any) -> None:
     assert max(len(name.encode()) for name in names) <= 63
 
 
-def test_long_names_beyond_ascii(base: Any) -> None:
+def test_long_index_names_with_other_characters(base: Any) -> None:
     namespace = {"__tablename__": "ü" * 55, "id": mapped_column(Integer, primary_key=True)}
     assert max(len(name.encode()) for name in indexes(type("Long", (QueueMixin, base), namespace))) <= 63

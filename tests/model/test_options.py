@@ -47,7 +47,7 @@ def test_invalid_backoffs_are_rejected(arguments: Any) -> None:
         ExponentialBackoff(**arguments)
 
 
-def test_a_backoff() -> None:
+def test_delays_of_a_backoff() -> None:
     backoff = ExponentialBackoff(timedelta(seconds=15), factor=4, cap=timedelta(hours=1), jitter=0)
     assert [backoff(attempt).total_seconds() for attempt in (1, 2, 3, 4, 5, 6, 9999)] == [
         15,

@@ -69,7 +69,7 @@ def test_a_collision_names_both_and_shows_the_fix(base: Any, attributes: dict[st
     assert ("error" in options.columns) == ("__queue__" in attributes)
 
 
-def test_the_fix_works(base: Any) -> None:
+def test_the_suggested_fix_works(base: Any) -> None:
     model = _own(base, status=mapped_column(String(10)), __queue__=QueueOptions(columns={"status": "queue_status"}))
     assert columns(model) == COLUMNS | {"id", "queue_status"}
 
@@ -104,7 +104,7 @@ def _refused(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any)
     return str(refused.value)
 
 
-def test_unknown_names_in_columns(base: Any) -> None:
+def test_unknown_column_names_are_refused(base: Any) -> None:
     text = _refused(base, __queue__=QueueOptions(columns={"statsu": "state"}))
     assert "statsu" in text
     assert "status" in text
@@ -116,16 +116,16 @@ def test_duplicate_column_names_are_kept(base: Any) -> None:
 
 
 @pytest.mark.parametrize("order_by", [("nothing",), (desc("nothing"),), ("id", "nothing")])
-def test_an_order_by_naming_nothing(base: Any, order_by: Any) -> None:
+def test_an_unknown_column_in_order_by_is_refused(base: Any, order_by: Any) -> None:
     assert "nothing" in _refused(base, __queue__=QueueOptions(order_by=order_by))
 
 
 @pytest.mark.parametrize("options", [{"lease": 5}, None, "keep", QueueOptions])
-def test_options_of_another_kind(base: Any, options: Any) -> None:
+def test_options_of_another_kind_are_refused(base: Any, options: Any) -> None:
     assert "QueueOptions" in _refused(base, __queue__=options)
 
 
-def test_a_table_that_lacks_columns(base: Any) -> None:
+def test_a_table_without_the_queue_columns_is_refused(base: Any) -> None:
     with pytest.raises(ConfigurationError, match="available_at"):
         type(
             "Thing",
@@ -134,7 +134,7 @@ def test_a_table_that_lacks_columns(base: Any) -> None:
         )
 
 
-def test_an_imperative_table_that_lacks_columns() -> None:
+def test_an_imperative_table_without_the_queue_columns_is_refused() -> None:
     class Thing(QueueMixin):
         pass
 
@@ -149,7 +149,7 @@ def _root(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) ->
 POLYMORPHIC = {"polymorphic_on": "kind", "polymorphic_identity": "thing"}
 
 
-def test_concrete_inheritance(base: Any) -> None:
+def test_concrete_inheritance_is_refused(base: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Part.*concrete"):
         _concrete(_root(base))
 
@@ -166,7 +166,7 @@ def _joined(root: Any, **attributes: Any) -> type[Any]:
     return type("Part", (root,), {"__tablename__": "part", "id": key, **attributes})
 
 
-def test_joined_inheritance_without_a_discriminator(base: Any) -> None:
+def test_joined_inheritance_without_a_discriminator_is_refused(base: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Part.*polymorphic_on"):
         _joined(_root(base))
 

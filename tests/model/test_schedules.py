@@ -64,7 +64,7 @@ PLANNED, DURING, LATE = at("05-01 10:00"), at("05-01 10:20"), at("05-01 13:30")
         ("0 * * * *", LATE, {"drift": True}, "05-01 14:00"),
     ],
 )
-def test_the_next_run(text: str, now: datetime, arguments: dict[str, Any], expected: str) -> None:
+def test_the_next_run_is_after_now(text: str, now: datetime, arguments: dict[str, Any], expected: str) -> None:
     assert next_run(text, PLANNED, now, **{"drift": False, "missed": "once", **arguments}) == at(expected)
 
 

@@ -30,7 +30,7 @@ def counted_attempts(scene: Scene, *topics: str) -> set[int]:
     return {row.attempt - (row.max_attempts - MAX_ATTEMPTS) for row in scene.rows(*topics)}
 
 
-def test_connections_are_killed(scene: Scene) -> None:
+def test_effects_are_exact_if_connections_are_killed(scene: Scene) -> None:
     scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     scene.wait_until_busy("steady", "plain", "locked")
     scene.enqueue("brief", "brief-plain", count=MANY)
@@ -44,7 +44,7 @@ def test_connections_are_killed(scene: Scene) -> None:
     assert counted_attempts(scene, "steady", "plain", "locked") == {1}
 
 
-def test_restart(scene: Scene) -> None:
+def test_effects_are_exact_after_a_restart(scene: Scene) -> None:
     scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     scene.wait_until_busy("steady", "plain", "locked")
     scene.enqueue("brief", "brief-plain", count=MANY)
@@ -55,7 +55,7 @@ def test_restart(scene: Scene) -> None:
     assert scene.counts("database_errors") > 0
 
 
-def test_crash(scene: Scene) -> None:
+def test_effects_are_exact_after_a_crash(scene: Scene) -> None:
     """Handlers end while the server is away, and workers begin; one is stopped meanwhile."""
     topics = ("steady", "plain", "locked")
     scene.enqueue(*topics, count=3 * SLOTS)
@@ -79,7 +79,7 @@ def test_crash(scene: Scene) -> None:
     assert {scene.calls[errand] for errand in scene.ids("plain", "held")} == {1}
 
 
-def test_freeze(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_end_while_the_server_is_frozen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than leases last; meanwhile workers can be stopped, and others take over what they had."""
     monkeypatch.setattr("sqlqueue.worker.process.run.LAST_WORDS", 0.5)
     scene.enqueue("steady", "plain", "locked", count=3 * SLOTS)

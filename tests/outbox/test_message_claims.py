@@ -23,7 +23,7 @@ def later(db: Database, *ids: int) -> None:
         connection.execute(update(Outgoing.__table__).where(Outgoing.id.in_(ids)).values(values))
 
 
-def test_those_of_a_key_come_in_order_and_together(db: Database) -> None:
+def test_messages_of_a_key_are_claimed_together_and_in_order(db: Database) -> None:
     a1, b1, a2, none, b2, a3 = fill(db, "a", "b", "a", None, "b", "a")
     with db.begin() as actor:
         messages = actor.run(claim_messages, Outgoing, limit=100)
@@ -90,7 +90,7 @@ def test_a_retryable_message_holds_back_only_its_key(db: Database) -> None:
         assert actor.get(Outgoing, last).status == "available"
 
 
-def test_those_held_back_do_not_hide_others(db: Database) -> None:
+def test_held_back_messages_do_not_hide_others(db: Database) -> None:
     (first,) = fill(db, "a")
     db.insert(Outgoing, [{"message_key": "a", "payload": 0}] * (NEAR + 1))
     (b1,) = fill(db, "b")
@@ -118,7 +118,7 @@ def test_after_a_lease_has_ended_it_starts_again_from_the_first(db: Database) ->
         assert [(message.id, message.attempt) for message in messages] == [(ids[0], 2), (ids[1], 2), (ids[2], 1)]
 
 
-def test_room_is_shared_among_keys(db: Database) -> None:
+def test_a_limited_claim_is_shared_among_keys(db: Database) -> None:
     keys = [f"{n:02}" for n in range(LINES + 2)]
     fill(db, *keys, *keys, *keys)
     with db.begin() as actor:

@@ -55,7 +55,7 @@ def test_published_messages_are_kept_if_configured(sync_db: Database) -> None:
     assert count(sync_db, Dispatch, Dispatch.status == "completed") == 3
 
 
-def test_no_more_than_a_batch(sync_db: Database) -> None:
+def test_a_call_publishes_at_most_a_batch(sync_db: Database) -> None:
     ids = fill(sync_db, *["a"] * 5)
     notes = Notes()
     relay = relay_of(sync_db, notes, batch=2)

@@ -51,7 +51,7 @@ def tables_of(url: URL) -> set[str]:
 
 
 @pytest.mark.timeout(PATIENCE)
-def test_all_promises_are_kept(sync_db: Database) -> None:
+def test_all_guarantees_hold(sync_db: Database) -> None:
     ended = prove(sync_db.url, *BRIEFLY, "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)
@@ -99,7 +99,7 @@ def test_an_interrupted_proof_leaves_no_tables(tmp_path: Path) -> None:
     assert tables_of(make_url(url)) == set()
 
 
-def test_tables_that_exist_are_not_touched(tmp_path: Path) -> None:
+def test_existing_tables_are_not_touched(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/proof.db"
     engine = create_engine(url)
     Task.__table__.create(engine)
@@ -111,7 +111,7 @@ def test_tables_that_exist_are_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite://", "sqlite+aiosqlite:///proof.db"])
-def test_a_database_that_cannot_be_used(url: str) -> None:
+def test_an_unusable_database_is_an_error(url: str) -> None:
     ended = prove(url, *BRIEFLY)
     assert ended.returncode == 2
     assert ended.stderr.startswith("sqlqueue prove: ")

@@ -75,7 +75,7 @@ def test_a_driver_that_may_execute_several_statements_is_refused(url: str) -> No
 # -- valid responses ---------------------------------------------------------------------------------------------------
 
 
-def test_common_values(sync_db: Database) -> None:
+def test_common_values_become_json(sync_db: Database) -> None:
     found = run(sync_db, "SELECT 1, -9223372036854775808, 'Zoë \U0001f600 \"a%b\"', NULL, ''")
     assert found["rows"] == [[1, -9223372036854775808, 'Zoë \U0001f600 "a%b"', None, ""]]
     assert (found["row_count"], found["truncated"]) == (1, False)
@@ -165,7 +165,7 @@ def test_a_statement_is_not_interrupted_once_its_connection_is_closed(sync_db: D
             run(sync_db, ENDLESS, timeout=0.02)
 
 
-def test_rows_that_do_not_end(sync_db: Database) -> None:
+def test_a_request_of_endless_rows_is_ended(sync_db: Database) -> None:
     _ends(sync_db, f"SELECT 'a row' FROM {MUCH}")
 
 

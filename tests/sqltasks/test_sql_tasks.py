@@ -144,7 +144,7 @@ def test_each_queue_runs_at_most_its_limit(tasks: Database) -> None:
         assert {limit.key: limit.limit for limit in limits(session, MODELS.task)} == {"slow": 1, "wide": 3}
 
 
-def test_a_request_is_repeated(tasks: Database) -> None:
+def test_a_recurring_request_is_repeated(tasks: Database) -> None:
     add(tasks, {"request": "SELECT 1", "repeat": str(Every(timedelta(seconds=1))), "delete_when_done": True})
     with running(served(tasks)):
         eventually(lambda: found(tasks)[0].attempt >= 2)
@@ -153,7 +153,7 @@ def test_a_request_is_repeated(tasks: Database) -> None:
     assert task.status in {"scheduled", "available", "running"}
 
 
-def test_a_response_has_its_limit(tasks: Database) -> None:
+def test_the_size_of_a_response_is_limited(tasks: Database) -> None:
     add(tasks, *[{"request": "SELECT id FROM request"}] * 10)
     with running(served(tasks, response_limit=20)):
         eventually(ended(tasks, 10))
@@ -163,7 +163,7 @@ def test_a_response_has_its_limit(tasks: Database) -> None:
         assert 0 < len(response["rows"]) < 10
 
 
-def test_a_user_that_is_not_there(tasks: Database) -> None:
+def test_an_unknown_user_is_an_error(tasks: Database) -> None:
     add(tasks, {"request": "SELECT 1", "run_as": "nobody"})
     with running(served(tasks)):
         eventually(ended(tasks, 1))

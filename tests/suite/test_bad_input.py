@@ -37,7 +37,7 @@ OF_A_MODEL: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("entity", ENTITIES, ids=lambda entity: type(entity).__name__)
 @pytest.mark.parametrize("operation", OF_A_MODEL)
-def test_no_queue_model(session: Recorded, operation: str, entity: Any) -> None:
+def test_a_class_without_a_queue_is_rejected(session: Recorded, operation: str, entity: Any) -> None:
     with refused(session, "not a queue model", "QueueMixin"):
         OF_A_MODEL[operation](session, entity)
 
@@ -112,14 +112,14 @@ def test_settling_a_settled_task_is_rejected(session: Recorded, call: str) -> No
 
 
 @settling
-def test_claims_of_two_models(session: Recorded, call: str) -> None:
+def test_claims_of_two_models_are_rejected(session: Recorded, call: str) -> None:
     task, mail = session.claim(Task), session.claim(Mail)
     with refused(session, "Task", "Mail"):
         getattr(session, call)([task, mail], *SETTLING[call])
 
 
 @settling
-def test_a_claim_given_twice(session: Recorded, call: str) -> None:
+def test_a_claim_given_twice_is_rejected(session: Recorded, call: str) -> None:
     task = session.claim(Task)
     for twice in ([task, task], [task, claim_of(task)]):
         with refused(session, "twice"):
@@ -128,7 +128,7 @@ def test_a_claim_given_twice(session: Recorded, call: str) -> None:
 
 @settling
 @pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
-def test_arguments_that_are_not_claims(session: Recorded, call: str, nothing: Any) -> None:
+def test_arguments_that_are_not_claims_are_rejected(session: Recorded, call: str, nothing: Any) -> None:
     """None is what an empty queue gave."""
     with refused(session):
         getattr(session, call)(nothing, *SETTLING[call])

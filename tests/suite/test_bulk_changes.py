@@ -51,7 +51,7 @@ def test_retry(db: Database) -> None:
             assert (new.status, new.max_attempts, new.available_at) == (old.status, 3, FUTURE)
 
 
-def test_retry_of_some(db: Database) -> None:
+def test_retry_of_selected_tasks(db: Database) -> None:
     db.insert(Task, [{"id": n, "status": "discarded", "number": n, "finished_at": PAST} for n in (1, 2, 3)])
     with db.begin() as session:
         assert session.retry(Task, Task.number > 1, Task.id < 3) == 1
@@ -67,7 +67,7 @@ def test_cancel(db: Database) -> None:
         assert (task.finished_at == PAST) == (task.name in FINAL)
 
 
-def test_cancel_of_some_takes_claims_away(db: Database) -> None:
+def test_cancel_of_selected_tasks_ends_their_claims(db: Database) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}])
     worker = db.session()
     tasks = worker.claim_many(Task, limit=2)
@@ -161,7 +161,7 @@ def test_errors(db: Database) -> None:
 # -- renamed, inheriting, plain sessions -------------------------------------------------------------------------------
 
 
-def test_on_renamed_columns(db: Database) -> None:
+def test_renamed_columns(db: Database) -> None:
     for number, status in enumerate(("discarded", "available", "completed"), 1):
         finished = None if status == "available" else PAST
         values = {"queue_status": status, "finished_at": finished, "available_at": PAST, "error": "no"}

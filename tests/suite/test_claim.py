@@ -38,7 +38,7 @@ def test_a_claim_writes_state_attempt_claimer_and_lease(db: Database) -> None:
         assert getattr(after, name) == getattr(before, name), name
 
 
-def test_returned_is_a_live_instance_that_shows_the_claim(db: Database) -> None:
+def test_a_claim_returns_a_persistent_instance_that_shows_it(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         task = session.claim(Task)
@@ -52,7 +52,7 @@ def test_returned_is_a_live_instance_that_shows_the_claim(db: Database) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sqlqueue.SQLQueueWarning")  # it has read before it claims
-def test_one_loaded_before_shows_the_claim(db: Database) -> None:
+def test_an_instance_loaded_before_shows_the_claim(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         before = session.get(Task, 1)
@@ -61,7 +61,7 @@ def test_one_loaded_before_shows_the_claim(db: Database) -> None:
         assert (before.__dict__["status"], before.__dict__["attempt"]) == ("running", 1)
 
 
-def test_none_when_nothing_is_free(db: Database) -> None:
+def test_a_claim_of_an_empty_queue_returns_none(db: Database) -> None:
     with db.begin() as session:
         assert session.claim(Task) is None
         assert list(session.claim_many(Task, limit=5)) == []
@@ -81,7 +81,7 @@ def test_pending_instances_can_be_claimed(db: Database) -> None:
         assert session.claim(Task).name == "pending"
 
 
-def test_lease_and_name_of_the_call(db: Database) -> None:
+def test_lease_and_claimer_can_be_given_with_the_call(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         session.claim(Task, lease=timedelta(seconds=1.5), claimed_by="me")
@@ -91,7 +91,7 @@ def test_lease_and_name_of_the_call(db: Database) -> None:
     assert abs(task.available_at - task.claimed_at - timedelta(seconds=1.5)) <= db.case.time_resolution
 
 
-def test_ready_rows_by_priority_then_time_then_key(db: Database) -> None:
+def test_ready_rows_are_claimed_by_priority_then_time_then_key(db: Database) -> None:
     early, late = PAST, PAST + timedelta(days=1)
     keys = {1: (1, early), 2: (0, late), 3: (0, early), 4: (-1, late), 5: (0, early), 6: (2, early)}
     db.insert(Task, [{"id": n, "priority": priority, "available_at": at} for n, (priority, at) in keys.items()])
@@ -108,13 +108,13 @@ def test_due_rows_are_claimed(db: Database, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["scheduled", "retryable", "running"])
-def test_rows_that_are_not_due_are_left(db: Database, status: str) -> None:
+def test_rows_that_are_not_due_are_not_claimed(db: Database, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": status, "available_at": FUTURE}])
     assert claimed(db) == []
 
 
 @pytest.mark.parametrize("status", ["completed", "cancelled", "discarded"])
-def test_final_rows_are_left(db: Database, status: str) -> None:
+def test_final_rows_are_not_claimed(db: Database, status: str) -> None:
     db.insert(Task, [{"id": 1, "status": status, "available_at": PAST, "finished_at": PAST}])
     assert claimed(db) == []
 
@@ -130,7 +130,7 @@ def test_an_available_row_is_claimed_whatever_its_attempts(db: Database) -> None
     assert claimed(db) == [1]
 
 
-def test_ready_before_due_and_due_by_time(db: Database) -> None:
+def test_ready_rows_are_claimed_before_due_rows_and_these_by_time(db: Database) -> None:
     due = [(1, "scheduled", 3), (2, "running", 1), (3, "retryable", 2)]
     moments = [PAST + timedelta(hours=hours) for _, _, hours in due]
     rows = [
@@ -143,7 +143,7 @@ def test_ready_before_due_and_due_by_time(db: Database) -> None:
     assert claimed(db) == [4, 2, 3, 1]
 
 
-def test_limit(db: Database) -> None:
+def test_a_claim_returns_at_most_limit_tasks(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 6)])
     db.insert(Task, [{"id": n, "status": "scheduled", "available_at": PAST} for n in range(6, 9)])
     assert len(claimed(db, limit=2)) == 2
@@ -159,7 +159,7 @@ def test_nothing_is_claimed_twice(db: Database) -> None:
     assert claimed(db) == []
 
 
-def test_an_order_of_the_call(db: Database) -> None:
+def test_the_order_can_be_given_with_the_call(db: Database) -> None:
     db.insert(Task, [{"id": n, "number": n % 3, "available_at": PAST} for n in range(1, 7)])
     if not adapter_for(db.engine.dialect).locking.orders_freely:
         with pytest.raises(ArgumentError, match="order_by"):
@@ -181,7 +181,7 @@ def test_criteria_hold_for_due_rows(db: Database) -> None:
     assert sorted(claimed(db, Task.number == 1)) == [1, 3]
 
 
-def test_by_primary_key(db: Database) -> None:
+def test_criteria_on_the_primary_key(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 5)])
     assert claimed(db, Task.id == 3) == [3]
     assert claimed(db, Task.id == 3) == []
@@ -204,7 +204,7 @@ def test_criteria_on_relationships(db: Database) -> None:
         assert session.claim(Mail, Mail.attachments.any(name="y")).id == 1
 
 
-def test_topic(db: Database) -> None:
+def test_a_claim_of_a_topic(db: Database) -> None:
     for values in ({}, {"topic": "b"}, {"topic": "c", "status": "scheduled", "available_at": PAST}):
         db.insert(Mail, [values])
     with db.begin() as session:

@@ -33,7 +33,7 @@ def written(db: Database) -> list[int]:
         return list(session.scalars(select(Ledger.task_id).order_by(Ledger.task_id)))
 
 
-def test_completes(db: Database) -> None:
+def test_the_block_completes_its_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         with session.claiming(Task, Task.id == 1, claimed_by="me") as task:
@@ -45,7 +45,7 @@ def test_completes(db: Database) -> None:
     assert written(db) == [1]
 
 
-def test_none_when_empty(db: Database) -> None:
+def test_the_block_gets_none_from_an_empty_queue(db: Database) -> None:
     with db.begin() as session, session.claiming(Task) as task:
         assert task is None
         session.add(Ledger(task_id=7))
@@ -58,7 +58,7 @@ def test_an_error_with_nothing_claimed_is_raised(db: Database) -> None:
         raise ZeroDivisionError
 
 
-def test_records_the_failure_and_continues(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_block_records_a_failure_and_continues(db: Database, caplog: pytest.LogCaptureFixture) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}])
     with db.begin() as session:
         session.add(Ledger(task_id=100))
@@ -103,14 +103,14 @@ def test_an_error_of_the_database_is_a_failure_like_any(db: Database) -> None:
     ("call", "arguments", "status"),
     [("discard", ("no",), "discarded"), ("release", (), "available"), ("complete", (), "completed")],
 )
-def test_settled_inside(db: Database, call: str, arguments: Any, status: str) -> None:
+def test_a_task_may_be_settled_in_the_block(db: Database, call: str, arguments: Any, status: str) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session, session.claiming(Task) as task:
         getattr(session, call)(task, *arguments)
     assert row(db, 1).status == status
 
 
-def test_settled_inside_and_then_failed(db: Database) -> None:
+def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None:
     """The block's writes are gone, its settlement among them."""
     db.insert(Task, [{"id": 1}])
     with db.begin() as session, session.claiming(Task) as task:
@@ -174,7 +174,7 @@ def test_cancellation_is_not_recorded(db: Database) -> None:
     assert (row(db, 1).status, row(db, 1).error) == ("available", None)
 
 
-def test_without_a_lease(db: Database) -> None:
+def test_a_block_without_a_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}])
     with db.begin() as session:
         with session.claiming(Task, lease=None):
@@ -184,7 +184,7 @@ def test_without_a_lease(db: Database) -> None:
     assert [(task.status, task.attempt) for task in (row(db, 1), row(db, 2))] == [("completed", 1), ("retryable", 1)]
 
 
-def test_without_a_lease_and_interrupted(db: Database) -> None:
+def test_an_interrupted_block_without_a_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     session = db.session()
     with pytest.raises(Stop), session.claiming(Task, lease=None):
@@ -193,7 +193,7 @@ def test_without_a_lease_and_interrupted(db: Database) -> None:
         session.commit()
 
 
-def test_function_on_a_plain_session(db: Database) -> None:
+def test_the_function_on_a_plain_session(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
 
     def work(session: Session) -> None:

@@ -49,20 +49,20 @@ def test_two_claimers_are_served_with_any_plan(
 
 @locks_rows
 @pytest.mark.parametrize("condition", DUE)
-def test_among_due_rows(sync_db: Database, condition: str) -> None:
+def test_claimers_share_due_rows(sync_db: Database, condition: str) -> None:
     sync_db.insert(Task, rows(2_000, condition))
     assert_both_are_served(sync_db)
 
 
 @locks_rows
-def test_among_ready_and_due_rows(sync_db: Database) -> None:
+def test_claimers_share_ready_and_due_rows(sync_db: Database) -> None:
     sync_db.insert(Task, [*rows(7), *rows(2_000, *DUE)])
     assert_both_are_served(sync_db)
 
 
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "expired"])
-def test_among_finished_rows(sync_db: Database, condition: str) -> None:
+def test_claimers_share_rows_among_finished_ones(sync_db: Database, condition: str) -> None:
     crowd(sync_db, Task, status="completed", available_at=PAST, attempt=1, finished_at=PAST)
     sync_db.insert(Task, rows(2_000, condition))
     assert_both_are_served(sync_db)
@@ -70,7 +70,7 @@ def test_among_finished_rows(sync_db: Database, condition: str) -> None:
 
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "scheduled"])
-def test_among_rows_for_tomorrow(sync_db: Database, condition: str) -> None:
+def test_claimers_share_rows_among_later_ones(sync_db: Database, condition: str) -> None:
     crowd(sync_db, Task, status="scheduled", available_at=TOMORROW)
     sync_db.insert(Task, rows(2_000, condition))
     assert_both_are_served(sync_db)
@@ -79,14 +79,14 @@ def test_among_rows_for_tomorrow(sync_db: Database, condition: str) -> None:
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "retryable"])
 @pytest.mark.parametrize("where", [(), (Mail.topic == "news",)], ids=["all", "one"])
-def test_with_topics(sync_db: Database, condition: str, where: tuple[Any, ...]) -> None:
+def test_claimers_share_a_topic(sync_db: Database, condition: str, where: tuple[Any, ...]) -> None:
     sync_db.insert(Mail, [*rows(1_000, condition, topic="news"), *rows(1_000, condition, topic="bills")])
     assert_both_are_served(sync_db, *where, model=Mail)
 
 
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "scheduled"])
-def test_with_a_criterion_that_no_index_serves(sync_db: Database, condition: str) -> None:
+def test_claimers_share_rows_of_a_criterion_without_an_index(sync_db: Database, condition: str) -> None:
     sync_db.insert(Task, [{**row, "number": n % 10} for n, row in enumerate(rows(2_000, condition))])
     assert_both_are_served(sync_db, Task.number == 7)
 
@@ -97,11 +97,11 @@ def test_with_a_criterion_that_no_index_serves(sync_db: Database, condition: str
 @locks_rows
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("conditions", [("ready",), DUE, ("ready", *DUE)], ids=["ready", "due", "mixed"])
-def test_no_other_row_is_locked(sync_db: Database, lease: Any, conditions: tuple[str, ...]) -> None:
+def test_a_claim_locks_no_other_row(sync_db: Database, lease: Any, conditions: tuple[str, ...]) -> None:
     sync_db.insert(Task, rows(2_000, *conditions))
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, limit=10, lease=lease))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000, lease=lease), within=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000, lease=lease)))
     assert (len(mine), len(theirs)) == (10, 1_990)
     assert not mine & theirs
 
@@ -113,7 +113,7 @@ def test_rows_that_a_criterion_has_passed_over_are_not_locked(sync_db: Database,
     sync_db.insert(Task, [{**row, "number": n // 2 % 2} for n, row in enumerate(rows(2_000, condition))])
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, Task.number == 1, limit=10, lease=lease))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000), within=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000)))
     assert (len(mine), len(theirs)) == (10, 1_990)
 
 
@@ -124,7 +124,7 @@ def test_free_rows_behind_many_locks_are_found(sync_db: Database, condition: str
     sync_db.insert(Task, rows(2_000, condition))
     a, b = contenders(sync_db)
     mine = ids(a.claim_many(Task, *where, limit=1_990))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, *where, limit=20), within=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, *where, limit=20)))
     assert (len(mine), len(theirs)) == (1_990, 10)
     assert not mine & theirs
 
@@ -154,7 +154,7 @@ def test_settling_many_does_not_wait_for_other_claims(sync_db: Database, how: st
     a, b = contenders(sync_db)
     a.claim_many(Task, limit=500)
     theirs = b.claim_many(Task, limit=500)
-    without_waiting(a, lambda: children.SETTLING[how](b, theirs), within=5)
+    without_waiting(a, lambda: children.SETTLING[how](b, theirs))
 
 
 @locks_rows
@@ -164,16 +164,16 @@ def test_settling_waits_for_no_claim_that_found_nothing(sync_db: Database) -> No
     a, b = contenders(sync_db)
     mine = a.claim_many(Task, limit=3, lease=None)
     assert b.claim(Task) is None
-    without_waiting(b, lambda: a.complete(mine), within=2)
+    without_waiting(b, lambda: a.complete(mine))
 
 
 @locks_rows
-def test_no_other_row_is_locked_async(db: Database) -> None:
+def test_an_asyncio_claim_locks_no_other_row(db: Database) -> None:
     # drivers of asyncio have cursors of their own, which may fetch, and lock, ahead
     db.insert(Task, rows(500))
     a, b = contenders(db)
     mine = ids(a.claim_many(Task, limit=10))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500), within=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=500)))
     assert (len(mine), len(theirs)) == (10, 490)
 
 

@@ -83,7 +83,7 @@ def test_ignore_leaves_the_row_as_it_is(db: Database) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
-def test_many_keys_at_once(sync_db: Database, how: str) -> None:
+def test_many_keys_are_enqueued_at_once(sync_db: Database, how: str) -> None:
     keys = [f"document {n}" for n in range(50)]
 
     def enqueue(actor: Actor, version: int) -> None:

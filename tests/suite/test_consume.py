@@ -24,7 +24,7 @@ def rows(db: Database, model: Any) -> list[Any]:
         return list(session.scalars(select(model).order_by(model.id)))
 
 
-def test_is_completed_at_once(db: Database) -> None:
+def test_a_consumed_task_is_completed(db: Database) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST}])
     with db.begin() as session:
         task = session.consume(Task, claimed_by="me")
@@ -35,7 +35,7 @@ def test_is_completed_at_once(db: Database) -> None:
     assert PAST < task.available_at == task.finished_at == task.claimed_at
 
 
-def test_many_in_claim_order(db: Database) -> None:
+def test_many_tasks_are_consumed_in_claim_order(db: Database) -> None:
     db.insert(Task, [{"id": n, "priority": -n} for n in range(1, 5)])
     db.insert(Task, [{"id": 5, "status": "running", "attempt": 1, "available_at": PAST}])
     db.insert(Task, [{"id": 6, "status": "scheduled", "available_at": FUTURE}])
@@ -64,7 +64,7 @@ def test_a_rollback_undoes_a_consume(db: Database) -> None:
     assert [(task.status, task.attempt) for task in rows(db, Task) + rows(db, Spool)] == [("available", 0)] * 2
 
 
-def test_there_is_nothing_to_settle(db: Database) -> None:
+def test_a_consumed_task_cannot_be_settled(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         task = session.consume(Task)
@@ -80,7 +80,7 @@ def test_loader_options(db: Database) -> None:
         assert [attachment.name for attachment in mail.__dict__["attachments"]] == ["x"]
 
 
-def test_renamed_and_inheriting(db: Database) -> None:
+def test_consume_with_renamed_columns_and_inheritance(db: Database) -> None:
     db.insert(Order, [{"id": 1, "status": "paid"}])
     with db.begin() as session:
         session.add(Reminder(id=1, about="milk"))

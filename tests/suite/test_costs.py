@@ -279,7 +279,7 @@ def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     return costs, compiled
 
 
-def test_each_call_costs_what_it_did(archive: Database, fleet: Database) -> None:
+def test_each_call_costs_what_is_pinned(archive: Database, fleet: Database) -> None:
     db = archive
     path = PINNED / f"{db.case.name}.json"
     if not path.exists() and not os.environ.get("SQLQUEUE_PIN"):

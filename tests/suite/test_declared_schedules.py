@@ -55,7 +55,7 @@ def run_now(db: Database) -> Any:
 # -- what is declared -------------------------------------------------------------------------------------------------
 
 
-def test_created_unchanged_updated(db: Database) -> None:
+def test_schedules_are_created_left_unchanged_or_updated(db: Database) -> None:
     before = clock(db)
     first = [chore(), chore("b", "0 3 * * * Europe/Berlin", arguments={"days": [1, 2]}), chore("c", available_at=PAST)]
     assert declare(db, *first) == {"created": ("a", "b", "c")}
@@ -77,7 +77,7 @@ def test_created_unchanged_updated(db: Database) -> None:
     assert (found(db, "b")["arguments"], found(db, "b")["drift"]) == ({"days": [1]}, True)
 
 
-def test_by_primary_key(db: Database) -> None:
+def test_criteria_on_the_primary_key(db: Database) -> None:
     reports = [Report(id=7, schedule=HOURLY), {"id": 3, "schedule": DAILY}]
     assert declare(db, *reports, model=Report) == {"created": (3, 7)}
     assert declare(db, *reports, model=Report) == {"unchanged": (3, 7)}
@@ -161,7 +161,7 @@ def test_an_ordinary_task_of_the_same_key_does_not_begin_to_recur(db: Database) 
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_removed_and_declared_again(db: Database, running: bool) -> None:
+def test_a_removed_schedule_can_be_declared_again(db: Database, running: bool) -> None:
     declare(db, chore())
     run = run_now(db) if running else None
     assert declare(db, remove_missing=False) == {}
@@ -208,7 +208,7 @@ def test_tasks_of_others_are_not_removed(db: Database) -> None:
 # -- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_at_once(sync_db: Database, processes: Processes) -> None:
+def test_eight_processes_declare_at_once(sync_db: Database, processes: Processes) -> None:
     keys = [f"chore {n}" for n in range(12)]
     declarations = [[chore(key) for key in keys], [chore(key, DAILY, note="new") for key in reversed(keys[6:])]]
     for round_, declared in enumerate(declarations):
@@ -241,7 +241,7 @@ def test_a_row_inserted_concurrently_is_left_unchanged(sync_db: Database, looked
     assert count(sync_db, Chore) == 1
 
 
-def test_a_rollback_takes_all_of_it_back(db: Database) -> None:
+def test_a_rollback_undoes_the_declaration(db: Database) -> None:
     with db.session() as actor:
         actor.declare_schedules(Chore, [chore()])
         actor.rollback()

@@ -18,7 +18,7 @@ from tests.support.models import CreditNote, Document, Letter, Order, Parcel, Re
 from tests.support.rows import clock, load
 
 
-def test_add_is_enough(db: Database) -> None:
+def test_session_add_enqueues(db: Database) -> None:
     started = clock(db)
     with db.begin() as session:
         session.add(Task(id=1))
@@ -29,7 +29,7 @@ def test_add_is_enough(db: Database) -> None:
     assert task.claimed_by is task.claimed_at is task.finished_at is task.error is None
 
 
-def test_with_a_moment_it_is_scheduled(db: Database) -> None:
+def test_a_task_with_a_time_is_scheduled(db: Database) -> None:
     with db.begin() as session:
         session.add(Task(id=1, available_at=FUTURE))
         session.enqueue(Task(id=2, available_at=FUTURE.astimezone(timezone(timedelta(hours=5)))))
@@ -57,7 +57,7 @@ def test_models_of_several_kinds_at_once(db: Database) -> None:
     assert rows(db, Letter)[0].priority == 4
 
 
-def test_rows_make_no_instances(db: Database) -> None:
+def test_rows_are_enqueued_without_instances(db: Database) -> None:
     with db.begin() as session:
         session.enqueue(Task, [{"name": str(n), "priority": n} for n in range(300)])
         session.enqueue(Task, iter([{"name": "from an iterator"}]))
@@ -76,7 +76,7 @@ def test_rows_of_different_shapes(db: Database) -> None:
     ]
 
 
-def test_none_means_the_default(db: Database) -> None:
+def test_none_stands_for_the_default(db: Database) -> None:
     with db.begin() as session:
         session.enqueue(Task, [{"id": 1, "priority": None}, {"id": 2, "priority": 5}])
         session.enqueue(Task, [{"id": 3, "priority": 6}, {"id": 4, "priority": None}])

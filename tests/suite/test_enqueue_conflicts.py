@@ -19,7 +19,7 @@ FINAL = ["completed", "cancelled", "discarded"]
 
 
 @pytest.mark.parametrize("as_rows", [False, True], ids=["instances", "rows"])
-def test_raise(db: Database, as_rows: bool) -> None:
+def test_on_conflict_raise(db: Database, as_rows: bool) -> None:
     db.insert(Document, [{"id": "a"}])
     session = db.session()
     with pytest.raises(DuplicateTaskError, match=r"^Document with id 'a' exists: .*on_conflict") as duplicate:
@@ -36,7 +36,7 @@ def test_other_violations_are_not_duplicates(db: Database) -> None:
         db.session().enqueue(Letter, [{"recipient": None}])
 
 
-def test_ignore(db: Database) -> None:
+def test_on_conflict_ignore(db: Database) -> None:
     db.insert(Document, [{"id": "a", "version": 1, "priority": 1}])
     before = vars(load(db, Document, "a")).copy()
     with db.begin() as session:
@@ -50,7 +50,7 @@ def test_ignore(db: Database) -> None:
 
 @pytest.mark.parametrize("on_conflict", ["replace", "rerun"])
 @pytest.mark.parametrize("status", FINAL)
-def test_a_final_task_gets_a_new_life(sync_db: Database, on_conflict: Any, status: str) -> None:
+def test_a_final_task_is_enqueued_again(sync_db: Database, on_conflict: Any, status: str) -> None:
     db = sync_db
     final = {"status": status, "attempt": 5, "max_attempts": 5, "available_at": PAST, "finished_at": PAST}
     db.insert(Document, [{"id": "a", "version": 1, **final}])

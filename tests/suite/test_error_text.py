@@ -54,7 +54,7 @@ def test_text_is_stored_as_completely_as_possible(db: Database, error: Any, text
 
 @pytest.mark.parametrize("by", ["fail", "discard"])
 @pytest.mark.parametrize("character", ["x", "ü", "漢", "🙈", "\0", "\udcff"], ids=ascii)
-def test_too_long(db: Database, by: str, character: str) -> None:
+def test_a_long_error_is_truncated(db: Database, by: str, character: str) -> None:
     text = stored(db, character * 5000, by=by)
     assert text is not None
     assert text.endswith("…")

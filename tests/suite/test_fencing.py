@@ -52,13 +52,13 @@ def assert_lost(db: Database, actor: Actor, call: str, task: Any, key: int) -> N
 
 
 @every_call
-def test_an_instance(db: Database, call: str) -> None:
+def test_a_lost_claim_by_its_instance(db: Database, call: str) -> None:
     actor, task = claimed(db)
     assert_lost(db, actor, call, task, task.id)
 
 
 @every_call
-def test_an_instance_that_its_commit_has_expired(sync_db: Database, call: str) -> None:
+def test_a_lost_claim_by_an_expired_instance(sync_db: Database, call: str) -> None:
     actor, task = claimed(sync_db, expire_on_commit=True)
     key = claim_of(task).identity[0]
     actor.rollback()
@@ -67,7 +67,7 @@ def test_an_instance_that_its_commit_has_expired(sync_db: Database, call: str) -
 
 
 @every_call
-def test_an_instance_that_was_refreshed(db: Database, call: str) -> None:
+def test_a_lost_claim_by_a_refreshed_instance(db: Database, call: str) -> None:
     actor, task = claimed(db)
     successor = succeed(db)
     actor.refresh(task)
@@ -81,19 +81,19 @@ def test_an_instance_that_was_refreshed(db: Database, call: str) -> None:
 
 
 @every_call
-def test_an_instance_of_a_closed_session(db: Database, call: str) -> None:
+def test_a_lost_claim_by_an_instance_of_a_closed_session(db: Database, call: str) -> None:
     actor, task = claimed(db)
     actor.close()
     assert_lost(db, db.session(), call, task, task.id)
 
 
 @every_call
-def test_a_value(db: Database, call: str) -> None:
+def test_a_lost_claim_by_its_value(db: Database, call: str) -> None:
     _, task = claimed(db)
     assert_lost(db, db.session(), call, pickle.loads(pickle.dumps(claim_of(task))), task.id)
 
 
-def test_a_value_in_another_process(sync_db: Database, processes: Processes) -> None:
+def test_a_lost_claim_by_its_value_in_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
     before = row(sync_db, succeed(sync_db))
     outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), list(SETTLING)).result()
@@ -102,7 +102,7 @@ def test_a_value_in_another_process(sync_db: Database, processes: Processes) -> 
     assert count(sync_db, Ledger) == 0
 
 
-def test_a_value_that_still_holds_settles_from_another_process(sync_db: Database, processes: Processes) -> None:
+def test_a_held_claim_settles_by_its_value_from_another_process(sync_db: Database, processes: Processes) -> None:
     _, task = claimed(sync_db)
     outcome = processes.spawn(children.settle, sync_db.url, claim_of(task), ["heartbeat", "complete", "fail"]).result()
     assert outcome == {"heartbeat": "done", "complete": "done", "fail": f"lost Task {(task.id,)} 1"}
@@ -136,7 +136,7 @@ CHANGES: dict[str, Callable[[Actor, Task], None]] = {
 
 @every_call
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_row_that_somebody_else_has_settled(sync_db: Database, call: str, change: str) -> None:
+def test_a_row_that_another_claimer_has_settled(sync_db: Database, call: str, change: str) -> None:
     actor, task = claimed(sync_db)
     with sync_db.begin() as other:
         CHANGES[change](other, task)

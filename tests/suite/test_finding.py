@@ -121,7 +121,7 @@ def test_discard(db: Database) -> None:
                 assert PAST < task.finished_at == task.available_at < TOMORROW
 
 
-def test_discard_of_some_takes_claims_away(db: Database) -> None:
+def test_discard_of_selected_tasks_ends_their_claims(db: Database) -> None:
     db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
     worker = db.session()
     tasks = worker.claim_many(Task, limit=2)

@@ -103,7 +103,7 @@ def one_task(sync_db: Database) -> Database:
 
 @every_way
 @pytest.mark.requires("locks_rows")
-def test_others_are_kept_away(one_task: Database, way: Way) -> None:
+def test_a_claimed_task_is_not_claimed_again(one_task: Database, way: Way) -> None:
     with one_task.session() as session, one_task.session() as other:
         assert way.begin(session) is not None
         assert other.claim(Task) is None
@@ -172,7 +172,7 @@ def test_a_commit_with_nothing_settled(one_task: Database, way: Way) -> None:
 
 
 @every_way
-def test_effects_here(one_task: Database, way: Way) -> None:
+def test_effects_are_exactly_once(one_task: Database, way: Way) -> None:
     """The first try writes, and fails before its commit; the others go on until nothing is left to be claimed."""
     tries = 0
     while True:

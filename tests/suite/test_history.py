@@ -86,7 +86,7 @@ def test_many_in_one_statement(db: Database) -> None:
         assert all(outcomes(session.history(claim)) == [(1, "completed", None)] for claim in claims)
 
 
-def test_a_rollback_takes_it_back(db: Database) -> None:
+def test_a_rollback_undoes_the_history(db: Database) -> None:
     put(db, Parcel())
     with db.session() as session:
         session.complete(session.claim(Parcel))
@@ -201,7 +201,7 @@ def test_messages_of_an_outbox(db: Database) -> None:
             assert attempt.started_at <= attempt.finished_at
 
 
-def test_who_takes_messages_over_records_the_crash_of_a_relay(db: Database) -> None:
+def test_the_next_relay_records_the_crash_of_a_relay(db: Database) -> None:
     put(db, Cable(message_key="a"), Cable(message_key="a"))
     for relay in ("gone", "next"):
         with db.begin() as session:
@@ -231,7 +231,7 @@ def test_pruning(db: Database) -> None:
     assert count(db) == 1
 
 
-def test_without_a_model(db: Database) -> None:
+def test_a_missing_model_is_an_error(db: Database) -> None:
     with db.begin() as session:
         task = Task()
         session.add(task)

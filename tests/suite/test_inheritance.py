@@ -21,7 +21,7 @@ from tests.support.models import (
 )
 
 
-def test_one_table(db: Database) -> None:
+def test_single_table_inheritance(db: Database) -> None:
     with db.begin() as session:
         session.add_all([Notice(id=1), Reminder(id=2, about="milk"), Reminder(id=3, about="tea")])
     with db.begin() as session:
@@ -43,7 +43,7 @@ def test_the_root_gives_instances_of_its_classes(db: Database) -> None:
         session.complete(invoices)
 
 
-def test_two_tables(db: Database) -> None:
+def test_joined_table_inheritance(db: Database) -> None:
     with db.begin() as session:
         session.add_all([Invoice(id=1), *(CreditNote(id=n, amount=n) for n in (2, 3, 4))])
     with db.begin() as session:

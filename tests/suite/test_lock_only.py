@@ -29,7 +29,7 @@ def columns(task: Any) -> dict[str, Any]:
     return {role: getattr(task, role) for role in QUEUE_ROLES}
 
 
-def test_nothing_is_written(db: Database) -> None:
+def test_a_lock_only_claim_writes_nothing(db: Database) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST}])
     session = db.session()
     task = session.claim(Task, lease=None)
@@ -67,7 +67,9 @@ def test_lock_only_claims_are_settled_like_leased_ones(
 @pytest.mark.parametrize(
     ("call", "arguments", "status"), [("release", (), "available"), ("snooze", (SOON,), "scheduled")]
 )
-def test_handed_back_unchanged(db: Database, call: str, arguments: Any, status: str) -> None:
+def test_a_released_lock_only_claim_leaves_the_row_unchanged(
+    db: Database, call: str, arguments: Any, status: str
+) -> None:
     db.insert(Task, [{"id": 1, "status": "retryable", "attempt": 2, "available_at": PAST}])
     before = columns(load(db, Task, 1))
     with db.begin() as session:
@@ -214,7 +216,7 @@ def test_nothing_is_left_over_for_the_next_transaction(db: Database) -> None:
 # -- with others -------------------------------------------------------------------------------------------------------
 
 
-def test_both_kinds_in_one_call(db: Database) -> None:
+def test_both_kinds_of_claims_in_one_call(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 5)])
     with db.begin() as session:
         leased = session.claim_many(Task, limit=2, claimed_by="leased")

@@ -122,7 +122,9 @@ def status_of(task: Any) -> str:
 
 
 @models
-def test_a_life(sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]) -> None:
+def test_a_task_of_each_model_goes_through_its_states(
+    sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]
+) -> None:
     tasks = {n: model(**values(n)) for n in (3, 1, 2)}
     for n, task in tasks.items():
         task.priority = n
@@ -145,7 +147,9 @@ def test_a_life(sync_db: Database, model: type[Any], values: Callable[[int], dic
 
 
 @models
-def test_by_lock_alone(sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]) -> None:
+def test_each_model_is_claimed_without_a_lease(
+    sync_db: Database, model: type[Any], values: Callable[[int], dict[str, Any]]
+) -> None:
     with sync_db.begin() as session:
         session.add_all([model(**values(n)) for n in (1, 2)])
     with sync_db.begin() as session:

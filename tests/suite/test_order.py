@@ -59,7 +59,7 @@ ORDERS: dict[str, tuple[Any, list[dict[str, Any]], Callable[[Any], Any], str]] =
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lease", ["default", None])
-def test_the_first_in_order(db: Database, order: str, lease: Any) -> None:
+def test_claims_follow_the_order(db: Database, order: str, lease: Any) -> None:
     model, rows, key, name = ORDERS[order]
     db.insert(model, shuffled(rows))
     expected = [row[name] for row in sorted(rows, key=key)]

@@ -83,7 +83,7 @@ def test_unfinished_tasks_are_in_the_order_of_their_time(sync_db: Database) -> N
     assert pages(sync_db, Task, Status.RUNNING, 2) == [[(6,)]]
 
 
-def test_run_now(db: Database) -> None:
+def test_waiting_tasks_are_run_now(db: Database) -> None:
     waiting = [{"id": n, "status": status, "available_at": TOMORROW} for n, status in enumerate(Status, 1)]
     db.insert(Task, [{**each, "attempt": 1, "max_attempts": 3} for each in waiting])
     with db.begin() as session:

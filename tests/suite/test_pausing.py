@@ -82,7 +82,7 @@ def test_it_is_part_of_the_transaction(db: Database) -> None:
     assert keys(db) == set()
 
 
-def test_two_at_once(db: Database) -> None:
+def test_two_sessions_pause_at_once(db: Database) -> None:
     first, second = db.session(), db.session()
     assert first.pause(Task, paused_by="first")
     had_to_wait, told = waited(first, lambda: second.pause(Task, paused_by="second"), within=0.3)
@@ -92,7 +92,7 @@ def test_two_at_once(db: Database) -> None:
     second.rollback()
 
 
-def test_many_at_once(sync_db: Database) -> None:
+def test_many_sessions_pause_at_once(sync_db: Database) -> None:
     told: list[bool] = []
     storm(sync_db, *[lambda transaction: told.append(transaction(lambda actor: actor.pause(Task)))] * 8)
     assert sorted(told) == [False] * 7 + [True]
@@ -122,7 +122,7 @@ def test_the_victim_of_a_deadlock_gets_an_error(sync_db: Database) -> None:
     assert adapter_for(engine.session_engine.dialect).errors.is_transient(error)
 
 
-def test_while_somebody_resumes(db: Database) -> None:
+def test_a_pause_during_a_resume(db: Database) -> None:
     with db.begin() as session:
         session.pause(Task, paused_by="first")
     first, second = db.session(), db.session()
@@ -169,7 +169,7 @@ def test_functions_on_a_plain_session(db: Database) -> None:
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_model() -> None:
+def test_a_missing_model_is_an_error() -> None:
     class Base(DeclarativeBase):
         pass
 

@@ -75,7 +75,7 @@ def _someone(directory: Path, server: URL) -> dict[str, object]:
 
 
 def _listening(process: subprocess.Popen[bytes], url: URL) -> URL:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         assert process.poll() is None, "pgbouncer has ended"
         with socket.socket() as probe:
@@ -170,7 +170,7 @@ def test_two_claimers(pooled: Database) -> None:
     pooled.insert(Task, rows(2_000))
     a, b = contenders(pooled)
     mine = ids(a.claim_many(Task, limit=10))
-    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000), within=10))
+    theirs = ids(without_waiting(a, lambda: b.claim_many(Task, limit=2_000)))
     assert (len(mine), len(theirs)) == (10, 1_990)
     assert not mine & theirs
     a.rollback()

@@ -84,7 +84,7 @@ def test_early_rows_are_never_claimed(db: Database, model: Any) -> None:
         assert actor.consume(model) is None
 
 
-def test_by_its_key_neither(db: Database) -> None:
+def test_an_early_row_is_not_claimed_by_its_key(db: Database) -> None:
     by_plain_sql(db, Task, id=7, name="later", available_at=TOMORROW)
     with db.begin() as actor:
         assert actor.claim(Task, Task.id == 7) is None
@@ -131,7 +131,7 @@ def test_next_due_returns_the_time_of_the_next_task(db: Database) -> None:
     assert db.session().run(look, Task) == (timedelta(0), False)
 
 
-def test_statistics_know_what_waits(sync_db: Database) -> None:
+def test_statistics_count_waiting_tasks(sync_db: Database) -> None:
     for number, db in enumerate(zones(sync_db), 1):
         by_plain_sql(db, Mail, topic="a", available_at=TOMORROW)
         by_plain_sql(db, Mail, topic="a")

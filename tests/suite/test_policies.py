@@ -89,7 +89,7 @@ def test_invalid_policies(make: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_by_the_class_of_the_error(db: Database, error: str) -> None:
+def test_the_delay_depends_on_the_class_of_the_error(db: Database, error: str) -> None:
     raised, delay = ERRORS[error]
     db.insert(Message, [{}])
     with db.begin() as actor:
@@ -114,7 +114,7 @@ def test_retry_in_overrides_the_policy(sync_db: Database) -> None:
 
 
 @pytest.mark.parametrize("session", [True, False])
-def test_by_a_worker(sync_db: Database, workers: Workers, session: bool) -> None:  # noqa: F811
+def test_a_worker_applies_the_policy(sync_db: Database, workers: Workers, session: bool) -> None:  # noqa: F811
     sync_db.insert(Message, [{"id": number, "kind": kind} for number, kind in enumerate(ERRORS, 1)])
 
     def fail(task: Message) -> None:

@@ -32,7 +32,7 @@ def keys(db: Database, model: Any) -> list[int]:
 # -- rows from before the table became a queue ----------------------------------------------------------------------
 
 
-def test_rows_from_before_stay(db: Database) -> None:
+def test_adopted_rows_are_not_pruned(db: Database) -> None:
     db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
     db.insert(Mail, [{"id": 9, **DONE}])
     with db.begin() as session:
@@ -41,7 +41,7 @@ def test_rows_from_before_stay(db: Database) -> None:
     assert keys(db, Mail) == [1, 2, 3]
 
 
-def test_rows_from_before_go_if_they_are_asked_for(db: Database) -> None:
+def test_adopted_rows_are_pruned_on_request(db: Database) -> None:
     db.insert(Mail, [{"id": n, **ADOPTED, "status": status} for n, status in enumerate(FINAL, 1)])
     with db.engine.connect() as connection:
         now = connection.scalar(select(utcnow()))

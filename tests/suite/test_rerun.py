@@ -145,7 +145,7 @@ def test_workers_are_notified_of_a_rerun(
 
 @pytest.mark.parametrize("running", [False, True], ids=["waiting", "running"])
 @pytest.mark.parametrize(("kind", "key"), [("version", {"id": 1}), ("changed_at", {"unique_key": "a"})])
-def test_only_what_is_newer_counts(db: Database, key: dict[str, Any], running: bool, kind: str) -> None:
+def test_older_versions_change_nothing(db: Database, key: dict[str, Any], running: bool, kind: str) -> None:
     first = datetime(2026, 1, 1)
     values = [first + timedelta(days=n) if kind == "changed_at" else n for n in range(4)]
     version = getattr(Listing, kind)
@@ -249,7 +249,7 @@ early_or_not = pytest.mark.parametrize("early", [False, True], ids=["one transac
 
 @pytest.mark.requires("obeys_hints")
 @early_or_not
-def test_a_storm_on_one_listing(sync_db: Database, early: bool) -> None:
+def test_many_writers_of_one_key(sync_db: Database, early: bool) -> None:
     """Many write to it: none is overwritten by an older version, and the newest one has had its run."""
     seen = Storm(sync_db, [{"id": 1}] * WRITERS, early=early, version=Listing.version)
     versions = [version for *_, version in sorted(seen.runs[None])]
@@ -259,7 +259,7 @@ def test_a_storm_on_one_listing(sync_db: Database, early: bool) -> None:
 
 @pytest.mark.requires("obeys_hints")
 @early_or_not
-def test_a_storm_on_many_listings(sync_db: Database, early: bool) -> None:
+def test_many_writers_of_many_keys(sync_db: Database, early: bool) -> None:
     """Each has a writer, and is a new row as soon as the one before is final: the last change has had its run."""
     keys = [str(number) for number in range(WRITERS)]
     seen = Storm(sync_db, [{"unique_key": key} for key in keys], early=early)

@@ -44,7 +44,7 @@ def columns(task: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settling", SETTLINGS, ids=str)
-def test_effect_on_every_column(db: Database, call: Callable[..., Any], settling: Settling) -> None:
+def test_each_settlement_changes_its_columns(db: Database, call: Callable[..., Any], settling: Settling) -> None:
     db.insert(Task, [{"id": 1, "available_at": PAST, "priority": 2}])
     task = claim(db, Task, claimed_by="me")
     before, started = columns(load(db, Task, 1)), clock(db)
@@ -59,7 +59,7 @@ def test_effect_on_every_column(db: Database, call: Callable[..., Any], settling
 
 
 @pytest.mark.parametrize("settling", SETTLINGS, ids=str)
-def test_on_renamed_columns(db: Database, settling: Settling) -> None:
+def test_renamed_columns(db: Database, settling: Settling) -> None:
     db.insert(Order, [{"id": 1, "status": "paid"}])
     with db.begin() as session:
         order = session.claim(Order)
@@ -137,7 +137,7 @@ def test_an_iterable_of_instances_or_claims(db: Database) -> None:
     assert [load(db, Task, task.id).status for task in tasks] == ["completed"] * 4 + ["running"]
 
 
-def test_one_statement_for_the_lot(db: Database) -> None:
+def test_several_claims_are_settled_by_one_statement(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 41)])
     updates: list[str] = []
 

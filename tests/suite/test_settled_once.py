@@ -58,7 +58,7 @@ def _all_rows(db: Database) -> list[Any]:
         return [tuple(each) for model in (Task, Ledger) for each in connection.execute(select(model.__table__))]
 
 
-def test_lost_in_async_too(db: Database) -> None:
+def test_a_lost_claim_in_asyncio(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     task = claim(db, Task)
     _taken_over(db)
@@ -76,7 +76,7 @@ def test_settled_elsewhere_is_lost(db: Database) -> None:
     assert load(db, Task, 1).error is None
 
 
-def test_those_lost_among_several_are_named(db: Database) -> None:
+def test_the_lost_claims_of_several_are_named(db: Database) -> None:
     db.insert(Task, [{"id": n} for n in range(1, 5)])
     with db.begin() as session:
         tasks = session.claim_many(Task, limit=4)
@@ -103,7 +103,7 @@ def test_a_claim_settles_after_its_lease_if_not_taken_over(db: Database) -> None
 
 
 @pytest.mark.parametrize("settling", SETTLINGS, ids=str)
-def test_never_claimed_or_settled_already(sync_db: Database, settling: Settling) -> None:
+def test_an_unclaimed_or_settled_task_is_rejected(sync_db: Database, settling: Settling) -> None:
     sync_db.insert(Task, [{"id": 1}, {"id": 2}])
     with sync_db.begin() as session:
         task, unclaimed = session.claim(Task), session.get(Task, 2)

@@ -25,7 +25,7 @@ def mails(db: Database, number: int, **values: Any) -> None:
 
 @pytest.mark.parametrize("lease", ["default", None])
 @pytest.mark.parametrize("values", [{}, {"status": "retryable", "attempt": 1}], ids=["ready", "due"])
-def test_in_the_order_of_the_queue(db: Database, lease: Any, values: dict[str, Any]) -> None:
+def test_topics_are_claimed_in_the_order_of_the_queue(db: Database, lease: Any, values: dict[str, Any]) -> None:
     mails(db, 30, **values)
     with db.session() as actor:
         every = [task for task in actor.claim_many(Mail, limit=30) if task.topic in LISTED]

@@ -70,7 +70,7 @@ def test_workers_are_notified_of_the_next_stage(db: Database) -> None:
     assert heard == [1]
 
 
-def test_to_a_stage_by_its_name(db: Database) -> None:
+def test_a_task_moves_to_a_named_stage(db: Database) -> None:
     with db.begin() as actor:
         actor.add(Film(stage="dub"))
     for stage in ("cut", "print", "cut"):  # forward, back, and from the last
@@ -83,7 +83,7 @@ def test_to_a_stage_by_its_name(db: Database) -> None:
         actor.complete(actor.claim(Task), stage="cut")
 
 
-def test_those_of_several_stages_in_one_call(db: Database) -> None:
+def test_tasks_of_several_stages_are_completed_in_one_call(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Film, [{"stage": stage} for stage in ("cut", "dub", "print")])
     with db.begin() as actor:
@@ -225,7 +225,7 @@ def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_one_task_leads_to_another(db: Database, crashes: bool) -> None:
+def test_completion_and_follow_up_are_one_commit(db: Database, crashes: bool) -> None:
     """Of another model: completing the one and enqueueing the other are one commit."""
     db.insert(Task, [{"id": 1}])
     working = db.variant().session()

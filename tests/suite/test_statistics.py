@@ -59,7 +59,7 @@ def test_overview(db: Database) -> None:
     assert waiting.oldest_running is None
 
 
-def test_overview_of_nothing_and_of_what_is_available_for_tomorrow(db: Database) -> None:
+def test_overview_of_an_empty_queue_and_of_later_tasks(db: Database) -> None:
     assert db.session().overview(Letter) == QueueOverview(dict.fromkeys(Status, 0))
     db.insert(Letter, [{"recipient": "ada", "available_at": TOMORROW}])  # no claim takes it before
     found = db.session().overview(Letter)
@@ -98,7 +98,7 @@ def test_one_group_at_the_cap_leaves_the_others_exact(db: Database) -> None:
     assert (found["available"], found.unfinished, some.capped) == (2, 2, frozenset())
 
 
-def test_early_rows_count_towards_the_cap_of_available_ones(db: Database) -> None:
+def test_early_rows_count_towards_the_cap(db: Database) -> None:
     db.insert(Task, [{"available_at": TOMORROW}] * 2)
     db.insert(Task, [{"available_at": PAST}])
     with db.begin() as session:
@@ -203,7 +203,7 @@ def test_stats_by_an_expression_and_by_nothing(db: Database) -> None:
         assert session.stats_by(Mail, Mail.account_id)[None]["available"] == 1
 
 
-def test_on_renamed_columns(db: Database) -> None:
+def test_renamed_columns(db: Database) -> None:
     now = clock(db)
     row = finished(now, 3 * SECOND, 5 * SECOND)
     moments = {

@@ -83,7 +83,7 @@ def assert_lost(db: Database, actor: Actor, call: str, claim: Claim) -> None:
 
 
 @every_call
-def test_an_attempt_that_is_given_out_again(db: Database, call: str) -> None:
+def test_a_repeated_attempt_has_another_token(db: Database, call: str) -> None:
     first, second = twice(db)
     assert (first.identity, first.attempt) == (second.identity, second.attempt)
     assert first != second
@@ -104,7 +104,7 @@ def test_a_worker_sees_which_of_them_holds_the_row(db: Database) -> None:
 
 
 @every_call
-def test_among_others(db: Database, call: str) -> None:
+def test_a_lost_claim_among_others_has_another_token(db: Database, call: str) -> None:
     """One call claimed a row of the others and the lost one: its token stands for both of them."""
     db.insert(Task, [{"id": number} for number in (1, 2, 3)])
     with undone(db, Task):
@@ -135,7 +135,7 @@ def test_a_key_of_two_columns(db: Database) -> None:
 
 @every_call
 @pytest.mark.parametrize("model", [Spool, Mail])
-def test_a_primary_key_that_is_used_again(db: Database, model: Any, call: str) -> None:
+def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: str) -> None:
     """By an application that makes its keys itself; SQLite does so by itself."""
     db.insert(model, [{"id": 1}])
     (first,) = claims(db, model)
@@ -154,7 +154,7 @@ def test_a_primary_key_that_is_used_again(db: Database, model: Any, call: str) -
 
 @pytest.mark.requires("reuses_keys")
 @pytest.mark.parametrize("model", [Spool, Mail])
-def test_a_rowid_that_is_used_again(db: Database, model: Any) -> None:
+def test_a_reused_rowid_has_another_token(db: Database, model: Any) -> None:
     with db.begin() as actor:
         actor.add(model())
     (first,) = claims(db, model)
@@ -170,7 +170,7 @@ def test_a_rowid_that_is_used_again(db: Database, model: Any) -> None:
         actor.commit()
 
 
-def test_an_attempt_that_was_rolled_back(db: Database) -> None:
+def test_a_rolled_back_attempt_has_another_token(db: Database) -> None:
     """Handed on too early."""
     db.insert(Task, [{"id": 1}])
     with db.session() as actor:
@@ -182,7 +182,7 @@ def test_an_attempt_that_was_rolled_back(db: Database) -> None:
         assert_lost(db, actor, "complete", first)
 
 
-def test_claims_that_only_lock(db: Database) -> None:
+def test_tokens_of_lock_only_claims(db: Database) -> None:
     """Their row's lock is what holds it; they are told apart all the same."""
     db.insert(Task, [{"id": 1}])
     found = []
@@ -202,7 +202,7 @@ def test_claims_that_only_lock(db: Database) -> None:
     assert content(db, Task)[0]["status"] == "completed"
 
 
-def test_a_row_that_is_to_run_again(db: Database) -> None:
+def test_a_row_to_be_rerun_keeps_its_token(db: Database) -> None:
     """That takes its claimed_at away, not its token."""
     db.insert(Listing, [{"id": 1}])
     with undone(db, Listing):
@@ -235,7 +235,7 @@ def test_messages(db: Database) -> None:
 
 
 @pytest.mark.parametrize("outcome", [COMPLETED, RELEASED])
-def test_a_slot_that_is_given_out_again(db: Database, outcome: Any) -> None:
+def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None:
     """Who has lost a claim gives up its own slot, and never its successor's."""
     with db.begin() as actor:
         actor.set_limit(Visit, "a", 1)

@@ -32,13 +32,13 @@ def claimed(db: Database, model: Any, count: int = 1, **options: Any) -> list[An
 # -- what the row itself says ------------------------------------------------------------------------------------------
 
 
-def test_missing(db: Database) -> None:
+def test_why_of_a_missing_task(db: Database) -> None:
     found = why(db)
     assert (found.status, causes(found)) == (None, [Cause.MISSING])
     assert abs(found.at - clock(db)) < HOUR
 
 
-def test_ready(db: Database) -> None:
+def test_why_of_a_ready_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     found = why(db)
     assert (found.status, causes(found)) == (Status.AVAILABLE, [Cause.READY])
@@ -46,7 +46,7 @@ def test_ready(db: Database) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "cancelled", "discarded"])
-def test_finished(db: Database, status: str) -> None:
+def test_why_of_a_finished_task(db: Database, status: str) -> None:
     db.insert(
         Task, [{"id": 1, "status": status, "finished_at": PAST, "available_at": PAST, "error": "boom\nat line 1"}]
     )
@@ -56,7 +56,7 @@ def test_finished(db: Database, status: str) -> None:
     assert reason.text.endswith(": boom") == (status == "discarded")
 
 
-def test_running(db: Database) -> None:
+def test_why_of_a_running_task(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     (task,) = claimed(db, Task, lease=HOUR)
     (reason,) = why(db).reasons
@@ -93,7 +93,7 @@ def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
 
 
 @pytest.mark.parametrize("status", ["available", "scheduled", "retryable"])
-def test_not_due(db: Database, status: str) -> None:
+def test_why_of_a_task_that_is_not_due(db: Database, status: str) -> None:
     moment = TOMORROW.replace(microsecond=0)
     db.insert(Task, [{"id": 1, "status": status, "available_at": moment, "attempt": 2, "max_attempts": 3}])
     (reason,) = why(db).reasons
@@ -120,7 +120,7 @@ def test_an_instance_is_asked_about_as_its_row_is_now(db: Database) -> None:
 # -- pauses ------------------------------------------------------------------------------------------------------------
 
 
-def test_paused(db: Database) -> None:
+def test_why_of_a_paused_task(db: Database) -> None:
     db.insert(Mail, [{"id": 1, "topic": "news"}, {"id": 2, "topic": "bills"}])
     with db.begin() as session:
         session.pause(Mail, "news", reason="the provider is down", paused_by="ada")
@@ -188,7 +188,7 @@ def test_the_estimate_uses_the_present_rate(db: Database) -> None:
 # -- limits and keys ---------------------------------------------------------------------------------------------------
 
 
-def test_its_limit_is_full(db: Database) -> None:
+def test_why_of_a_task_whose_limit_is_reached(db: Database) -> None:
     db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3)])
     with db.begin() as session:
         session.set_limit(Visit, "a", 2)
@@ -260,7 +260,7 @@ def test_locked_by_the_asking_transaction(db: Database) -> None:
     holder.rollback()
 
 
-def test_not_committed(db: Database) -> None:
+def test_why_of_an_uncommitted_task(db: Database) -> None:
     with db.session() as session:
         session.add(Task(id=1))
         found = session.why(Claim(Task, (1,), 0))

@@ -1,22 +1,49 @@
-"""Which tests share a process, where several run them side by side: a server starts, and its tables are made, once."""
+"""Which tests share a process, where several run them side by side."""
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.engines import ENGINES
 
-NAMES = frozenset(case.name for case in ENGINES)
+ENGINES_BY_NAME = {case.name: case for case in ENGINES}
+LONGEST = ("outages", "worker", "suite", "prove", "dashboard", "examples", "demo", "locking", "outbox", "dialects")
+"""Folders whose tests take long: the others come last, so that the processes end at about the same time."""
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Put the folders whose tests take longest first."""
+    items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _rank(nodeid: str) -> int:
+    folder = _folder(nodeid)
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+
+
+def _folder(nodeid: str) -> str:
+    return PurePosixPath(nodeid.partition("::")[0]).parent.name
 
 
 class ByEngine(LoadScopeScheduling):
-    """Instead of ``--dist loadgroup``, whose marks newer versions of pytest do not see."""
+    """Gives a process the tests of one engine in one folder, or the other tests of one file.
+
+    A process starts a server of each engine that it is given tests for, and keeps it to the end. A database that is
+    given by its URL is used by one process, which gets all tests of the engine.
+
+    This replaces ``--dist loadgroup``, whose marks newer versions of pytest do not see.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
         if path == "tests/outages/test_faults.py":
-            return "outages"  # their own servers start together, all of them
-        engines = NAMES.intersection(test.partition("[")[2].rstrip("]").split("-"))
+            return "faults"  # starts servers of all engines at once
+        engines = ENGINES_BY_NAME.keys() & set(test.partition("[")[2].rstrip("]").split("-"))
         if len(engines) > 1:
             return "several engines"
-        return next(iter(engines), path)
+        for name in engines:
+            return name if ENGINES_BY_NAME[name].given else f"{name} {_folder(nodeid)}"
+        return path

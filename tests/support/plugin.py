@@ -63,10 +63,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     return (yield)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        from tests.support.groups import sort
+
+        sort(items)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.groups import ByEngine
 
+    config.option.loadscopereorder = False
     return ByEngine(config, log)
 
 

@@ -89,7 +89,7 @@ def _call(call: Callable[[], T], returned: list[T], raised: list[BaseException])
         raised.append(error)
 
 
-def without_waiting(holder: Actor, call: Callable[[], T], within: float = 5) -> T:
+def without_waiting(holder: Actor, call: Callable[[], T], within: float = 60) -> T:
     """What `call` returns, which must not wait for the locks that `holder` has."""
     late, (value,) = waited(holder, call, within)
     if late:

@@ -18,7 +18,7 @@ def test_a_file_for_each_container() -> None:
 
 
 @pytest.mark.parametrize("case", CONTAINED, ids=lambda case: case.name)
-def test_same_server(case: EngineCase) -> None:
+def test_compose_starts_the_server_of_the_tests(case: EngineCase) -> None:
     assert case.container
     text = (COMPOSE / f"{case.name}.yaml").read_text()
     port = case.container.port

@@ -24,7 +24,7 @@ def tables(url: URL) -> set[str]:
     return set(inspect(create_engine(url, poolclass=NullPool)).get_table_names())
 
 
-def test_an_empty_one_is_used_and_left_empty(url: URL) -> None:
+def test_an_empty_database_is_used_and_left_empty(url: URL) -> None:
     move_in(CASE, url)
     Base.metadata.create_all(create_engine(url, poolclass=NullPool))
     move_in(CASE, url)  # the run before was killed

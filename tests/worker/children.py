@@ -19,15 +19,15 @@ from sqlqueue._support import processes
 from sqlqueue.worker.process.supervisor import run_to_end
 from tests.support.models import Job, Ledger, Task
 from tests.support.processes import Gate
-from tests.support.workers import LEASE
+from tests.support.workers import LEASE, LONG
 
 URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
 
 
 def work(gate: Gate, url: URL) -> str:
-    """One task at a time, each as long as the test likes."""
+    """One task at a time, each as long as the test likes; its grace period is longer than any test."""
     engine = create_engine(url)
-    worker = Worker(sessionmaker(engine, class_=QueueSession), name="child", grace=timedelta(seconds=20))
+    worker = Worker(sessionmaker(engine, class_=QueueSession), name="child", grace=LONG)
 
     @worker.handler(Task, concurrency=1, lease=LEASE)
     def handle(session: QueueSession, task: Task) -> None:

@@ -147,6 +147,7 @@ def _worker(*, is_async: bool, **options: Any) -> Worker:
 
 
 calm, calm_async = (_worker(is_async=each) for each in (False, True))
+leasing, leasing_async = (_worker(is_async=each, lease=BRIEF) for each in (False, True))
 hasty, hasty_async = (_worker(is_async=each, timeout=BRIEF) for each in (False, True))
 frugal = _worker(is_async=False, concurrency=1, max_tasks=2)
 lean = _worker(is_async=False, concurrency=1, max_memory=150)

@@ -115,7 +115,7 @@ def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, worker
         assert "on_complete='delete'" in (connection.scalar(select(Task.error)) or "")
 
 
-def test_a_part_that_breaks_is_not_missed(sync_db: Database, workers: Workers) -> None:
+def test_a_worker_ends_if_one_of_its_parts_fails(sync_db: Database, workers: Workers) -> None:
     """Here the application's own log filter; the worker ends, and does not go on without it."""
     sync_db.insert(Task, [{}])
 
@@ -140,7 +140,7 @@ def nothing_more(db: Database) -> None:
         session.cancel(Task)  # so that the worker has to tell of a lost claim
 
 
-def test_it_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:
+def test_a_worker_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:
     worker = workers.make()
     worker.handler(Task)(without_session(sync_db))
     first = workers.start(worker)
@@ -152,7 +152,7 @@ def test_it_can_be_stopped_after_its_end_and_run_again(sync_db: Database, worker
     eventually(all_are(sync_db, "completed"))
 
 
-def test_it_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
+def test_a_worker_runs_once_at_a_time(sync_db: Database, workers: Workers) -> None:
     worker = workers.make()
     worker.handler(Task)(without_session(sync_db))
     workers.start(worker)

@@ -155,7 +155,7 @@ def test_the_classes_of_one_table(db: Database, workers: Workers) -> None:
 # -- mode="lock" -----------------------------------------------------------------------------------------------------
 
 
-def test_by_its_lock_a_task_is_done_in_one_transaction(db: Database, workers: Workers) -> None:
+def test_in_lock_mode_a_task_is_done_in_one_transaction(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(5, "ready", "scheduled", "retryable"))
     engine = db.variant(pool_size=20)
     worker = workers.make(engine=engine, name="me")
@@ -170,7 +170,9 @@ def test_by_its_lock_a_task_is_done_in_one_transaction(db: Database, workers: Wo
 
 
 @pytest.mark.requires("locks_rows")
-def test_while_it_is_locked_nothing_is_written(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
+def test_in_lock_mode_nothing_is_written_before_the_commit(
+    db: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     db.insert(Task, rows(1))
     worker = workers.make()
     held: list[str] = []
@@ -191,7 +193,7 @@ def test_while_it_is_locked_nothing_is_written(db: Database, workers: Workers, b
     running.stop()
 
 
-def test_by_its_lock_a_failure_is_recorded_without_what_was_written(db: Database, workers: Workers) -> None:
+def test_in_lock_mode_a_failure_is_recorded_without_the_handlers_writes(db: Database, workers: Workers) -> None:
     db.insert(Task, rows(1, max_attempts=1))
     worker = workers.make()
     worker.handler(Task, mode="lock")(raising(db, ValueError("no luck")))

@@ -14,7 +14,7 @@ from tests.support.workers import PATIENCE, eventually
 NOT_LONG = 0.05
 
 
-def test_one_holds_it_at_a_time() -> None:
+def test_one_holder_at_a_time() -> None:
     lock, inside, most = FairLock(), 0, 0
 
     def enter() -> None:

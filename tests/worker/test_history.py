@@ -89,7 +89,9 @@ def test_each_outcome_leaves_one_row_for_each_attempt(archive: Database, workers
         assert "sqlqueue/worker" not in each.traceback
 
 
-def test_what_a_stopping_worker_hands_back(archive: Database, workers: Workers, blocking: BlockingHandler) -> None:
+def test_tasks_released_by_a_stopping_worker_leave_no_failure(
+    archive: Database, workers: Workers, blocking: BlockingHandler
+) -> None:
     archive.insert(Parcel, [{"id": 1}])
     worker = workers.make(name="ada", grace=timedelta(0))
     worker.handler(Parcel)(with_session(archive, nothing, during=blocking))

@@ -123,7 +123,7 @@ def test_a_dying_child_is_charged_to_its_own_task_alone(
 
 
 @sync_on_one_engine
-def test_signals_and_exceptions_come_through(
+def test_signals_and_exceptions_reach_the_worker(
     sync_db: Database, launcher: Launcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ["retry", "snooze", "discard", "cancel", "odd", "sys.exit"]
@@ -145,11 +145,10 @@ def test_signals_and_exceptions_come_through(
 @on_one_engine
 def test_a_lost_task_ends_its_child(db: Database, launcher: Launcher) -> None:
     db.insert(Task, [{"id": 1, "name": "wait"}])
-    running = launcher.start("calm")
+    launcher.start("leasing")
     (pid,) = eventually(launcher.context.waiting, LONG)
     with db.begin() as session:
         session.cancel(Task)
-    running.worker.stop()
     eventually(lambda: not lives(pid), LONG)
     assert count(db, Ledger) == 0
     assert statuses(db) == {1: "cancelled"}

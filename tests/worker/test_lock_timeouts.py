@@ -46,7 +46,7 @@ def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running,
     return running, len(calls)
 
 
-def test_the_attempt_does_not_count(db: Database, workers: Workers) -> None:
+def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Workers) -> None:
     db.insert(Task, [{"id": 1, "max_attempts": MOST}])
     running, calls = kept_waiting(db, workers, "snoozed")
     eventually(lambda: statuses(db) == {1: "scheduled"})
@@ -59,7 +59,7 @@ def test_the_attempt_does_not_count(db: Database, workers: Workers) -> None:
     assert running.worker.reports.counts["failed"] == 0
 
 
-def test_it_counts_once_the_task_was_handed_back_too_often(sync_db: Database, workers: Workers) -> None:
+def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:
     sync_db.insert(Task, [{"id": 1, "max_attempts": MOST + RETURNS}])
     kept_waiting(sync_db, workers, "failed")
     eventually(lambda: statuses(sync_db) == {1: "retryable"})

@@ -70,7 +70,7 @@ def test_a_handler_gets_a_task_with_its_options_loaded(
 
 @pytest.mark.usefixtures("mails")
 @pytest.mark.parametrize("session", [False, True])
-def test_a_test_gives_it_the_same(db: Database, workers: Workers, session: bool) -> None:
+def test_the_test_helpers_load_the_same(db: Database, workers: Workers, session: bool) -> None:
     worker, reader = workers.make(), Reader(db)
     worker.handler(Mail, options=OPTIONS)(reader.handler(session=session))
     with db.begin() as actor:
@@ -80,7 +80,7 @@ def test_a_test_gives_it_the_same(db: Database, workers: Workers, session: bool)
     assert reader.has_seen_all
 
 
-def test_they_are_a_sequence(db: Database, workers: Workers) -> None:
+def test_loader_options_are_a_sequence(db: Database, workers: Workers) -> None:
     options: Any = joinedload(Mail.account)
     with pytest.raises(ArgumentError, match="options="):
         workers.make().handler(Mail, options=options)(Reader(db).handler(session=False))

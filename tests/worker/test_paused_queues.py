@@ -86,7 +86,7 @@ def test_running_tasks_go_on_and_no_others_are_started(
     eventually(all_are(db, "completed"))
 
 
-def test_only_topics(db: Database, workers: Workers) -> None:
+def test_single_topics_are_paused(db: Database, workers: Workers) -> None:
     write_pause(db, "mail:news")
     db.insert(Mail, [{"id": number, "topic": topic} for number, topic in enumerate(("news", "bills", "news"), 1)])
     worker = workers.make(poll=OFTEN)

@@ -35,7 +35,9 @@ def errands(db: Database, number: int) -> None:
     db.insert(Errand, [{"name": str(n)} for n in range(number)])
 
 
-def test_its_row(fleet: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_registers_itself(
+    fleet: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
     errands(fleet, 1)
     worker = workers.make(name="ada", version="1.2")

@@ -92,7 +92,7 @@ def test_workers_end_when_the_supervisor_is_killed(engine: Engine, supervisor: s
     eventually(lambda: not any(map(lives, pids)))
 
 
-def test_those_that_cannot_start_are_not_replaced(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
+def test_workers_that_cannot_start_are_not_replaced(engine: Engine, supervisor: subprocess.Popen[str]) -> None:
     _, errors = supervisor.communicate(timeout=30)
     assert supervisor.returncode == 3
     assert "Traceback" not in errors

@@ -37,7 +37,7 @@ def test_a_worker_runs_in_a_translated_schema(db: Database, tables: dict[str, An
     eventually(completed)
 
 
-def test_it_does_not_start_without_the_tables(
+def test_a_worker_does_not_start_without_the_tables(
     db: Database,
     tables: dict[str, Any],
     workers: Workers,

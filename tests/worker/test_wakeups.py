@@ -17,7 +17,7 @@ from sqlqueue.worker.fetching import poller
 from tests.support.harness import Database
 from tests.support.models import Spool, Task
 from tests.support.rows import clock, count, rows
-from tests.support.workers import AT_ONCE, LONG, Workers, all_are, eventually, seen, without_session
+from tests.support.workers import AT_ONCE, LONG, PATIENCE, Workers, all_are, eventually, seen, without_session
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,9 @@ def released(actor: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [enqueued, redriven, released])
-def test_all_that_makes_work_available_wakes(sync_db: Database, workers: Workers, call: Callable[[Any], None]) -> None:
+def test_each_way_to_make_work_available_wakes_workers(
+    sync_db: Database, workers: Workers, call: Callable[[Any], None]
+) -> None:
     idle(sync_db, workers, notify=False)
     sync_db.insert(Task, rows(1, "retryable", available_at=clock(sync_db) + timedelta(hours=call is not released)))
     with sync_db.begin() as actor:
@@ -217,7 +219,7 @@ def test_a_rollback_sends_no_notification(db: Database) -> None:
 def test_a_stream_of_new_tasks_holds_up_none_that_is_due(sync_db: Database, workers: Workers) -> None:
     idle(sync_db, workers)
     sync_db.insert(Task, rows(1, "retryable", name="due", available_at=clock(sync_db) + timedelta(seconds=1)))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     with sync_db.session() as actor:
         while not count(sync_db, Task, Task.name == "due", Task.status == "completed"):
             assert time.monotonic() < deadline
