@@ -13,7 +13,7 @@ from tests.support.harness import Database
 
 @pytest.fixture
 def engine(sync_db: Database) -> Iterator[Engine]:
-    """With the benchmark's tables."""
+    """The engine of the test, with the benchmark's tables."""
     Base.metadata.create_all(sync_db.engine)
     yield sync_db.engine
     Base.metadata.drop_all(sync_db.engine)

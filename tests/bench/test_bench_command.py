@@ -68,10 +68,10 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
     while not are_done(engine):  # processes are at work
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does it: all of them at once
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
-    # of a message to a process that was being written, which Python 3.13 cannot let go of
+    # about a message that was being written to a process: Python 3.13 cannot release it
     ignored = "(Exception ignored in: <_io.BytesIO object at 0x[0-9a-f]+>\nBufferError: [^\n]+\n)?"
     assert re.fullmatch(rf"Stopped\. The tables are dropped\.\n{ignored}", errors)
     with engine.connect() as connection:

@@ -20,7 +20,7 @@ from tests.support.harness import Database
 SIZE = 300
 NAP = 0.02
 NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})", "mariadb": f"SELECT sleep({NAP})"}
-"""What has the server take longer, where it tells how long it took: to an administrator at least."""
+"""An expression that makes the server take longer, on engines that report the time, at least to administrators."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def telling(sync_db: Database) -> Iterator[Engine]:
 
 
 def drained(engine: Engine, *, napping: bool) -> HeldSnapshot:
-    """Of 20 tasks in each tenth, by two statements or more: before each it is the server that naps, or the client."""
+    """Let the server, or the client, sleep before each statement."""
 
     def nap(connection: Connection, _: object, statement: str, *__: object) -> None:
         if "sqlqueue_bench_snapshot" not in statement:
@@ -112,7 +112,7 @@ def test_the_servers_time_is_reported_instead_of_the_clients(telling: Engine, na
     if napping:
         assert min(found.server.microseconds) >= naps
     else:
-        assert 0 < min(found.server.microseconds) < naps  # the others waited for a processor, perhaps
+        assert 0 < min(found.server.microseconds) < naps  # the others may have waited for a processor
 
 
 def test_the_ratios_are_of_the_last_tenth() -> None:

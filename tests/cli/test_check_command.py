@@ -1,4 +1,4 @@
-"""`sqlqueue check` as a program, what it is given, and what only a file has."""
+"""`sqlqueue check` as a program, its arguments, and what it reports of SQLite files."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ with create_engine(sys.argv[1]).connect() as connection:
 
 
 def test_a_file_that_cannot_be_written_is_reported() -> None:
-    with tempfile.TemporaryDirectory() as name:  # which, unlike tmp_path, others may enter
+    with tempfile.TemporaryDirectory() as name:  # unlike tmp_path, another user may enter it
         directory, path = Path(name), Path(name) / "checked.db"
         make(path, "DELETE")
         path.chmod(0o444)

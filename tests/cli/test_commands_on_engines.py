@@ -1,4 +1,4 @@
-"""The commands for the people on call, on every engine."""
+"""The operator commands, on every engine."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:
 def test_ctrl_c_stops_the_command(
     sync_db: Database, driver: str, presses: int, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second batch: once, and it is the last; twice, and it is rolled back."""
+    """After one Ctrl-C the second batch is the last; after two it is rolled back."""
     monkeypatch.setattr("sqlqueue.operations.mass_changes.BATCH", 2)
     sync_db.insert(Task, [{"id": n} for n in range(1, 8)])
     updates = 0

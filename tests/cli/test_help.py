@@ -39,7 +39,7 @@ def test_help_has_an_example_and_the_exit_status(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_the_whole_docstring(command: str) -> None:
-    """Brackets are no markup, in the text and in what is said of each option."""
+    """Brackets are printed, in the text and in the help of each option, and not taken for markup."""
     asked = get_command(application()).commands[command]  # type: ignore[attr-defined]
     told = words(CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "200"}).stdout)
     for text in (asked.callback.__doc__, *(getattr(each, "help", None) for each in asked.params)):

@@ -172,7 +172,7 @@ def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: s
     tables += [out("errors", model="Mail"), out("list", model="Mail"), out("show", "1", model="Mail")]
     assert max(len(line) for table in tables for line in table.splitlines()) <= 80
     parts = [part.splitlines() for part in tables[0].split("\n\n")]
-    first = parts[0][1].split()[0]  # whichever it is: other modules have models of this base, too
+    first = parts[0][1].split()[0]  # any of them: other modules have models of this base, too
     assert [[line.split()[0] for line in part][:2] for part in parts] == [["Queue", first]] * len(parts)
     assert [line.split()[-1] for line in parts[-1] if line.startswith("Mail ")] == ["news"]
     assert [name for part in parts for name in part[0].split()[1:]] == [

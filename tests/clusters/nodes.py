@@ -66,7 +66,7 @@ class Node:
         self.engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
     def kill(self) -> None:
-        """As if its machine had lost power."""
+        """Kill it, as if its machine had lost power."""
         self._container.kill()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Node:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Its connections stand, and nothing comes of them."""
+        """Freeze it: its connections stay open, and nothing is answered."""
         self._container.pause()
         try:
             yield
@@ -91,7 +91,7 @@ class Node:
                 connection.exec_driver_sql(statement)
 
     def wait_until(self, holds: Callable[[Any], bool], statement: str) -> None:
-        """Until it answers ``statement`` with a row that ``holds``."""
+        """Wait until it answers ``statement`` with a row for which ``holds`` is true."""
         deadline = time.monotonic() + START
         while True:
             found: object

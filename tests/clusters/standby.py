@@ -35,7 +35,7 @@ class Pair:
             self.primary.tell("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
             self.primary.wait_until(lambda row: row == ("streaming", "sync"), _REPLICATION)
         self.url = urls([self.primary, self.standby])
-        """Of both: a client takes the one that accepts writes."""
+        """The URL of both: clients take the one that accepts writes."""
 
     def _admit_replication(self) -> None:
         (path,) = self.primary.ask("SHOW hba_file")
@@ -43,7 +43,7 @@ class Pair:
         self.primary.tell(f"COPY (SELECT '{rule}') TO PROGRAM 'cat >> {path}'", "SELECT pg_reload_conf()")
 
     def fall_behind(self) -> None:
-        """What is committed from now on does not reach the standby."""
+        """Stop the replication: commits from now on do not reach the standby."""
         self.standby.tell("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
         self.standby.wait_until(lambda row: row == (0,), "SELECT count(*) FROM pg_stat_wal_receiver")
 

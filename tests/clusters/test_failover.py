@@ -50,7 +50,7 @@ def test_effects_are_exact_after_a_failover(workers: ClusterWorkers, pair: Pair,
     seconds = min(called for called in workers.called_at if called > accepting) - accepting
     again = sum(count > 1 for count in workers.calls.values())
     printed(f"{pair.name}: at work {seconds:.1f} s after the new primary accepted writes; {again} errands called twice")
-    assert pair.is_synchronous or again >= MANY / 10  # the tail was lost, or this test shows nothing
+    assert pair.is_synchronous or again >= MANY / 10  # commits were lost; otherwise this test shows nothing
     workers.enqueue(1, "woken")
     enqueued = time.monotonic()
     workers.wait_until_done()
@@ -64,7 +64,7 @@ def _receipts(workers: ClusterWorkers) -> int:
 
 
 def test_a_claim_of_the_lost_tail_settles_nothing(workers: ClusterWorkers, pair: Pair) -> None:
-    """The new primary gives the same attempt of the same task out again."""
+    """The new primary hands out the same attempt of the same task again."""
     workers.enqueue(1)
     if not pair.is_synchronous:
         pair.fall_behind()

@@ -1,4 +1,4 @@
-"""Three nodes that all accept writes: what leases guarantee there, and what is refused."""
+"""A Galera cluster of three nodes: what leases guarantee there, and what is refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_node_dies_and_comes_back(workers: ClusterWorkers, galera: Galera, pri
     start_everywhere(workers, galera)
     eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)
     node.kill()
-    workers.wait_until_done()  # by the others, what the dead one's worker holds as soon as its leases end
+    workers.wait_until_done()  # by the other workers, once the leases of the dead node's worker have ended
     workers.assert_exact()
     node.start()
     galera.wait_until_synced(node)
@@ -67,7 +67,7 @@ def test_a_node_dies_and_comes_back(workers: ClusterWorkers, galera: Galera, pri
 
 
 def test_a_node_loses_its_quorum(workers: ClusterWorkers, galera: Galera, printed: Printed) -> None:
-    """It answers, and refuses to read and write, until the others are heard of again."""
+    """It answers, but refuses to read and write until it is connected to the others again."""
     workers.enqueue(300)
     start_everywhere(workers, galera)
     eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)

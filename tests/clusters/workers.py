@@ -32,7 +32,7 @@ class ClusterWorkers:
         self.calls: Counter[int] = Counter()
         """How often a handler was called, by errand."""
         self.called_at: list[float] = []
-        """By `time.monotonic`."""
+        """Times of `time.monotonic`."""
         self._loop = LoopThread()
         self._databases: list[Database] = []
         self.running: list[Running] = []

@@ -249,7 +249,7 @@ def test_another_site_cannot_act(browser: Any, sessions: sessionmaker[Any]) -> N
 
 
 def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: sessionmaker[Any]) -> None:
-    """The browser's clock is turned on instead of waiting.  What nobody asks for is not read from the database."""
+    """The browser's clock is moved instead of waiting.  Without requests, nothing is read from the database."""
     asked: list[str] = []
     turn = "(hidden) => { document.isHidden = hidden; document.dispatchEvent(new Event('visibilitychange')); }"
     with served(dashboard(sessions)) as url, tab(browser) as page:

@@ -80,7 +80,7 @@ def test_every_file_is_done_once_even_if_a_worker_is_killed(sync_db: Database, f
         tally = run(engine, folder, found, 3, silent())
         files = all_files(engine)
     assert (tally.files, tally.done, tally.lost, tally.twice, tally.failed) == (32, 32, 0, 0, 0)
-    assert tally.taken_over >= 4  # what the killed one held; a busy machine may end another lease
+    assert tally.taken_over >= 4  # those of the killed worker; on a busy machine another lease may end
     assert tally.taken_over == sum(file.attempt > 1 for file in files)
     for file in files:
         content = (folder / file.path).read_bytes()
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: 
         [*PROGRAM, "demo", str(folder), "--url", url], stderr=subprocess.PIPE, start_new_session=True, text=True
     )
     wait_until_done(url, 1)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does it: all of them at once
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
     assert errors == "Stopped. The workers have ended, and the tables are dropped.\n"

@@ -58,7 +58,7 @@ from tests.support.models import (
 )
 
 BASES = (Base, DataBase, past.Base, Fleet)
-"""Those of the models whose statements these are."""
+"""The specs of the models whose statements are pinned."""
 Call = Callable[[QueueSession], Any]
 MINUTE = timedelta(minutes=1)
 
@@ -211,7 +211,7 @@ def _statistics() -> Iterator[tuple[str, Call]]:
 
 
 def _why(session: QueueSession, model: type[sqlqueue.QueueMixin]) -> None:
-    """On one connection alone: another one would not be recorded."""
+    """Call it on a single connection: another one would not be recorded."""
     with session.get_bind().connect() as connection, QueueSession(connection) as own:
         own.why(_claims(model, 1)[0])
 
@@ -263,7 +263,7 @@ def _limited() -> Iterator[tuple[str, Call]]:
 
 
 def _claim_candidates(session: QueueSession) -> None:
-    """What follows in a claim once tasks have been found, of a key and of none."""
+    """The later statements of a claim that has found tasks, with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
 
     def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
@@ -324,7 +324,7 @@ def _registry() -> Iterator[tuple[str, Call]]:
 
 
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
-    """What is asked of a server and of an account; not what SQLAlchemy asks of a schema."""
+    """The queries about a server and an account, without SQLAlchemy's own about a schema."""
     log.clear()
     adapter, spec = adapter_for(engine.dialect), Task.__queue_spec__
     live: Any = [{"name": column.name, "default": None} for column in spec.table.columns]
@@ -341,7 +341,7 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
 
 
 def _mappers() -> list[Mapper[Any]]:
-    """Those of the tests' models; a test may add its own to the same registry."""
+    """The queue models of the tests; a test may add its own to the same registry."""
     mine = [
         mapper
         for base in (Base, DataBase)

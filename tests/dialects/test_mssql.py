@@ -24,7 +24,7 @@ from tests.support.models import Base, DataBase, Document, Listing, QueuePause, 
 
 
 class ProgrammingError(Exception):
-    """As pyodbc has it, by name."""
+    """Has the name of pyodbc's exception."""
 
 
 def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[str]]:
@@ -32,7 +32,7 @@ def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[st
 
 
 def answering(engine: Engine, part: str, *rows: tuple[Any, ...]) -> None:
-    """Let these be the rows of statements that contain `part`."""
+    """Return these rows for statements that contain `part`."""
 
     @event.listens_for(engine, "before_cursor_execute")
     def answer(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -128,7 +128,7 @@ def with_triggers() -> dict[str, str]:
 
 
 def test_nothing_is_returned_from_a_table_with_triggers(with_triggers: dict[str, str]) -> None:
-    """Error 334: OUTPUT without INTO is refused there."""
+    """OUTPUT without INTO raises error 334 there."""
     assert [name for name, sql in with_triggers.items() if "OUTPUT" in sql] == []
 
 

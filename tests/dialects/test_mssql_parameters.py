@@ -90,13 +90,13 @@ def identity(model: type[QueueMixin], n: int) -> tuple[int, ...]:
 
 
 def claim_twice(session: QueueSession, model: Any) -> None:
-    """The second looks for others than those that the first has locked."""
+    """The second claim excludes the rows that the first has locked."""
     session.claim_many(model, limit=MANY, lease=None)
     session.claim(model)
 
 
 def rerun_locked(session: QueueSession, model: Any) -> None:
-    """Whether it is one of those that are locked has to be asked."""
+    """It has to be queried whether the row is one of those that are locked."""
     session.claim_many(model, limit=MANY, lease=None)
     names = [column.name for column in model.__queue_spec__.primary_key]
     session.enqueue(model, [dict.fromkeys(names, MANY)], on_conflict="rerun")
@@ -121,7 +121,7 @@ CALLS: dict[str, Callable[[QueueSession, Any], Any]] = {
 
 
 def numbers(call: Callable[[QueueSession, Any], Any], model: type[QueueMixin], missing: int = 0) -> list[int]:
-    """How many parameters each statement has that `call` sends, where there are many rows, but for so many."""
+    """Return the number of parameters of each statement that `call` sends for many rows."""
     engine, log = recording_engine(*ENGINES["mssql"])
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -163,7 +163,7 @@ def test_there_is_room_for_messages() -> None:
 
 
 def without_paused(session: QueueSession, model: type[QueueMixin]) -> None:
-    """A look asks for them three times."""
+    """A poll queries them three times."""
     where = not_paused(adapters()["mssql"], model.__queue_spec__, {f"letter:topic {n}" for n in range(MANY)})
     assert where is not None
     next_due(session, model, *where)

@@ -1,4 +1,4 @@
-"""What a claim on Oracle locks, and reads again once it is locked: told from the statements, there is no server."""
+"""What a claim on Oracle locks, and reads again once it is locked, as the statements show; there is no server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_locked_row_must_still_match(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, each in BLOCKS.items() if "FORALL" in each])
-def test_a_claim_writes_only_the_queue_columns(name: str) -> None:
+def test_only_the_locked_rows_are_written(name: str) -> None:
     assert re.search(r"FORALL i IN 1 \.\. taken\.COUNT\s+UPDATE .* WHERE ROWID = taken\(i\);\n", BLOCKS[name])
 
 

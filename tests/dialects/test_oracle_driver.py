@@ -23,11 +23,11 @@ thin_impl = pytest.importorskip("oracledb.thin_impl")
 
 
 LOBS = (oracledb.DB_TYPE_CLOB, oracledb.DB_TYPE_NCLOB)
-"""What a server would have to make."""
+"""The variable that a server would fill."""
 
 
 class SentError(Exception):
-    """The statement got as far as the server."""
+    """Raised once a statement would be sent to the server."""
 
 
 async def unconnected(kind: type[Any]) -> Any:

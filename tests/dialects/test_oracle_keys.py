@@ -39,7 +39,7 @@ CALLS: list[Callable[[QueueSession, type[Any]], object]] = [
 
 
 def made(*arguments: Any, **options: Any) -> type[Any]:
-    """A model whose key is declared so."""
+    """Return a model with this declaration of its key."""
 
     class Base(DeclarativeBase):
         pass
@@ -159,7 +159,7 @@ def _sources() -> Iterator[tuple[Path, str]]:
 
 
 def test_each_example_is_declared_with_identity() -> None:
-    """A key of one integer, in a model that somebody might copy or that the tests create."""
+    """Integer keys of models that users may copy, or that the tests create."""
     left = [
         f"{path.relative_to(PROJECT)}: {each.name}"
         for path, source in _sources()
@@ -171,7 +171,7 @@ def test_each_example_is_declared_with_identity() -> None:
 
 
 _NEVER_MADE = ("tests/model/", "tests/typing/", "tests/dialects/test_oracle_keys.py")
-"""Their models never have tables, or are wrong on purpose."""
+"""Folders whose models never have tables, or are wrong on purpose."""
 
 
 def _leaves_its_key_to_the_server(model: ast.ClassDef) -> bool:

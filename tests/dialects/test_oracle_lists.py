@@ -90,7 +90,7 @@ def sent() -> Iterator[tuple[Engine, list[tuple[str, int]]]]:
 
 
 def hold(session: QueueSession, model: type[Any]) -> None:
-    """As claims by ``lease=None`` leave them in the session."""
+    """Hold rows as claims with ``lease=None`` do."""
     tasks = [
         model(**dict(zip((each.name for each in inspect(model).primary_key), claim.identity, strict=True)))
         for claim in claims_of(model)

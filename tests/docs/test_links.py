@@ -1,4 +1,4 @@
-"""What the documentation points to is there.  The site's own links are checked by its build."""
+"""Links of the documentation to files exist.  The build of the site checks the links between its pages."""
 
 from __future__ import annotations
 

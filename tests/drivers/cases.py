@@ -1,4 +1,4 @@
-"""Real drivers of engines without a server here, and how their errors are classified."""
+"""Real drivers of engines that have no server here, and how their errors are classified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports at which something goes wrong: what listens there is a thread of the test."""
+"""Ports of servers that misbehave; each is a thread of the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 
 Serve = Callable[[socket.socket], None]
-"""What becomes of one connection, which is closed then."""
+"""Handles one connection, which is closed afterwards."""
 
 
 @contextmanager
@@ -23,19 +23,19 @@ def listener(serve: Serve) -> Iterator[int]:
 
 @contextmanager
 def closed() -> Iterator[int]:
-    """Nobody listens."""
+    """A port without a listener."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         yield nobody.getsockname()[1]
 
 
 def drop(connection: socket.socket) -> None:
-    """Closed as soon as anything is asked."""
+    """Close the connection at the first request."""
     connection.recv(1)
 
 
 def stay_silent(seconds: float) -> Serve:
-    """Accepted, and nothing else, for so long."""
+    """Accept the connection, and answer nothing for so many seconds."""
 
     def serve(connection: socket.socket) -> None:
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Parts of a worker, and a server that is not at its best."""
+"""Parts of a worker whose server fails."""
 
 from __future__ import annotations
 

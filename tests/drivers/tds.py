@@ -29,7 +29,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of the server's, as its number and its words."""
+    """An error of the server: its number and its text."""
 
     number: int
     text: str = "as the test has it"
@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing, for so many seconds."""
+    """No answer for so many seconds."""
 
     seconds: float
 

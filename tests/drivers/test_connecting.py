@@ -1,4 +1,4 @@
-"""Servers that are not there, or not all there, as the real drivers tell of them."""
+"""Servers that are unreachable or unavailable, as the real drivers report them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
 def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
-    """Of a task whose handler meets the outage."""
+    """The outage happens in the handler of a task."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
         executor = Executor(handler, SyncDatabase(sessions, Pulse()), adapter_of(url), Reports())
@@ -124,7 +124,7 @@ def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
 def test_no_outcome_is_dropped(template: str, port: Port, task: Task) -> None:
-    """Of a task that was done when the outage began."""
+    """The outage begins once the handler has ended."""
     with away(template, port) as url, sessions_at(url) as sessions:
         assert not is_dropped(sessions, task)
 

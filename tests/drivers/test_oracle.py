@@ -1,4 +1,4 @@
-"""What an Oracle Database says went wrong, as python-oracledb makes errors of it."""
+"""How errors of an Oracle Database are classified, as python-oracledb raises them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a SQL Server says went wrong, in the words of a real driver: its number is at the end of a text."""
+"""How errors of a SQL Server are classified, as a real driver raises them: the number is at the end of the text."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
 
 
 def test_a_key_violation_that_ends_the_transaction_is_reported() -> None:
-    """As with XACT_ABORT: to go on would be to lose what was written before."""
+    """As with XACT_ABORT: to continue would lose what was written before."""
     with served(WRITE=Failure(2627), **{"ROLLBACK TRAN": Failure(3903)}) as engine, Session(engine) as session:
         adapter = adapter_for(engine.dialect)
 

@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 def answers(client: httpx2.Client, path: str) -> bool:
-    """Whether the server does, whatever it says."""
+    """Return whether the server answers at all."""
     try:
         client.get(path)
     except httpx2.TransportError:

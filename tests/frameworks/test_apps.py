@@ -85,7 +85,7 @@ uvicorn.run(with_asyncio.application(create_async_engine(sys.argv[1])), port=0)
 
 
 def test_the_application_does_not_go_on_without_its_worker(tmp_path: Path) -> None:
-    """Here without a table for it: the log says so once, and the process ends."""
+    """The table is missing: the log says so once, and the process ends."""
     command = [sys.executable, "-c", SERVE, f"sqlite+aiosqlite:///{tmp_path}/empty.db"]
     ended = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=60

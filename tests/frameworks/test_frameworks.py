@@ -104,7 +104,7 @@ def test_flask_sqlalchemy_with_methods() -> None:
 
 @pytest.fixture
 def sqlmodel() -> Iterator[Any]:
-    """Its tables are in one MetaData for the whole process."""
+    """Clear SQLModel's metadata, which is shared by the whole process."""
     sqlmodel = pytest.importorskip("sqlmodel")
     yield sqlmodel
     sqlmodel.SQLModel.metadata.clear()

@@ -21,7 +21,7 @@ DAY = timedelta(days=1)
 
 
 def raising(error: Exception) -> Callable[[Any, Any], None]:
-    """A write of a handler that is undone."""
+    """A handler's write, which is rolled back."""
 
     def write(session: Any, task: Any) -> None:
         session.add(Ledger(task_id=task.id))

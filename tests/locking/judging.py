@@ -1,4 +1,4 @@
-"""What must hold, however transactions take turns."""
+"""The guarantees that hold however transactions interleave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.locking.server import Server, Transaction
 
 
 class Broken(AssertionError):
-    """A promise of the library's."""
+    """A guarantee of the library is violated."""
 
 
 class ClaimedTwice(Broken):
@@ -162,7 +162,7 @@ class Promises(Judge):
             self._judge_waiting_for(holder)
 
     def _judge_waiting_for(self, holder: Actor) -> None:
-        """Of those that still wait for locks that a step leaves behind: who is let go within a statement waits not."""
+        """The transactions that still wait for locks which a step has left behind."""
         self._waiting = [actor for actor in self._waiting if actor.wait]
         for actor in self._waiting:
             step, (resource, mode) = actor.step, actor.wait  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Locks: their modes, who holds which, and who is in whose way."""
+"""Locks: their modes, their holders, and which conflict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Resource = tuple[str, Hashable]
 
 
 class Locks:
-    """Who holds what.  Nothing is said of who comes first among those that wait."""
+    """The holders of locks.  The order of the waiting transactions is not modelled."""
 
     def __init__(self) -> None:
         self.held: dict[Resource, dict[Any, Mode]] = defaultdict(dict)

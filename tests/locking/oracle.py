@@ -30,7 +30,7 @@ class Oracle(Server):
     judges_again: ClassVar[bool] = False
 
     def entries_changed(self, table: Any, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        """What has no locks in indexes but for keys: who has the same waits for the transaction that changes it."""
+        """Index entries have no locks, except those of keys: an equal key waits for the transaction that changes it."""
         for index in (None, *(each for each in table.indexes if each.unique)):
             names = [column.name for column in (table.primary_key if index is None else index.columns)]
             before, after = ([row and row[name] for name in names] for row in (old, new))

@@ -123,7 +123,7 @@ class Stage:
         raise NotImplementedError
 
     def go(self, actor: Actor) -> None:
-        """Let it go on to its next pause."""
+        """Resume it until its next pause."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The same on a real server: each transaction in a thread, and the server itself is asked who waits."""
+"""The same on a real server: each transaction runs in a thread, and the server is asked which one waits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ServerStage(Stage):
             thread.start()
 
     def close(self) -> None:
-        """Let all go on without turns."""
+        """Resume all of them without turns."""
         for actor in self.actors:
             self._may_go[actor.name].release(1_000)
         for thread in self._threads.values():

@@ -43,7 +43,7 @@ def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _again(lease: Any) -> Callable[[], Sequence[Script]]:
-    """Two claims in one transaction, by two indexes."""
+    """Two claims in one transaction, through two indexes."""
     return lambda: [
         (claim(Mail, lease=lease), claim(Mail, lease=lease), COMPLETE, COMMIT),
         (*[claim(Mail, Mail.topic == "x", lease=lease, topic="x")] * 2, COMPLETE, COMMIT),

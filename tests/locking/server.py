@@ -223,7 +223,7 @@ class Server:
                 self.unlock(transaction, resource)
 
     def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:
-        """What is locked by those who give a row its key, or take that away: entries, unless an engine has none."""
+        """The locks of transactions that set or remove the key of a row: index entries, if the engine locks any."""
         versions = [row for rows in self.both() if (row := rows[table].get(number)) is not None]
         if index is None:
             return [(table.name, number)]
@@ -245,7 +245,7 @@ class Server:
         return in_order(path.index, path.table, list(found.values()))
 
     def holds(self, transaction: Transaction, table: Table, number: int, terms: Sequence[Any], parameters: Any) -> bool:
-        """Whether the criteria hold for a row, as who has locked it sees it."""
+        """Return whether the criteria hold for a row, as the holder of its lock sees it."""
         row = self.row(transaction, table, number)
         if row is None:
             return False

@@ -107,7 +107,7 @@ SEEDS = range(20)
 
 
 def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bool) -> None:
-    """One way to interleave; a promise that is broken is raised."""
+    """Play one interleaving; a violated guarantee raises an error."""
     scene = SCENES[name]
     stage = ModelStage(server, dialect, scene.scripts(), finely=finely)
     for model, rows in scene.all_rows.items():
@@ -117,7 +117,7 @@ def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bo
 
 
 def play_until(error: type[Broken], server: type[Server], dialect: str, name: str) -> None:
-    """In one way after the other, until this promise is broken."""
+    """Try one interleaving after another until this guarantee is violated."""
     for seed, finely in product(SEEDS, (False, True)):
         try:
             play(server, dialect, name, seed, finely=finely)

@@ -1,4 +1,4 @@
-"""Whether the model can be believed: real servers do as it says, step by step."""
+"""Real servers behave like the models of locks, step by step."""
 
 from __future__ import annotations
 

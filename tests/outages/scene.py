@@ -1,4 +1,4 @@
-"""Two workers at one server, of sync and of async sessions, who stay whatever becomes of it."""
+"""Two workers of one server, with sync and with async sessions, which keep running whatever happens to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOTS = 3
 WORK = 0.02
 """Seconds that an errand takes which does not wait for the gate."""
 PATIENCE = 40.0
-"""Seconds within which all is well again, unless the test fails."""
+"""Seconds within which everything has recovered, unless the test fails."""
 HOLDING = timedelta(seconds=9)
 LONG, BRIEF = timedelta(minutes=5), timedelta(seconds=1.5)
 LANES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ LANES: dict[str, dict[str, Any]] = {
 """Options of the handlers, by topic."""
 WITHOUT_SESSION = ("plain", "brief-plain", "held", "refused")
 ELSEWHERE = ("late",)
-"""Topics for workers who come later."""
+"""Topics of workers that are started later."""
 BRIEF_TOPICS = ("brief", "brief-plain")
 
 
@@ -54,7 +54,7 @@ class Scene:
         self.calls: Counter[int] = Counter()
         """How often a handler was called, by errand."""
         self.present: set[int] = set()
-        """Errands that are with their handlers."""
+        """The errands whose handlers are running."""
         self.gate, self.release = Event(), Event()
         self._loop = LoopThread()
         self.databases = [self._database(is_async=False), self._database(is_async=True)]
@@ -76,7 +76,7 @@ class Scene:
         )
 
     def start(self, number: int, *topics: str) -> Running:
-        """A worker of sync sessions (0) or of async ones (1), for these topics."""
+        """Start a worker with sync (0) or async (1) sessions for these topics."""
         database = self.databases[number].variant(pool_size=20, max_overflow=20)
         name = ("sync", "async")[number]
         worker = Worker(database.sessions(), name=name, grace=timedelta(seconds=1))

@@ -15,7 +15,7 @@ from tests.support.servers import Unavailable, answering, contained, free_port, 
 
 
 class FrailServer:
-    """What is committed outlives all of this."""
+    """A server in a container of its own; commits survive everything that happens to it."""
 
     def __init__(self, case: EngineCase, stack: ExitStack) -> None:
         if reason := missing_driver(case):
@@ -28,13 +28,13 @@ class FrailServer:
         self._engine = create_engine(self.server.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
     def restart(self) -> None:
-        """It is shut down in order, and starts again."""
+        """Shut it down in order, and start it again."""
         self._container.restart(timeout=3)
         self._wait()
 
     @contextmanager
     def crashed(self) -> Iterator[None]:
-        """As if its machine had lost power."""
+        """Kill it, as if its machine had lost power."""
         self._container.kill()
         try:
             yield
@@ -44,7 +44,7 @@ class FrailServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Its connections stand, and nothing comes of them."""
+        """Freeze it: its connections stay open, and nothing is answered."""
         self._pause()
         try:
             yield
@@ -64,7 +64,7 @@ class FrailServer:
 
     @contextmanager
     def suffering(self, begin: Sequence[str], end: Sequence[str]) -> Iterator[None]:
-        """What its administrator does to it by one statement after the other, and undoes."""
+        """Execute the administrator's statements, and undo them at the end."""
         url = self.server.url.set(username=self.case.administrator)
         engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""What befalls a server while workers are at it: they stay, and every task is done, its effects once."""
+"""Faults of a server while workers use it: they keep running, and each task has its effects once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = 60
 
 
 def all_is_well(scene: Scene) -> None:
-    """All tasks are done, each had its effect once, and none was blamed for what happened to the server."""
+    """Assert that each task is completed with its effect once, and that no failure was counted."""
     scene.wait_until_done()
     assert not any(running.ended for running in scene.workers)
     rows = scene.rows()
@@ -99,7 +99,7 @@ def test_leases_end_while_the_server_is_frozen(scene: Scene, monkeypatch: pytest
 
 
 def test_a_server_that_refuses_work_is_an_outage(scene: Scene) -> None:
-    """It answers, and refuses."""
+    """The server answers, and refuses work."""
     for begin, end in scene.server.case.hardships:
         scene.enqueue("steady", "plain", "brief", count=2 * SLOTS)
         scene.wait_until_busy("steady", "plain")

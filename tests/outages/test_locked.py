@@ -1,4 +1,4 @@
-"""An engine with one writer, while another process holds the pen for longer than anybody waits for it."""
+"""An engine with one writer, while another process writes for longer than anyone waits."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def ask(session: Any, task: Any) -> None:
 
 
 def in_the_middle(db: Database, before: Any, blocking: BlockingHandler, after: Any = nothing) -> Any:
-    """A handler who waits between two parts of its transaction."""
+    """Return a handler that waits between two parts of its transaction."""
 
     def function(session: Any, task: Any) -> None:
         before(session, task)

@@ -1,4 +1,4 @@
-"""Transactions that the engine gives up for others: the handler is called again, at once, and its effects are once."""
+"""Deadlock victims: the handler is called again at once, and its effects are committed once."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _read_pid(at_work: int) -> int:
 
 
 def _fork(url: URL, port: int, tell: int) -> int:
-    """From this process, which has no threads and no connections: a new interpreter would take seconds to start."""
+    """Fork this process, which has no threads and no connections: a new interpreter would take seconds to start."""
     parent = os.getpid()
     if pid := os.fork():
         return pid

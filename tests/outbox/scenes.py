@@ -27,7 +27,7 @@ def claim(actor: Actor, *where: Any, limit: int = 100) -> list[int]:
 
 
 class Notes:
-    """A publisher, which fails for what it is told to."""
+    """A publisher that fails for given messages."""
 
     def __init__(self, fails: Callable[[Any], bool] = lambda _: False, error: BaseException | None = None) -> None:
         self.calls: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Many at once, each with a session of its own."""
+"""Calls of many sessions at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ THREADS = 8
 
 T = TypeVar("T")
 Transaction: TypeAlias = Callable[[Callable[[Actor], T]], T]
-"""Carries out a call and its commit, again if the engine chose it as the victim of another; what it returned."""
+"""Call and commit, again after a deadlock, and return the result."""
 
 
 def storm(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
-    """Let go of all `parts` at once, and wait for them; how many victims there were."""
+    """Run all `parts` at once, and return the number of deadlock victims."""
     barrier, victims = Barrier(len(parts)), []
     adapter = adapter_for(db.session_engine.dialect)
 

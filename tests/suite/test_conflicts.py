@@ -1,4 +1,4 @@
-"""Many enqueue one key at once, while it waits, runs or is done: the last word counts, and it is acted upon."""
+"""Many sessions enqueue one key at once: the last values are stored, and a run follows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS = 5
 
 
 def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
-    """Eight threads, each with a transaction of its own, let go at once; what each returned or raised."""
+    """Call it in eight threads at once, each in a transaction of its own; return what each returned or raised."""
     barrier = Barrier(THREADS)
 
     def run(actor: Actor, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""Claimers that die: in mid-transaction nothing has happened, after a commit the lease decides."""
+"""Claimers that die: in mid-transaction nothing has happened; after the commit the task is free when its lease ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def claimed(db: Database) -> Task | None:
 
 
 def claimed_within(db: Database, patience: timedelta) -> Task:
-    """It takes the server a moment to see that a connection is dead."""
+    """Claim repeatedly: it takes the server a moment to notice that a connection is dead."""
     deadline = time.monotonic() + patience.total_seconds()
     while (task := claimed(db)) is None:
         assert time.monotonic() < deadline, "the row of a dead claimer was not given back"
@@ -63,7 +63,7 @@ def claimed_within(db: Database, patience: timedelta) -> Task:
 
 
 def crash(db: Database) -> Task:
-    """A claimer commits its claim, and is not heard of again."""
+    """Commit a claim, and end its lease, as if its claimer had crashed."""
     task = claimed(db)
     assert task is not None
     end_leases(db)

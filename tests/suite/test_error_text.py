@@ -1,4 +1,4 @@
-"""The text of a failure can be anything, and never makes the failure itself fail."""
+"""Any text of an error can be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues divided by an attribute, such as the type of a message: fair shares, by an index for each claim."""
+"""Queues partitioned by an attribute, such as the type of a message: fair shares, and an index for each claim."""
 
 from __future__ import annotations
 

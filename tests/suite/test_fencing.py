@@ -1,4 +1,4 @@
-"""A claim that is no longer its holder's settles nothing, however the holder remembers it."""
+"""A lost claim settles nothing, whether it is given by its instance or by its value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_call = pytest.mark.parametrize("call", SETTLING)
 
 
 def claimed(db: Database, **options: Any) -> tuple[Actor, Task]:
-    """A claimer that has committed early."""
+    """Return a session that has committed its claim."""
     db.insert(Task, rows(1))
     actor = db.session(**options)
     task = actor.claim(Task, claimed_by="first")
@@ -29,7 +29,7 @@ def claimed(db: Database, **options: Any) -> tuple[Actor, Task]:
 
 
 def succeed(db: Database) -> Any:
-    """The lease ends, and somebody else gets the row."""
+    """End the lease, and claim the row in another session."""
     end_leases(db)
     with db.begin() as actor:
         task = actor.claim(Task, claimed_by="second")
@@ -38,7 +38,7 @@ def succeed(db: Database) -> Any:
 
 
 def assert_lost(db: Database, actor: Actor, call: str, task: Any, key: int) -> None:
-    """The call is refused, takes the transaction's writes with it, and the row stays as it is."""
+    """Assert that the call is refused, that the transaction's writes are rolled back, and that the row is unchanged."""
     successor = succeed(db)
     before = row(db, successor)
     actor.add(Ledger(task_id=key))

@@ -1,4 +1,4 @@
-"""To look at tasks and to give them up: find, discard by criteria, what hangs, and an example of each error."""
+"""Find tasks, discard them by criteria, count hung ones, and get an example of each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of failures: when they are tried again, when they are given up, and how long they are kept."""
+"""Failures: when they are retried, when they are discarded, and how long they are kept."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.models import Ping, Report
 from tests.support.rows import TICK, clock, count, end_leases, row
 
 NEVER = "0 0 29 2 *"
-"""Not while the tests run, or else in a leap year."""
+"""A date on which the tests do not run, in a leap year."""
 
 
 @pytest.mark.parametrize("running", [False, True])

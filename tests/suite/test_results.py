@@ -1,4 +1,4 @@
-"""What a task comes to is kept with it, as JSON."""
+"""The result of a task is stored with it, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One clock, the database's: no time zone moves it, and nothing is lost on the way."""
+"""All times are of the database's clock, in UTC, and keep their precision."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_repeated_hour_has_two_buckets(sync_db: Database, in_berlin: None) -> 
 
 
 def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
-    """And by the same clock that they go by."""
+    """All times of a task are by the same clock."""
     with db.begin() as session:
         session.enqueue(Task, [{}, {}])
     with db.begin() as session:

@@ -1,4 +1,4 @@
-"""A claim is never taken for another one, though the primary key and the attempt are the same."""
+"""A claim is told from another one with the same primary key and attempt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def content(db: Database, model: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def undone(db: Database, *models: Any) -> Iterator[None]:
-    """What is committed within is lost: a standby that takes over never had it, or a backup is restored."""
+    """Undo what is committed within, as a failover to a standby or a restored backup does."""
     before = {model: content(db, model) for model in models}
     yield
     with db.engine.begin() as connection:
@@ -52,7 +52,7 @@ def undone(db: Database, *models: Any) -> Iterator[None]:
 
 
 def at_the_same_moment(db: Database, earlier: dict[str, Any], model: Any = Task) -> None:
-    """The clock went backwards as well: the second claim was made when the first one was."""
+    """Set the clock back as well: both claims have the same time."""
     moments = {name: earlier[name] for name in ("claimed_at", "available_at")}
     with db.engine.begin() as connection:
         connection.execute(update(model.__table__).where(model.id == earlier["id"]).values(moments))
@@ -203,7 +203,7 @@ def test_tokens_of_lock_only_claims(db: Database) -> None:
 
 
 def test_a_row_to_be_rerun_keeps_its_token(db: Database) -> None:
-    """That takes its claimed_at away, not its token."""
+    """A rerun clears claimed_at, but not the token."""
     db.insert(Listing, [{"id": 1}])
     with undone(db, Listing):
         (first,) = claims(db, Listing)
@@ -236,7 +236,7 @@ def test_messages(db: Database) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETED, RELEASED])
 def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None:
-    """Who has lost a claim gives up its own slot, and never its successor's."""
+    """A lost claim frees its own slot, and never that of its successor."""
     with db.begin() as actor:
         actor.set_limit(Visit, "a", 1)
     db.insert(Visit, [{"id": number, "limit_key": "a"} for number in (1, 2)])

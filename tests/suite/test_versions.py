@@ -1,4 +1,4 @@
-"""Rows that the ORM versions (`version_id_col`), by a counter, by a generator, and by the server."""
+"""Queues with a `version_id_col`: by a counter, by a generator, and by the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that was given by its URL: the tests make their tables in it if it is empty, and leave it empty."""
+"""A database that is given by its URL: the tests make their tables in it if it is empty, and leave it empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.sql.ddl import CreateTable
 from tests.support.engines import EngineCase
 
 MARK = Table("sqlqueue_tests", MetaData(), Column("id", Integer, primary_key=True, autoincrement=False))
-"""Says that all tables here are the tests' own."""
+"""Marks a database whose tables belong to the tests."""
 
 
 class Refused(Exception):
@@ -55,7 +55,7 @@ def _is_ours(engine: Engine) -> bool:
 
 
 def _needed() -> Iterator[tuple[str, Executable]]:
-    """What the tests do all the time, as the names of privileges."""
+    """Yield statements that the tests need to execute, with the names of the privileges."""
     yield "CREATE TABLE", CreateTable(MARK)
     yield "INSERT", MARK.insert().values(id=1)
     yield "SELECT", MARK.select()

@@ -127,7 +127,7 @@ class Listing(UniqueMixin, Base):
 
 
 class Film(StageMixin, UniqueMixin, ResultMixin, Base):
-    """Goes from stage to stage, and comes to something."""
+    """Goes from stage to stage, and has a result."""
 
     __tablename__ = "film"
     __queue__ = QueueOptions(
@@ -248,7 +248,7 @@ class Dispatch(OutboxMixin, Base):
 
 
 class Report(RecurringMixin, Base):
-    """Runs again and again; all runs that were missed are made up for by one."""
+    """Recurs; all missed runs are made up for by one."""
 
     __tablename__ = "report"
     __queue__ = QueueOptions(max_attempts=2, retry=LinearBackoff(timedelta(seconds=10), jitter=0))
@@ -266,7 +266,7 @@ class Reading(RecurringMixin, Base):
 
 
 class Ping(RecurringMixin, Base):
-    """What comes too late is not done; gone when there is no further run."""
+    """Late runs are skipped; deleted when there is no further run."""
 
     __tablename__ = "ping"
     __queue__ = QueueOptions(missed="skip", on_complete="delete")
@@ -279,7 +279,7 @@ class Slot(SlotMixin, Base):
 
 
 class Visit(LimitMixin, Base):
-    """Only so many to one place at a time."""
+    """At most two to one place at a time."""
 
     __tablename__ = "visit"
     __queue__ = QueueOptions(slots=Slot, limit=2, retry=ConstantBackoff(timedelta(0)))
@@ -298,7 +298,7 @@ class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
 
 
 class Message(QueueMixin, Base):
-    """Divided by kind; tried again as its errors deserve, and kept for long if that did not help."""
+    """Partitioned by kind; the delay of a retry depends on the error, and dead letters are kept longer."""
 
     __tablename__ = "message"
     __queue__ = QueueOptions(

@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What exists now stays: the garbage collector need not traverse thousands of tests again and again."""
+    """Exclude the collected tests from garbage collection, which would traverse thousands of them each time."""
     gc.collect()
     gc.freeze()
 
@@ -58,7 +58,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Around all else, for a test's timeout is not that of its servers."""
+    """Start servers outside of the test's timeout."""
     item.config.stash[SERVERS].start(_cases(item))
     return (yield)
 
@@ -91,7 +91,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """All processes of this run are done with their databases."""
+    """Drop the tables in given databases once all processes of this run have ended."""
     used = sum_up(terminalreporter)
     for given in (case.given for case in ENGINES if case.name in used):
         with suppress(DBAPIError, ImportError):  # the tests were skipped for that
@@ -100,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _cases(item: pytest.Item) -> list[EngineCase]:
-    """The engines whose servers it needs."""
+    """Return the engines whose servers a test needs."""
     parameters = getattr(item, "callspec", None)
     if parameters is None:
         return []

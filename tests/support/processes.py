@@ -19,7 +19,7 @@ PROGRAM = [sys.executable, "-c", f"{_HEARS}; from sqlqueue.cli import main; main
 
 
 class Gate:
-    """The child's end: `gate.wait()` says that it has arrived, and blocks until the test lets it pass."""
+    """The child's end: `gate.wait()` reports that the child has arrived, and blocks until the test lets it pass."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """With which it has ended, if it has."""
+        """The exit status, or `None` while it runs."""
         status: int | None = self._process.exitcode
         return status
 
@@ -60,7 +60,7 @@ class Child:
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """As `kill -9`: nothing in the child gets to clean up."""
+        """Kill it as `kill -9` does, without any clean-up."""
         self._process.kill()
         self._process.join()
         self._connection.close()

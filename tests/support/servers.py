@@ -135,7 +135,7 @@ def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple
 
 
 def _address(running: Any, container: Container) -> tuple[str, int]:
-    """One that has to last is a port of the host: a container may get another address when it starts again."""
+    """Return the host and port; a fixed port is the host's, since a restarted container may get another address."""
     if container.host_port is not None:
         return running.get_docker_client().host(), container.host_port
     return running.get_container_host_ip(), int(running.get_exposed_port(container.port))
@@ -183,7 +183,7 @@ def docker_client() -> Any:
 
 
 def _listens(address: str) -> bool:
-    """Whether anything accepts connections there: the client leaves a Unix socket open that it cannot connect."""
+    """Return whether anything accepts connections there; the client leaks a Unix socket that it cannot connect."""
     scheme, _, path = address.partition("://")
     if scheme != "http+unix":
         return True  # the client closes those of other kinds
@@ -221,7 +221,7 @@ def free_port() -> int:
 
 
 def answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:
-    """Proof is a connection: images report themselves ready before, or twice."""
+    """Wait for a connection: images report that they are ready too early, or twice."""
     deadline = time.monotonic() + patience
     engine = create_engine(url, poolclass=NullPool)
     while True:

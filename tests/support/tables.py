@@ -1,4 +1,4 @@
-"""Makes the tables once per engine and empties them between tests, at the price of one statement where none is used."""
+"""Creates the tables once per engine and empties them between tests, with one statement if no table was used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who plays with a server from compose/ has the one that the tests start, and the URL to point them at it."""
+"""The servers of compose/ are those that the tests start, and each file names the URL for the tests."""
 
 from __future__ import annotations
 

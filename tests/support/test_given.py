@@ -1,4 +1,4 @@
-"""What the tests do to a database that somebody else keeps."""
+"""What the tests do to a database that is given by its URL."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 
 LONG = timedelta(minutes=5)
-"""As `poll`: nothing is found by looking now and then."""
+"""A `poll` with which nothing is found by polling during a test."""
 AT_ONCE = 60.0
-"""Seconds, on a machine that is busy; who polls so rarely looks after 150 at the earliest."""
+"""Seconds, generous for a busy machine; with a poll of `LONG`, a worker polls after 150 at the earliest."""
 POLL = timedelta(seconds=0.3)
 LEASE = timedelta(seconds=4.5)
-"""A heartbeat comes after a third: a machine may stand still for three seconds."""
+"""Heartbeats come after a third of it, so that the machine may stall for three seconds."""
 _THREADS = ThreadPoolExecutor(50)
 PATIENCE = 60.0
-"""Seconds that no test waits for, unless it fails."""
+"""Seconds after which a wait fails."""
 
 
 class Workers:
@@ -135,19 +135,19 @@ class BlockingHandler:
 
 
 def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
-    """What `holds` returns once it is true."""
+    """Return the result of `holds` once it is true."""
     deadline = time.monotonic() + within
     pause = 0.01
     while not (found := holds()):
         assert time.monotonic() < deadline, "it has not come about"
         time.sleep(pause)
-        pause = min(1.5 * pause, 0.05)  # to ask takes time, of the server and of who is waited for
+        pause = min(1.5 * pause, 0.05)  # polling takes time of the server
     return found
 
 
 @contextmanager
 def seen(db: Database, name: str) -> Iterator[list[Any]]:
-    """How often this event comes about on the engine of the sessions of `db`."""
+    """Yield the list of these events on the engine of the sessions of `db`."""
     found: list[Any] = []
 
     def listener(*arguments: Any, **_: Any) -> None:
@@ -165,19 +165,19 @@ def nothing(*_: Any) -> None:
 
 
 def write_ledger(session: Any, task: Any) -> None:
-    """Twice for one task is an error."""
+    """Write a row that may exist only once for each task."""
     session.add(Ledger(task_id=task.id, worker="worker"))
 
 
 async def _in_thread(during: Callable[[Any], None], task: Any) -> None:
-    """As `asyncio.to_thread`, which has few of them."""
+    """Call it in a thread, as `asyncio.to_thread` does, which has few threads."""
     await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, during, task)
 
 
 def with_session(
     db: Database, write: Callable[[Any, Any], None] = write_ledger, *, during: Callable[[Any], None] = nothing
 ) -> Any:
-    """A handler: `during` may block, `write` is given a sync session."""
+    """Return a handler that calls `during`, which may block, and `write` with a sync session."""
 
     def function(session: Any, task: Any) -> None:
         during(task)
@@ -201,7 +201,7 @@ def without_session(db: Database, during: Callable[[Any], None] = nothing) -> An
 
 
 def raising(db: Database, error: BaseException, *, session: bool = True) -> Any:
-    """A handler that fails after it has written."""
+    """Return a handler that writes and then fails."""
 
     def write(session: Any, task: Any) -> None:
         write_ledger(session, task)

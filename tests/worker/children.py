@@ -1,4 +1,4 @@
-"""What the worker processes of the tests run."""
+"""Targets of the tests' worker processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def work(gate: Gate, url: URL) -> str:
 
 
 def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
-    """Calls of these functions, each written down once."""
+    """Run jobs of these functions; each call writes one row to the ledger."""
     engine = create_engine(url)
     worker = Worker(sessionmaker(engine, class_=QueueSession), name=functions[-1], poll=timedelta(seconds=0.3))
 
@@ -69,7 +69,7 @@ def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
 
 
 def write_and_stay(gate: Gate, url: URL) -> None:
-    """Killed at the gate, with the effects written and not committed."""
+    """Wait at the gate with the effects written and not committed, to be killed there."""
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
 
     @worker.handler(Task, concurrency=1, lease=LEASE)
@@ -82,7 +82,7 @@ def write_and_stay(gate: Gate, url: URL) -> None:
 
 
 def load(_: int) -> Worker:
-    """For a supervisor: who did what is in the ledger."""
+    """Return a worker for a supervisor; the ledger tells which process did what."""
     worker = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=timedelta(0, 0.1))
 
     @worker.handler(Task, concurrency=1)
@@ -94,7 +94,7 @@ def load(_: int) -> Worker:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process is gone, and not a zombie that was not waited for."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -113,7 +113,7 @@ def supervised(
 
 
 def stopped(supervisor: subprocess.Popen[str]) -> str:
-    """End it, and return what it has logged."""
+    """Stop it, and return its log."""
     supervisor.send_signal(signal.SIGTERM)
     _, errors = supervisor.communicate(timeout=60)
     return errors

@@ -28,7 +28,7 @@ HOUR = timedelta(hours=1)
 
 
 class Context(NamedTuple):
-    """What a test tells the child processes."""
+    """What a test passes to its child processes."""
 
     url: str
     is_async: bool
@@ -45,13 +45,13 @@ class Context(NamedTuple):
 
     @classmethod
     def read(cls) -> Context:
-        """Of the test whose child this process is."""
+        """Return the context of the test whose child this process is."""
         parent = parent_process()
         assert parent is not None
         return cls(*json.loads(cls._file(parent.pid or 0).read_text()))
 
     def waiting(self) -> list[int]:
-        """The processes that wait."""
+        """Return the ids of the processes that wait."""
         return [int(each.name) for each in Path(self.directory).iterdir() if each.name.isdigit()]
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class Even(Exception):
 
 
 def hang(task: Any) -> None:
-    """Where no other thread of the process gets to run."""
+    """Block all threads of the process."""
     Context.read().wait() if task.number else None
     ctypes.PyDLL(None).sleep(600)
 

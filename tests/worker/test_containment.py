@@ -1,4 +1,4 @@
-"""What goes wrong in one place does not reach another."""
+"""A failure in one part of a worker does not affect the others."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_handler_that_deletes_its_task_gets_an_error(sync_db: Database, worker
 
 
 def test_a_worker_ends_if_one_of_its_parts_fails(sync_db: Database, workers: Workers) -> None:
-    """Here the application's own log filter; the worker ends, and does not go on without it."""
+    """A log filter of the application raises an error: the worker ends instead of continuing without that part."""
     sync_db.insert(Task, [{}])
 
     def breaks(record: logging.LogRecord) -> bool:

@@ -26,13 +26,13 @@ def all_final(db: Database) -> bool:
 
 
 def insert(db: Database, how: str, *, beside: int, milliseconds: int) -> None:
-    """A poison task, in the midst of innocents."""
+    """Insert a poison task among innocent ones."""
     innocents = [{"name": "innocent", "number": milliseconds}] * (beside // 2)
     db.insert(Task, [*innocents, {"name": f"{POISON}:{how}", "number": milliseconds // 2}, *innocents])
 
 
 def judge(db: Database, said: str) -> None:
-    """The poison task alone is a dead letter, and no attempt of another was counted."""
+    """Assert that only the poison task is a dead letter, and that no attempt of another was counted."""
     (poison,) = (row for row in found(db) if row.name.startswith(POISON))
     assert (poison.status, poison.crashes) == ("discarded", 3)
     assert poison.error.startswith("crashed 3 processes: its process ")

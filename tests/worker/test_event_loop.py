@@ -1,4 +1,4 @@
-"""What has begun comes to its end, whether or not anybody still waits for it."""
+"""Work that has begun is finished even if its waiter is cancelled."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def seconds(leases: float) -> float:
 
 
 def taken_over(db: Database, leases: float) -> list[Any]:
-    """What others can claim of the worker's tasks in so long."""
+    """Return the tasks of the worker that others can claim during so many leases."""
     found: list[Any] = []
     until = time.monotonic() + seconds(leases)
     while time.monotonic() < until:

@@ -21,7 +21,7 @@ MOST = 3
 
 
 def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running, int]:
-    """Until the worker has given the only task this outcome; returns the number of calls."""
+    """Wait until the only task has this outcome; return the number of calls."""
     db.insert(Account, [{"id": 1, "name": ""}])
     arrived, locked = threading.Event(), threading.Event()
     calls: list[int] = []

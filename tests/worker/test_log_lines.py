@@ -1,4 +1,4 @@
-"""What the log tells people of tasks that fail, of the worker, and of its database."""
+"""What the log tells about failed tasks, the worker, and its database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers do to queues beside the tasks: promote, rescue, prune; in small steps, and by several at once."""
+"""Maintenance by workers: promote, rescue, prune; in small steps, and by several workers at once."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_failing_chore_is_named_and_does_not_block_others(
 
 @pytest.mark.usefixtures("often")
 def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
-    """Before each commit one looks from outside at what the ones before have done."""
+    """Before each commit, another session reads what the earlier batches have done."""
     sync_db.insert(Task, [CRASHED] * 7)
     seen: list[int] = []
     engine = sync_db.variant(pool_size=20)

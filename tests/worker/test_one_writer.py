@@ -1,4 +1,4 @@
-"""An engine with one writer at a time, and others that write without end."""
+"""An engine with one writer at a time, while other writers keep writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker ends: what runs may finish, the rest is handed back, and what it cannot hand back its lease gives up."""
+"""How a worker ends: running tasks may finish, the others are released, and leases end of what cannot be released."""
 
 from __future__ import annotations
 

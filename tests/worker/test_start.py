@@ -1,4 +1,4 @@
-"""What a worker is given: refused in words where it makes no sense, at the registration or at the start."""
+"""Invalid arguments of a worker are refused at the registration or at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a handler's end decides on its task: by returning, by a signal, by an exception, or too late."""
+"""How the end of a handler settles its task: by returning, by a signal, by an exception, or too late."""
 
 from __future__ import annotations
 

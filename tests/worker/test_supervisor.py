@@ -58,7 +58,7 @@ def supervisor(engine: Engine, tmp_path: Path) -> Iterator[subprocess.Popen[str]
 
 
 def at_work(engine: Engine, *, without: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
-    """Two processes that do something now."""
+    """Return two processes that are working now."""
 
     def found() -> set[int]:
         with sessionmaker(engine, class_=QueueSession).begin() as session:

@@ -1,4 +1,4 @@
-"""Calls of functions that a worker does not know stay as they are, for a worker that does."""
+"""A worker leaves calls of functions that it does not know to other workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon a worker that looks rarely begins with what there is to do, and how quiet it is if there is nothing."""
+"""A worker that polls rarely begins new work at once, and an idle one sends few statements."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.workers import AT_ONCE, LONG, PATIENCE, Workers, all_are, eve
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing had been found for long."""
+    """Poll as rarely as after a long time without work."""
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
 
 
 def idle(db: Database, workers: Workers, *, notify: bool = True) -> None:
-    """A worker that has done what there was to do, and waits."""
+    """Start a worker and wait until it has nothing left to do."""
     db.insert(Task, rows(1))
     worker = workers.make(poll=LONG, notify=notify)
     worker.handler(Task)(without_session(db))
@@ -41,7 +41,7 @@ def done_at_once(db: Database) -> None:
 
 
 def enqueue_elsewhere(db: Database, *, notify: bool = True) -> None:
-    """As another process does: this one's sessions know nothing of it."""
+    """Enqueue like another process: the sessions of this process are not involved."""
     with db.engine.begin() as connection:
         connection.execute(insert(Task), rows(1))
         if notify:
