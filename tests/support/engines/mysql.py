@@ -1,0 +1,156 @@
+"""MySQL and MariaDB, in containers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
+
+
+def _mysql_container(image: str, prefix: str, server: str, plain: str) -> Container:
+    return Container(
+        image=image,
+        port=3306,
+        environment={
+            f"{prefix}_ROOT_PASSWORD": PASSWORD,
+            f"{prefix}_DATABASE": ACCOUNT,
+            f"{prefix}_USER": ACCOUNT,
+            f"{prefix}_PASSWORD": PASSWORD,
+        },
+        # Metadata locks are waited for a year by default: a test that leaks one would never end.
+        command=f"{server} --skip-log-bin --max-connections=200 --lock-wait-timeout=30",
+        fast=f"--innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=OFF {plain}",
+        in_memory="/var/lib/mysql",
+    )
+
+
+_MYSQL_PREPARATION = (
+    (
+        "CREATE PROCEDURE patient() BEGIN SET {setting} = 0; SELECT BENCHMARK(1e18, 1); END",
+        "CREATE PROCEDURE deaf() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; SET {setting} = 0;"
+        " WHILE TRUE DO DO SLEEP(600); END WHILE; END",
+    ),
+    ("DROP PROCEDURE IF EXISTS patient", "DROP PROCEDURE IF EXISTS deaf"),
+)
+
+
+def _mysql_preparation(setting: str) -> tuple[Sequence[str], Sequence[str]]:
+    create, drop = _MYSQL_PREPARATION
+    return [statement.format(setting=setting) for statement in create], drop
+
+
+_MYSQL_LIFTINGS = ("CALL patient()", "CALL deaf()", "SELECT SLEEP(600)", "DO SLEEP(600)")
+
+_MYSQL_VALUES = {
+    "1.50": "1.50",
+    "1.5e0": 1.5,
+    "18446744073709551615": 2**64 - 1,
+    "CAST('2026-01-02 03:04:05.5' AS DATETIME(1))": "2026-01-02 03:04:05.5",
+    "DATE '2026-01-02'": "2026-01-02",
+    "CAST('100:00:01' AS TIME)": "100:00:01",
+    "X'00ff'": "00ff",
+    "JSON_ARRAY(1, NULL)": "[1, null]",
+}
+
+_SIGNAL = "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
+
+_FAILING = {_SIGNAL.format(3101): "transient", _SIGNAL.format(1047): "outage", _SIGNAL.format(1180): "outage"}
+
+_MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND db = database()"
+
+# which is refreshed only if it was not read for a tenth of a second; but performance_schema.data_lock_waits names
+# the wrong thread where an implicit lock had to be made explicit
+_MYSQL_WAITS = (
+    "SELECT count(*) FROM information_schema.innodb_trx"
+    " WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = {connection}"
+)
+
+_MYSQL_HARDSHIPS = (
+    (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
+    (("SET GLOBAL max_connections = 10",), ("SET GLOBAL max_connections = 200",)),
+)
+
+_MYSQL_READS = "SELECT sum(variable_value) FROM {schema}.session_status WHERE variable_name LIKE 'Handler_read%'"
+
+_MYSQL_REQUESTS = "SELECT variable_value FROM {schema}.session_status WHERE variable_name = 'Questions'"
+
+_MYSQL_PARTITIONS = "SELECT count(partition_name) FROM information_schema.partitions WHERE table_name = 'parted'"
+
+_MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
+
+
+MYSQL = EngineCase(
+    name="mysql",
+    loose_collation="utf8mb4_general_ci",
+    statements_row="on MySQL, MariaDB",
+    hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
+    sync_driver="mysql+pymysql",
+    async_driver="mysql+aiomysql",
+    container=_mysql_container("mysql:9.7", "MYSQL", "mysqld", plain="--tls-version="),
+    statistics="ANALYZE TABLE {table}",
+    reads_sql=_MYSQL_READS.format(schema="performance_schema"),
+    requests_sql=_MYSQL_REQUESTS.format(schema="performance_schema"),
+    time_zone_sql="SET time_zone = '{offset}'",
+    own_clock_default=True,
+    truncate=_MYSQL_TRUNCATE,
+    partitions_sql=_MYSQL_PARTITIONS,
+    reflects_descending=False,
+    administrator="root",
+    connections_sql=_MYSQL_CONNECTIONS,
+    hardships=_MYSQL_HARDSHIPS,
+    connection_id="connection_id",
+    waits_sql=_MYSQL_WAITS,
+    kill_sql="KILL {connection}",
+    impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
+    conflict_sql=_SIGNAL.format(1213),
+    failing_sql=_FAILING,
+    account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
+    read_only_sql="SET SESSION TRANSACTION READ ONLY",
+    naive_moments="warning",
+    other_storage="MyISAM",
+    misleading_index="status, subject(4), id, available_at",
+    foresees=True,
+    definition_sql="SHOW CREATE TABLE `{table}`",
+    odd_values=_MYSQL_VALUES,
+    timeout_liftings=_MYSQL_LIFTINGS,
+    timeout_preparation=_mysql_preparation("max_execution_time"),
+)
+
+MARIADB = EngineCase(
+    name="mariadb",
+    loose_collation="utf8mb4_general_ci",
+    statements_row="on MySQL, MariaDB",
+    hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
+    sync_driver="mariadb+pymysql",
+    async_driver="mariadb+aiomysql",
+    container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),
+    statistics="ANALYZE TABLE {table}",
+    reads_sql=_MYSQL_READS.format(schema="information_schema"),
+    requests_sql=_MYSQL_REQUESTS.format(schema="information_schema"),
+    time_zone_sql="SET time_zone = '{offset}'",
+    own_clock_default=True,
+    truncate=_MYSQL_TRUNCATE,
+    partitions_sql=_MYSQL_PARTITIONS,
+    reflects_descending=False,
+    administrator="root",
+    connections_sql=_MYSQL_CONNECTIONS,
+    hardships=_MYSQL_HARDSHIPS,
+    connection_id="connection_id",
+    waits_sql=_MYSQL_WAITS,
+    kill_sql="KILL {connection}",
+    impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
+    conflict_sql=_SIGNAL.format(1213),
+    failing_sql=_FAILING,
+    strict_snapshots=True,
+    account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
+    read_only_sql="SET SESSION TRANSACTION READ ONLY",
+    naive_moments="warning",
+    other_storage="Aria",
+    misleading_index="status, subject(4), id, available_at",
+    foresees=True,
+    definition_sql="SHOW CREATE TABLE `{table}`",
+    odd_values=_MYSQL_VALUES,
+    timeout_liftings=_MYSQL_LIFTINGS,
+    insert_returns=True,
+    timeout_preparation=_mysql_preparation("max_statement_time"),
+)

