@@ -1,0 +1,132 @@
+"""The operations on other kinds of queues, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlqueue
+from sqlqueue import Claim, QueueSession
+from sqlqueue.dialects import adapter_for
+from sqlqueue.kinds.limited_claims import LimitedClaim
+from sqlqueue.kinds.new_slots import introduce
+from sqlqueue.model.registry import worker_table
+from sqlqueue.operations.claiming import Claimer, _claim_due
+from sqlqueue.operations.history import count_old_attempts
+from sqlqueue.operations.upkeep import next_due
+from sqlqueue.operations.wanted import Wanted
+from sqlqueue.outbox import claim_messages
+from sqlqueue.outbox.order import first_of, is_first
+from sqlqueue.sql.clock import utcnow
+from sqlqueue.sql.selection import picks
+from sqlqueue.worker.process import registration
+from tests.dialects.recorder import LANES
+from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
+from tests.support import history as past
+from tests.support.fleet import Errand, Fleet
+from tests.support.models import (
+    Chore,
+    Dispatch,
+    Message,
+    Outgoing,
+    Ping,
+    Report,
+    Visit,
+)
+
+
+def recurring() -> Iterator[tuple[str, Call]]:
+    yield "Report.enqueue(rows)", lambda s: s.enqueue(Report, [{"schedule": "PT60S"}])
+    yield "Report.enqueue(rerun)", lambda s: s.enqueue(Report, [{"id": 7, "schedule": "PT60S"}], on_conflict="rerun")
+    yield "Report.claim", lambda s: s.claim(Report)
+    yield "Ping.claim", lambda s: s.claim(Ping)
+    yield "Report.complete", lambda s: s.complete(claims(Report, 3))
+    yield "Ping.complete", lambda s: s.complete(claims(Ping, 1))
+    yield "Report.complete(locked)", lambda s: s.complete(locked(s, Report))
+    yield "Report.fail", lambda s: s.fail(claims(Report, 3), "no")
+    yield "Report.release(locked)", lambda s: s.release(locked(s, Report))
+    yield "Report.rescue", lambda s: s.rescue(Report)
+    yield "Report.reschedule", lambda s: s.reschedule(Report, Report.id == 7, schedule="PT60S", drift=True)
+    yield "Report.reschedule(own)", lambda s: s.reschedule(Report)
+    yield "Report.unschedule", lambda s: s.unschedule(Report, Report.id == 7)
+    yield "Report.unschedule(locked)", lambda s: (locked(s, Report), s.unschedule(Report))
+    report, chore = {"id": 1, "schedule": "PT90S"}, {"unique_key": "a", "task": "b", "schedule": "PT60S"}
+    yield "Report.declare", lambda s: s.declare_schedules(Report, [report, report | {"id": 7}])
+    yield "Report.declare(removing)", lambda s: s.declare_schedules(Report, [], remove_missing=True)
+    yield "Chore.declare", lambda s: s.declare_schedules(Chore, [chore], Chore.note == "c", remove_missing=True)
+
+
+def limited() -> Iterator[tuple[str, Call]]:
+    yield "Visit.claim", lambda s: s.claim(Visit)
+    yield "Visit.consume", lambda s: s.consume(Visit)
+    yield "Visit.complete", lambda s: s.complete(claims(Visit, 3))
+    yield "Visit.heartbeat", lambda s: s.heartbeat(claims(Visit, 3))
+    yield "Visit.cancel(where)", lambda s: s.cancel(Visit, Visit.limit_key == "a")
+    yield "Visit.discard(where)", lambda s: s.discard(Visit, Visit.limit_key == "a", error="no")
+    yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
+    yield "Visit.limits", lambda s: s.limits(Visit)
+    yield "Visit.claim(candidates)", _claim_candidates
+    yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"])
+    yield "Message.claim_in_turns", lambda s: s.claim_in_turns(Message, Message.kind, ["a", "b"], limit=2)
+    yield "Message.prune", lambda s: s.prune(Message)
+
+
+def _claim_candidates(session: QueueSession) -> None:
+    """The later statements of a claim that has found tasks, with a key and without one."""
+    spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
+
+    def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
+        tasks = _claim_due(session, Wanted(spec).narrowed(where, named=named), limit, Claimer("claimer", MINUTE))
+        return [(task, sqlqueue.claim_of(task)) for task in tasks]
+
+    LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())
+
+
+def outbox() -> Iterator[tuple[str, Call]]:
+    for model in (Outgoing, Dispatch):
+        yield f"{model.__name__}.claim_messages", lambda s, m=model: claim_messages(s, m, limit=10)
+    spec = Outgoing.__queue_spec__
+    yield "Outgoing.next_due", lambda s: next_due(s, Outgoing, is_first(spec))
+    for number, pick in enumerate(picks(spec, (), ()), 1):
+        yield f"Outgoing.first {number}", lambda s, p=pick: s.execute(first_of(p(10), None))
+    yield "Outgoing.complete", lambda s: s.complete(claims(Outgoing, 3))
+
+
+def history() -> Iterator[tuple[str, Call]]:
+    parcel, flare, boat, rota = past.Parcel, past.Flare, past.Boat, past.Rota
+    yield "Past.claim", lambda s: s.claim(parcel)
+    yield "Past.claim(locked)", lambda s: s.claim(parcel, lease=None)
+    taking_over = Wanted(parcel.__queue_spec__)
+    yield "Past.claim(due)", lambda s: _claim_due(s, taking_over, 10, Claimer("claimer", MINUTE))
+    yield "Past.consume", lambda s: s.consume(parcel)
+    yield "Past.complete(many)", lambda s: s.complete(claims(parcel, 3))
+    yield "Past.complete(deletes)", lambda s: s.complete(claims(flare, 3))
+    yield "Past.fail", lambda s: s.fail(claims(parcel, 1), "no")
+    yield "Past.release", lambda s: s.release(claims(parcel, 1))
+    for model in (parcel, boat):
+        yield f"Past.cancel({model.__name__})", lambda s, m=model: s.cancel(m, m.priority == 7)
+    yield "Past.retry", lambda s: s.retry(parcel)
+    for model in (parcel, rota):
+        yield f"Past.rescue({model.__name__})", lambda s, m=model: s.rescue(m)
+    yield "Past.history", lambda s: s.history(claims(parcel, 1)[0])
+    yield "Past.prune_history", lambda s: s.prune_history(parcel)
+    yield "Past.prune_history(limit)", lambda s: s.prune_history(parcel, MINUTE, limit=1_000)
+    yield "Past.count_old_attempts", lambda s: count_old_attempts(s, parcel, None, cap=1_000)
+    for cap in (None, 1_000):
+        yield f"Past.errors({cap})", lambda s, c=cap: s.errors(parcel, cap=c)
+        yield f"Past.timeline({cap})", lambda s, c=cap: s.timeline(parcel, cap=c)
+
+
+def registry() -> Iterator[tuple[str, Call]]:
+    spec, table = Errand.__queue_spec__, worker_table(Fleet.metadata)
+    facts = {"id": "x", "name": "a", "host": "b", "process": 7, "version": "1", "last_claim_at": None, "memory": 9}
+    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "lanes": LANES}
+    yield "Fleet.report", lambda s: registration._report(s, spec, table, row)
+    yield "Fleet.read", lambda s: registration._read(s, spec, table, "x")
+    yield "Fleet.leave", lambda s: registration._leave(s, spec, table, "x")
+    yield "Fleet.forget", lambda s: registration._forget(s, spec, table)
+    yield "Fleet.workers", lambda s: s.workers(Fleet)
+    yield "Fleet.unserved", lambda s: s.unserved(Fleet)
+    yield "Fleet.drain_workers", lambda s: s.drain_workers(Fleet)
+    yield "Fleet.set_concurrency", lambda s: s.set_concurrency(Fleet, 3)
+    yield "Fleet.why", lambda s: why(s, Errand)
