@@ -32,7 +32,7 @@ from tests.drivers.cases import (
     url_of,
 )
 from tests.drivers.listeners import closed, drop, listener, stay_silent
-from tests.drivers.scenes import handler_with, is_dropped, sessions_at
+from tests.drivers.worker_parts import handler_with, is_dropped, sessions_at
 from tests.support.models import Task
 from tests.support.workers import Running, eventually
 

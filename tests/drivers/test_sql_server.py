@@ -18,8 +18,8 @@ from sqlqueue.dialects.base import Adapter
 from sqlqueue.sqltasks.execution import Executor, Users
 from sqlqueue.sqltasks.watchdog import RequestFailed
 from tests.drivers.cases import ODBC, raised, taken_for, url_of
-from tests.drivers.scenes import is_dropped
 from tests.drivers.tds import GREETINGS, Answer, Drop, Failure, FakeServer, Silence
+from tests.drivers.worker_parts import is_dropped
 from tests.support.models import Task
 
 

@@ -1,32 +1,36 @@
-"""A model of locks: what a database does with rows, entries of indexes and row versions while transactions take turns.
+"""A model of locks: how a database treats rows, index entries and row versions while transactions interleave.
 
 The library's own operations run on it, with the statements that they really send, through SQLAlchemy and an engine
-whose other end is the model.  What a statement does there is read off it: the index and the hints that it names, what
-it selects, its criteria, its limit, SKIP LOCKED or READPAST.  A statement that changes changes the verdict.
+whose server is the model.  The model reads the effect of a statement off its text: the index and the hints that it
+names, its columns, its criteria, its limit, SKIP LOCKED or READPAST.  When a statement changes, so does the verdict.
 
-- `locks`: modes, and which are in each other's way.
-- `rows`: versions of rows.  SQLite evaluates criteria and assignments, of the versions that it is shown.
-- `paths`: by which index a statement comes to its rows, whether that covers it, what it judges when.
-- `server`, and with each engine's rules and their sources `postgresql`, `innodb`, `sqlserver`, `oracle`.
-- `wire`: SQLAlchemy in front of it.  `play`: transactions that take turns, at each lock or at each statement.
-- `inserts`: rows that meet others by a unique key.
-- `steps`, and the transactions in `scenes`, `upkeep`, `kinds` and `keyed`.  `judging`: the promises: no row goes to
-  two claimers; no claim waits for a claim; no lock is kept on what a claim does not return; nothing free is withheld;
-  nothing is taken that has just been done; nothing deadlocks; what changes a set waits for none but the set's rows, and
-  keeps no others; the messages of one key go to one claimer at a time.
-- `formerly`, `careless`: statements as they once were, or as they must not be, which the model refutes.
+- `locks`: modes of locks, and which of them conflict.
+- `rows`: versions of rows.  SQLite evaluates criteria and assignments on the versions that it is given.
+- `paths`: the index through which a statement reads its rows, whether it covers the statement, and when criteria are
+  evaluated.
+- `server`, and for each engine its rules and their sources: `postgresql`, `innodb`, `sqlserver`, `oracle`.
+- `engine`: SQLAlchemy engines in front of the model.
+- `interleaving`: transactions that take turns, at each lock or at each statement.
+- `inserts`: conflicts of inserted rows by unique keys.
+- `steps`, and the transactions in `scenarios`, `upkeep`, `kinds` and `keyed`.
+- `guarantees`: no row goes to two claimers; no claim waits for a claim; no lock is kept on what a claim does not
+  return; no free row is withheld; nothing is taken that has just been completed; nothing deadlocks; a change of a set
+  waits only for rows of the set, and locks no others; the messages of one key go to one claimer at a time.
+- `former_statements`, `wrong_statements`: earlier or incorrect statements, which the model has to refute.
 
-`real` plays the same scenes on PostgreSQL, MySQL and MariaDB, a thread for each transaction, and asks the server who
-waits.  Step by step they do what the model says, deadlocks included (`test_servers`).  SQL Server and Oracle have never
-been asked: their rules are those of the manuals, and where these say nothing both ways are played.
+`real_servers` runs the same scenarios on PostgreSQL, MySQL and MariaDB, with a thread for each transaction, and asks
+the server which transactions wait.  Step by step they behave like the model, deadlocks included (`test_servers`).  SQL
+Server and Oracle were never compared with their models: the rules are those of the manuals, and where these are silent,
+both possibilities are tested.
 
-Where the model and servers differ, it knows less:
+The model differs from servers as follows:
 
-- Who waits longest is served first only where turns are taken as on real servers; else any order is tried.
+- The longest waiting transaction is served first only where turns are taken as on real servers; otherwise any order is
+  tried.
 - Gaps are not locked (READ COMMITTED throughout).
-- A plan goes by the index that is named, or by the keys that are; a planner that is free to choose on SQL Server reads
-  all of the table.  That nested loops look ahead in an index, for many rows, is not in it, nor is lock escalation, nor
-  are partitions, pages and the slots for transactions that a block of Oracle's has.
-- An index is read as it was when a statement began; what comes into its way later is not met.
+- A plan uses the index, or the keys, that the statement names; a planner that is free to choose on SQL Server reads the
+  whole table.  The model has no read-ahead of nested loops, no lock escalation, no partitions, no pages, and none of
+  Oracle's transaction slots in blocks.
+- An index is read as of the beginning of a statement; entries that are inserted later are not seen.
 - Semi-consistent reads of InnoDB, which only scans have, are left out: nothing here scans.
 """

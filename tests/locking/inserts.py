@@ -24,14 +24,14 @@ Met = tuple[Index | None, int]
 
 
 class Insert:
-    """Of one row."""
+    """An INSERT of one row."""
 
     def __init__(self, server: Server, transaction: Transaction, statement: Any, values: Any) -> None:
         self.server = server
         self.transaction = transaction
         self.table: Table = statement.table
         self.clause = statement._post_values_clause
-        """What becomes of a row that is met."""
+        """What happens to the row in conflict."""
         self.number, self.row = server.evaluator.inserted(server.both(), statement, values)
 
     def execute(self) -> None:

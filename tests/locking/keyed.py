@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.locking.play import COMMIT, Script, Step
-from tests.locking.steps import COMPLETE, FAIL, Scene, claim, rows_of
+from tests.locking.interleaving import COMMIT, Script, Step
+from tests.locking.steps import COMPLETE, FAIL, Scenario, claim, rows_of
 from tests.support.models import Document, Listing
 
 
 def _enqueue(how: Any, model: Any, *rows: dict[str, Any]) -> Step:
-    """It may wait for the rows that have its keys, and for no other."""
+    """An insert may wait for rows with its keys, and for no others."""
     name = next(iter(rows[0]))
     keys = {row[name] for row in rows}
     return Step(
@@ -57,8 +57,8 @@ _LISTINGS = [
     for n, (row, key) in enumerate(zip(rows_of(3), "abc", strict=True))
 ]
 _KINDS = ("ignore", "replace", "rerun")
-SCENES = {
-    **{f"{how} by primary key": Scene(Document, _DOCUMENTS, _by_primary_key(how)) for how in _KINDS},
-    **{f"{how} by unique key": Scene(Listing, _LISTINGS, _by_unique_key(how)) for how in _KINDS},
-    **{f"{how} by both keys": Scene(Listing, rows_of(3, unique_key="abc"), _by_both(how)) for how in _KINDS},
+SCENARIOS = {
+    **{f"{how} by primary key": Scenario(Document, _DOCUMENTS, _by_primary_key(how)) for how in _KINDS},
+    **{f"{how} by unique key": Scenario(Listing, _LISTINGS, _by_unique_key(how)) for how in _KINDS},
+    **{f"{how} by both keys": Scenario(Listing, rows_of(3, unique_key="abc"), _by_both(how)) for how in _KINDS},
 }

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlqueue import claim_in_turns, reschedule, rescue
 from sqlqueue.outbox import claim_messages
-from tests.locking.play import COMMIT, Script, Step
-from tests.locking.steps import COMPLETE, CRASHED, FAIL, PAST, RELEASE, Scene, changed, claim, rows_of
+from tests.locking.interleaving import COMMIT, Script, Step
+from tests.locking.steps import COMPLETE, CRASHED, FAIL, PAST, RELEASE, Scenario, changed, claim, rows_of
 from tests.support.models import Dispatch, Message, Outgoing, Report, Seat
 
 
@@ -77,12 +77,12 @@ def _named(rows: Sequence[Mapping[str, Any]], **names: str) -> list[dict[str, An
 
 _REPORTS = [{**row, "schedule": "PT1H", "created_at": PAST} for row in rows_of(5)]
 _MESSAGES: list[dict[str, Any]] = rows_of(5, message_key=["k", "k", "l", None])
-SCENES = {
-    "two columns": Scene(Seat, [{"line": "a", **row} for row in _named(rows_of(5), id="number")], _seats),
-    "turns": Scene(Message, rows_of(7, kind=["x", "y", "y"]), _taking_turns),
-    "recurring": Scene(Report, changed(_REPORTS, CRASHED, {}, CRASHED), _recurring),
-    "messages": Scene(Outgoing, _MESSAGES, _relays(Outgoing), line="message_key"),
-    "messages, kept": Scene(
+SCENARIOS = {
+    "two columns": Scenario(Seat, [{"line": "a", **row} for row in _named(rows_of(5), id="number")], _seats),
+    "turns": Scenario(Message, rows_of(7, kind=["x", "y", "y"]), _taking_turns),
+    "recurring": Scenario(Report, changed(_REPORTS, CRASHED, {}, CRASHED), _recurring),
+    "messages": Scenario(Outgoing, _MESSAGES, _relays(Outgoing), line="message_key"),
+    "messages, kept": Scenario(
         Dispatch, [{"year": 1, **row} for row in _named(_MESSAGES, id="number")], _relays(Dispatch), line="message_key"
     ),
 }

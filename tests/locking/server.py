@@ -18,12 +18,12 @@ from tests.locking.rows import Parameters, Row, columns_of, evaluator, rowid
 
 @dataclass(eq=False)
 class Transaction:
-    """What one connection has changed since its last commit; `None` for a row that it has deleted."""
+    """The changes of a connection since its last commit; `None` stands for a deleted row."""
 
     name: str
     changes: dict[tuple[Table, int], Row | None] = field(default_factory=dict)
     savepoints: dict[str, tuple[dict[Any, Any], dict[Resource, Mode]]] = field(default_factory=dict)
-    """What was changed and locked by then."""
+    """The changes and locks at that point."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Answer:
 
 
 _LOADED: dict[int, tuple[Any, dict[int, Row]]] = {}
-"""What has been loaded before, kept so that its identity stays its own: a scene has the same rows each time."""
+"""What has been loaded before, kept so that its identity stays its own: a scenario has the same rows each time."""
 Versions = dict[Table, dict[int, Row]]
 Wait = tuple[Resource, Mode]
 Pause = Callable[[Transaction, Wait | None], None]
@@ -54,7 +54,7 @@ class Server:
         self.open: dict[str, Transaction] = {}
         self.evaluator = evaluator()
         self.watch: Callable[[Transaction, Resource, bool], None] = lambda *_: None
-        """Told of each lock that is taken, and of each that is given back before the end of its transaction."""
+        """Called for each lock that is taken, and for each that is released before the end of its transaction."""
 
     # -- transactions -------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
   keys rather than the actual data rows", as when a covering index serves the query.  UPDLOCK is held to the end of the
   transaction; READPAST passes over locked rows and keys, but not in what an UPDATE changes in secondary indexes.
   https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-- What a seek itself can judge is let go if it does not match; after the look-up of the row it is too late.
+- A lock on what the seek itself finds not to match is released; after the look-up of the row it is kept.
   https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup
 - A plain SELECT takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it sees what is committed.
   https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide

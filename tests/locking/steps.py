@@ -1,4 +1,4 @@
-"""What scenes are made of: rows, and the operations that all of them have."""
+"""The parts of scenarios: rows, and the operations that all of them use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.locking.play import Script, Step
+from tests.locking.interleaving import Script, Step
 
 PAST = datetime.now(UTC) - timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Rows of one queue, and transactions that begin at the same time."""
+class Scenario:
+    """The rows of a queue, and transactions that begin at the same time."""
 
     model: Any
     rows: Sequence[Mapping[str, Any]]

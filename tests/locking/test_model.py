@@ -1,11 +1,10 @@
-"""Every way to interleave that is tried keeps the library's promises, on a model of each engine.
+"""Every way to interleave that is tried keeps the library's guarantees, on a model of each engine.
 
 With statements as they once were it does not: the model finds what was wrong with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 from random import Random
 
@@ -13,57 +12,28 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.locking.careless import CARELESS
-from tests.locking.formerly import OracleWithFormerBlock, former
-from tests.locking.innodb import InnoDB, MariaDB
-from tests.locking.judging import (
-    Broken,
+from tests.locking.former_statements import OracleWithFormerBlock, former
+from tests.locking.guarantees import (
     ClaimedTwice,
     Deadlock,
     FindsTooLittle,
+    Guarantees,
     LocksTooMuch,
-    Promises,
     TakesWrongly,
+    Violation,
     Waits,
     WaitsForUnconcerned,
 )
+from tests.locking.innodb import InnoDB, MariaDB
+from tests.locking.interleaving import ModelInterleaving
+from tests.locking.models import BY_ANOTHER_WAY, MODELS, VIOLATED
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain
-from tests.locking.play import ModelStage
-from tests.locking.postgresql import PostgreSQL
-from tests.locking.scenes import SCENES
+from tests.locking.scenarios import SCENARIOS
 from tests.locking.server import Server
-from tests.locking.sqlserver import SQLServer, SQLServerThatKeepsEntries, SQLServerWithoutRowVersions
+from tests.locking.sqlserver import SQLServer, SQLServerWithoutRowVersions
+from tests.locking.wrong_statements import WRONG
 
-MODELS: dict[str, tuple[type[Server], str]] = {
-    "postgresql": (PostgreSQL, "postgresql"),
-    "mysql": (InnoDB, "mysql"),
-    "mariadb": (MariaDB, "mariadb"),
-    "mssql": (SQLServer, "mssql"),
-    "mssql, entries kept": (SQLServerThatKeepsEntries, "mssql"),
-    "oracle": (Oracle, "oracle"),
-    "oracle, judged again": (OracleThatJudgesAgain, "oracle"),
-}
-BY_ENTRY: dict[str, type[Broken]] = {"replace by unique key": Deadlock, "rerun by unique key": Deadlock}
-"""A task that is inserted while another transaction is about to insert the same key, and then claimed and completed:
-who completes it has its row and wants the entry of its key, whose lock the INSERT has got and kept, on its way to the
-row.  An INSERT without ON DUPLICATE KEY would do the same; no statement of InnoDB asks for the row first.  The real
-servers do it too: see :mod:`tests.locking.test_servers`."""
-BY_ANOTHER_WAY: dict[str, type[Broken]] = {
-    "ways in": Waits,
-    "twice": Waits,
-    "twice, locks": Deadlock,
-    "criteria": Waits,
-    "limits": Waits,
-}
-"""A claim that goes by an index keeps the entries of rows that others have locked by another way; those wait for it as
-soon as they write."""
-NOT_KEPT: Mapping[str, Mapping[str, type[Broken]]] = {
-    "mysql": BY_ENTRY,
-    "mariadb": BY_ENTRY,
-    # if it does so, of which nothing is documented
-    "mssql, entries kept": BY_ANOTHER_WAY,
-}
-FORMERLY: list[tuple[type[Server], str, str, type[Broken]]] = [
+FORMER: list[tuple[type[Server], str, str, type[Violation]]] = [
     # an entry stays locked whose row others have
     *[(InnoDB, "mysql", name, error) for name, error in BY_ANOTHER_WAY.items()],
     *[(MariaDB, "mariadb", name, error) for name, error in BY_ANOTHER_WAY.items()],
@@ -84,7 +54,7 @@ FORMERLY: list[tuple[type[Server], str, str, type[Broken]]] = [
     (OracleWithFormerBlock, "oracle", "locks", TakesWrongly),
     (OracleWithFormerBlock, "oracle", "stages", TakesWrongly),
 ]
-CAREFUL: list[tuple[str, str, str, type[Broken]]] = [
+MISSING_PARTS: list[tuple[str, str, str, type[Violation]]] = [
     # promoting, postponing, fair claims and claims of recurring tasks wait for none
     *[("WaitingSQLServer", "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
     *[("WaitingOracle", "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
@@ -101,35 +71,35 @@ CAREFUL: list[tuple[str, str, str, type[Broken]]] = [
     ("UnlockedKeysMySQL", "mysql", "ignore by unique key", Deadlock),
 ]
 PLAYS = 5
-"""Ways in which each scene is played."""
+"""Ways in which each scenario is played."""
 SEEDS = range(20)
 """In so many ways at most, what is wrong shows."""
 
 
 def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bool) -> None:
     """Play one interleaving; a violated guarantee raises an error."""
-    scene = SCENES[name]
-    stage = ModelStage(server, dialect, scene.scripts(), finely=finely)
-    for model, rows in scene.all_rows.items():
-        stage.server.load(model.__table__, rows)
-    stage.judge = Promises(stage.server, scene.model.__table__, scene.line)
-    stage.run(iter(Random(seed).choices((0, 1, 2), k=200)))
+    scenario = SCENARIOS[name]
+    interleaving = ModelInterleaving(server, dialect, scenario.scripts(), finely=finely)
+    for model, rows in scenario.all_rows.items():
+        interleaving.server.load(model.__table__, rows)
+    interleaving.checker = Guarantees(interleaving.server, scenario.model.__table__, scenario.line)
+    interleaving.run(iter(Random(seed).choices((0, 1, 2), k=200)))
 
 
-def play_until(error: type[Broken], server: type[Server], dialect: str, name: str) -> None:
+def play_until(error: type[Violation], server: type[Server], dialect: str, name: str) -> None:
     """Try one interleaving after another until this guarantee is violated."""
     for seed, finely in product(SEEDS, (False, True)):
         try:
             play(server, dialect, name, seed, finely=finely)
-        except Broken as broken:
-            if isinstance(broken, error):
+        except Violation as violation:
+            if isinstance(violation, error):
                 raise
 
 
 KEPT = [
     pytest.param(model, name, id=f"{model}-{name}")
-    for model, name in product(MODELS, SCENES)
-    if name not in NOT_KEPT.get(model, ())
+    for model, name in product(MODELS, SCENARIOS)
+    if name not in VIOLATED.get(model, ())
 ]
 
 
@@ -147,19 +117,19 @@ def test_all_guarantees_hold(model: str, name: str, seed: int, finely: bool) -> 
     play(*MODELS[model], name, seed, finely=finely)
 
 
-@pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in NOT_KEPT.items() for name in names])
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in VIOLATED.items() for name in names])
 def test_violated_guarantees_of_the_models_are_detected(model: str, name: str) -> None:
-    with pytest.raises(NOT_KEPT[model][name]):
-        play_until(NOT_KEPT[model][name], *MODELS[model], name)
+    with pytest.raises(VIOLATED[model][name]):
+        play_until(VIOLATED[model][name], *MODELS[model], name)
 
 
-@pytest.mark.parametrize(("server", "dialect", "name", "error"), FORMERLY)
-def test_former_statements_are_refuted(server: type[Server], dialect: str, name: str, error: type[Broken]) -> None:
+@pytest.mark.parametrize(("server", "dialect", "name", "error"), FORMER)
+def test_former_statements_are_refuted(server: type[Server], dialect: str, name: str, error: type[Violation]) -> None:
     with former(dialect), pytest.raises(error):
         play_until(error, server, dialect, name)
 
 
-@pytest.mark.parametrize(("adapter", "dialect", "name", "error"), CAREFUL)
-def test_careless_statements_are_refuted(adapter: str, dialect: str, name: str, error: type[Broken]) -> None:
-    with former(dialect, CARELESS[adapter]), pytest.raises(error):
+@pytest.mark.parametrize(("adapter", "dialect", "name", "error"), MISSING_PARTS)
+def test_careless_statements_are_refuted(adapter: str, dialect: str, name: str, error: type[Violation]) -> None:
+    with former(dialect, WRONG[adapter]), pytest.raises(error):
         play_until(error, MODELS[dialect][0], dialect, name)

@@ -1,4 +1,4 @@
-"""What keeps a queue in order, among claims: tasks that come due or are early, old ones, and whole sets of them."""
+"""Maintenance beside claims: due and early tasks, old ones, and sets of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlqueue import prune, rescue
 from sqlqueue.operations.upkeep import postpone, promote
-from tests.locking.judging import can_be_claimed
-from tests.locking.play import COMMIT, Do, Script, Step
-from tests.locking.steps import COMPLETE, CRASHED, FAIL, HUNG, PAST, Scene, changed, claim, rows_of
+from tests.locking.guarantees import can_be_claimed
+from tests.locking.interleaving import COMMIT, Do, Script, Step
+from tests.locking.steps import COMPLETE, CRASHED, FAIL, HUNG, PAST, Scenario, changed, claim, rows_of
 from tests.support.models import Task
 
 _LONG = timedelta(days=1)
@@ -77,7 +77,7 @@ def _redriving() -> Sequence[Script]:
 
 
 def _rescuing() -> Sequence[Script]:
-    """What has crashed in its last attempt is given up while what has crashed before is claimed."""
+    """Tasks that crashed in their last attempt are rescued while others that crashed are claimed."""
     crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name=("c",))
     few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name=("c",))
     return [
@@ -91,10 +91,12 @@ _FUTURE = PAST + _LONG
 _DUE, _HELD = {"status": "scheduled"}, {**HUNG, "available_at": _FUTURE}
 _DONE, _DEAD = ({"status": status, "finished_at": PAST} for status in ("completed", "discarded"))
 _LAST = {**CRASHED, "name": "c"}
-SCENES = {
-    "promoting": Scene(Task, changed(rows_of(6), _HELD, _DUE, HUNG, _DUE), _promoting),
-    "postponing": Scene(Task, changed(rows_of(5), {"available_at": _FUTURE}, {"available_at": _FUTURE}), _postponing),
-    "pruning": Scene(Task, changed(rows_of(6), _DONE, {**_DEAD, "name": "b"}, _DONE, _DEAD), _pruning),
-    "redriving": Scene(Task, rows_of(4, name=["a", "b"]), _redriving),
-    "rescuing": Scene(Task, changed(rows_of(5), _LAST, HUNG, _LAST), _rescuing),
+SCENARIOS = {
+    "promoting": Scenario(Task, changed(rows_of(6), _HELD, _DUE, HUNG, _DUE), _promoting),
+    "postponing": Scenario(
+        Task, changed(rows_of(5), {"available_at": _FUTURE}, {"available_at": _FUTURE}), _postponing
+    ),
+    "pruning": Scenario(Task, changed(rows_of(6), _DONE, {**_DEAD, "name": "b"}, _DONE, _DEAD), _pruning),
+    "redriving": Scenario(Task, rows_of(4, name=["a", "b"]), _redriving),
+    "rescuing": Scenario(Task, changed(rows_of(5), _LAST, HUNG, _LAST), _rescuing),
 }

@@ -34,7 +34,7 @@ def _messages(db: Database) -> list[str]:
 
 
 def _replace(db: Database, name: str, terms: Iterable[Any], condition: str | None, table: str = "plugin_job") -> None:
-    """Put another index in the place of the one by this name."""
+    """Replace the index of this name by another one."""
     option = adapter_for(db.engine.dialect).schema.predicate_option
     options = {option: text(condition)} if option and condition else {}
     names = {term if isinstance(term, str) else term.element.element for term in terms}

@@ -59,7 +59,7 @@ def application(sync_db: Database, project: MakeProject) -> MakeApplication:
 
 
 def _fill(db: Database, number: int) -> None:
-    """Rows from 1 to `number`: some, then each time as many again from what is there."""
+    """Insert rows from 1 to `number`, doubling them in the database."""
     there = min(number, 1_000)
     db.insert(OldOrder, rows(there))
     with db.engine.begin() as connection:
@@ -87,14 +87,14 @@ def _own(db: Database) -> list[Any]:
 
 
 def _columns(db: Database) -> list[str]:
-    """Those that come back are in no particular order."""
+    """The rows are returned in no particular order."""
     with create_engine(db.url, poolclass=NullPool).connect() as connection:
         return sorted(map(str, inspect(connection).get_columns(NewOrder.__tablename__)))
 
 
 @contextmanager
 def _statements() -> Iterator[list[str]]:
-    """All that any engine executes, as the drivers get it."""
+    """Record everything that any engine executes, as the drivers get it."""
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

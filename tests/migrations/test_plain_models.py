@@ -59,7 +59,7 @@ def test_without_the_mixin_only_its_columns_and_indexes_go(
 
 
 def _alike(db: Database, found: dict[str, list[str]]) -> list[str]:
-    """What Alembic can bring back of a definition: the rest it does not reflect."""
+    """The parts of a definition that Alembic reflects and so can restore."""
     lines = sorted(re.sub(r"::(character varying|text)(\[\])?|[()]", "", line) for line in found["plain_shipment"])
     return lines if db.case.reflects_descending else [line.replace(" DESC", "") for line in lines]
 

@@ -84,7 +84,7 @@ def test_other_tables_are_left_alone(migrated: Project, sync_db: Database) -> No
 
 
 def _operations(project: Project) -> list[str]:
-    """What a revision would say, line by line, without keeping it."""
+    """Return the lines of a revision without keeping it."""
     path = project.revise("passing")
     script = path.read_text()
     path.unlink()

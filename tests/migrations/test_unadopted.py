@@ -1,4 +1,4 @@
-"""A table with rows becomes a queue without the plugin: the rows are tasks, and that is said before they are run."""
+"""A table with rows becomes a queue without the plugin: its rows are tasks, with a warning before they run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_enqueued_rows_are_not_taken_for_unadopted_ones(sync_db: Database) -> No
 
 
 def _revised(connection: Connection, metadata: MetaData) -> UpgradeOps:
-    """What an Alembic that knows no plugin makes of it, and what is said of that."""
+    """A migration by an Alembic without plugins, and the warnings about it."""
     plugins = ["alembic.autogenerate.*", f"~{PLUGIN}"]
     context = MigrationContext.configure(connection, opts={"autogenerate_plugins": plugins})
     context.opts["target_metadata"] = metadata

@@ -8,37 +8,37 @@ import pytest
 
 from sqlqueue.worker.database.checkouts import track
 from tests.outages.blackhole import BlackHole
-from tests.outages.scene import Scene
 from tests.outages.servers import FrailServer
 from tests.outages.silence import LEASE
+from tests.outages.workload import Workload
 from tests.support.engines import REQUIRED, SELECTED, EngineCase
 from tests.support.harness import Database
 from tests.support.servers import NoDocker, Unavailable
 
-Scenes = dict[EngineCase, Scene | Unavailable]
+Scenes = dict[EngineCase, Workload | Unavailable]
 
 
 @pytest.fixture(scope="session")
 def scenes(request: pytest.FixtureRequest) -> Iterator[Scenes]:
     """All that this run needs: they start side by side."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = [*dict.fromkeys(each.params["scene"] for each in parameters if each and "scene" in each.params)]
+    cases = [*dict.fromkeys(each.params["workload"] for each in parameters if each and "workload" in each.params)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         made = dict(zip(cases, pool.map(lambda case: _scene(case, stack), cases), strict=True))
         yield made
 
 
-def _scene(case: EngineCase, stack: ExitStack) -> Scene | Unavailable:
+def _scene(case: EngineCase, stack: ExitStack) -> Workload | Unavailable:
     try:
-        scene = Scene(FrailServer(case, stack))
+        workload = Workload(FrailServer(case, stack))
     except Unavailable as reason:
         return reason
-    stack.callback(scene.close)
-    return scene
+    stack.callback(workload.close)
+    return workload
 
 
 @pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
-def scene(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Scene]:
+def workload(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Workload]:
     case: EngineCase = request.param
     found = scenes[case]
     note = request.node.user_properties.append

@@ -149,7 +149,7 @@ def add(session: Session, model: Any) -> None:
 @pytest.mark.requires("kill_sql")
 @pytest.mark.parametrize("use", [claim, add])
 def test_a_connection_that_died_in_the_pool_is_an_outage_when_it_is_used(sync_db: Database, use: Any) -> None:
-    """What sets an isolation level, or begins a transaction, is the first to fail, and SQLAlchemy does not see it."""
+    """The statement that sets the isolation level, or begins a transaction, fails first; SQLAlchemy does not see it."""
     engine = create_engine(sync_db.url, pool_size=1)
     with Session(engine) as session:
         victim = session.scalar(select(getattr(func, sync_db.case.connection_id)()))

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from tests.outbox.broker import rabbitmq
 from tests.outbox.children import QUEUE, killed_at_random
-from tests.outbox.scenes import first_occurrences
+from tests.outbox.messages import first_occurrences
 from tests.support.harness import Database
 from tests.support.models import Account, Outgoing
 from tests.support.processes import Processes

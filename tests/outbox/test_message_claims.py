@@ -1,4 +1,4 @@
-"""Which messages may be published: the first of each key and what follows it, and by one relay at a time."""
+"""Claims of messages: the first ones of each key, in order, and by one relay at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import update
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.outbox.message_claims import LINES, NEAR
-from tests.outbox.scenes import claim, fill
+from tests.outbox.messages import claim, fill
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing, Task
 from tests.support.rows import PAST, TOMORROW, end_leases, row, without_waiting

@@ -14,8 +14,8 @@ from sqlalchemy import select
 from sqlqueue import Cancel, Discard, Snooze
 from sqlqueue.outbox import Relay, claim_messages
 from sqlqueue.testing import drain
+from tests.outbox.messages import Notes, claim, fill, first_occurrences, relay_of
 from tests.outbox.relays import STRAIGHT_ON, drained, states
-from tests.outbox.scenes import Notes, claim, fill, first_occurrences, relay_of
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
 from tests.support.rows import count, end_leases

@@ -14,8 +14,8 @@ import pytest
 from sqlqueue import QueueSession, Worker
 from sqlqueue.outbox import Relay
 from sqlqueue.worker.fetching import poller
+from tests.outbox.messages import Notes, claim, fill, relay_of
 from tests.outbox.relays import STRAIGHT_ON, drained, states
-from tests.outbox.scenes import Notes, claim, fill, relay_of
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
 from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually

@@ -50,7 +50,7 @@ class Outside(Adapter):
 
 
 class OutsideTypes(Types):
-    """Moments are texts of 26 characters, as SQLAlchemy stores them."""
+    """Times are texts of 26 characters, as SQLAlchemy stores them."""
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         later = [] if seconds is None else [func.printf("%+.6f seconds", seconds)]

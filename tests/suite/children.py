@@ -1,4 +1,4 @@
-"""What the child processes of the tests run."""
+"""Targets of the tests' child processes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ SETTLING: dict[str, Callable[[Any, Any], None]] = {
 
 
 def declare(gate: Gate, url: URL, declarations: Sequence[Mapping[str, Any]], remove_missing: bool) -> Any:
-    """What an application does when it starts: as one of many, all at once."""
+    """Declare schedules as an application does when it starts, in many processes at once."""
     engine = create_engine(url)
     engine.connect().close()
     gate.wait()

@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def session(engine: Engine) -> Iterator[Recorded]:
-    """What a test has done goes with its session: none commits."""
+    """A session of the test, which is rolled back at its end."""
     engine_of_this_test = engine.execution_options()
     with Recorded(engine_of_this_test) as session:
         session.sent = []

@@ -52,7 +52,7 @@ def stored(db: Database, model: Any, start: int, given: list[dict[str, Any]]) ->
 
 
 def to_be_found(db: Database, model: Any, start: int = 0) -> int:
-    """What calls look for; how many rows."""
+    """Insert the rows that calls look for, and return their number."""
     found = [
         *rows(READY),
         *rows(DUE, "scheduled", "retryable", "expired"),
@@ -72,7 +72,7 @@ class Read:
 
 @contextmanager
 def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
-    """What is read within."""
+    """Measure what is read within."""
     read = Read()
     connection: Connection = session.run(lambda inner: inner.connection())
     if case.tells_steps:
@@ -104,7 +104,7 @@ def searches(connection: Connection, case: EngineCase) -> Counter[str]:
 
 
 def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any) -> dict[str, Read]:
-    """What each call reads, and each settlement; all is rolled back."""
+    """Return what each call and each settlement reads; everything is rolled back."""
     other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
     found: dict[str, Read] = {}
     for name, call in calls.items():

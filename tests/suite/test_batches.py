@@ -1,4 +1,4 @@
-"""Sets of tasks that are changed in parts: at most so many in a transaction, and batches with a transaction each."""
+"""Sets of tasks are changed in batches, with a limit for each transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_transaction_changes_at_most_the_limit_and_the_loop_ends(db: Database, name: str) -> None:
-    """Five rows of those that each call is for, in every state that it is for, among others."""
+    """Five rows in each state that the call changes, among others."""
     unfinished = [*rows(2, "ready", number=1), *rows(3, "scheduled", "retryable", "expired", number=1)]
     failed = [{**DEAD, "number": 1}] * 3 + rows(2, "retryable", "expired", number=1)
     mine = {"retry": failed, "rescue": [{**CRASHED, "number": 1}] * 5}.get(name, unfinished)

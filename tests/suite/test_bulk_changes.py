@@ -1,4 +1,4 @@
-"""What is not bound to a claim: retry, cancel, rescue, prune, stats, errors."""
+"""Operations without a claim: retry, cancel, rescue, prune, stats, errors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_rescue(db: Database) -> None:
 
 
 def test_rescue_reruns_tasks_enqueued_again(db: Database) -> None:
-    """Its last run has crashed, but another one was asked for meanwhile."""
+    """Its last run has crashed, but another one was requested meanwhile."""
     db.insert(Document, [{"id": "a", "max_attempts": 1}])
     with db.begin() as session:
         session.claim(Document, lease=timedelta(milliseconds=1))

@@ -26,7 +26,7 @@ MANY = 20_000
 
 @contextmanager
 def executions(db: Database) -> Iterator[list[str]]:
-    """The statements that cursors are given; one with many parameters is one."""
+    """Record the statements of cursors; one with many sets of parameters counts once."""
     seen: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

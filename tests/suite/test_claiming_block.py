@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Base)
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt, which an event loop would take for its own."""
+    """Stands for KeyboardInterrupt, which an event loop would handle itself."""
 
 
 def row(db: Database, key: int) -> Task:

@@ -236,7 +236,7 @@ class Meter:
 
     @contextmanager
     def running(self) -> Iterator[Counter[str]]:
-        """What is sent within, once it is left."""
+        """Yield a value that is set to what was sent within."""
         found = Counter[str]()
         before, own = self._requests(), self._requests()
         self._counts.clear()
@@ -246,7 +246,7 @@ class Meter:
         found["request"] = self._requests() - own - (own - before)
 
     def _requests(self) -> int:
-        """Of the one connection that there is."""
+        """The requests that the server has counted on the only connection."""
         if self._db.case.requests_sql is None:
             return 0
         with self._db.session() as session:
@@ -262,7 +262,7 @@ def statements(told: str) -> int:
 
 
 def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What each call costs when it is made again with other values, and what had to be compiled then."""
+    """Return the cost of each call when it is repeated with other values, and the statements compiled then."""
     costs: dict[str, str] = {}
     compiled: dict[str, list[str]] = {}
     level = "SERIALIZABLE" if db.case.one_writer else "READ COMMITTED"

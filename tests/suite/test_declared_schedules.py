@@ -22,7 +22,7 @@ HOURLY, DAILY = Every(HOUR), Every(24 * HOUR)
 
 
 def declare(db: Database, *tasks: Any, model: Any = Chore, **arguments: Any) -> dict[str, tuple[Any, ...]]:
-    """What was done to which keys."""
+    """The changes, and the keys that they concern."""
     with db.begin() as actor:
         done = actor.declare_schedules(model, tasks, **arguments)
     return {name: keys for name in done.__slots__ if (keys := getattr(done, name))}

@@ -77,7 +77,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=[way.heading.strip("`") for
 
 
 def cell(row: str, way: Way) -> str:
-    """What the table says."""
+    """The columns of the documented table."""
     table = re.search(r"^\| \| one open transaction .*?\n\n", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert table is not None
     lines = [[part.strip() for part in line.strip("|").split("|")] for line in table[0].strip().splitlines()]
@@ -86,7 +86,7 @@ def cell(row: str, way: Way) -> str:
 
 
 def crash(session: Actor) -> None:
-    """As if the process were gone: nothing is said to the server any more."""
+    """Close the socket, as the death of the process does."""
     session.run(lambda inner: inner.invalidate())
 
 

@@ -1,4 +1,4 @@
-"""What is read of a history does not depend on how many other attempts it holds."""
+"""The rows that are read of a history do not depend on the number of other attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims against everything else that is open: inserts, foreign-key children, and other isolation levels."""
+"""Claims beside open transactions: inserts, foreign-key children, and other isolation levels."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ above = pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 
 
 def level_of(actor: Actor) -> str:
-    """As the server, or the driver, says now."""
+    """The isolation level that the server, or the driver, reports."""
     return actor.run(lambda session: session.connection().get_isolation_level())
 
 

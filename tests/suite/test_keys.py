@@ -1,4 +1,4 @@
-"""Keys are the same only if they are so to the letter, and what engines differ about is refused."""
+"""Keys are compared exactly, and keys that engines compare differently are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.models import (
 from tests.support.rows import count
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
-"""What one collation or another takes for the same."""
+"""Texts that some collation compares as equal."""
 SURROGATE, NUL = "a\udc80", "a\0b"
 
 
@@ -71,7 +71,7 @@ def test_limit_keys(db: Database) -> None:
 @pytest.mark.parametrize("other", ["A", "a ", "\u00e4"])
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace"])
 def test_primary_keys_of_the_application(db: Database, on_conflict: str, other: str) -> None:
-    """Whatever the collation: both are tasks, or one is refused, or a check has told that they are the same."""
+    """With any collation both are tasks, or one is refused, or `check` has reported that they are equal."""
     with db.engine.connect() as connection:
         noted = "inexact-primary-key" in {finding.code for finding in check(connection, Document)}
     with db.session() as actor:

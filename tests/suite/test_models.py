@@ -36,7 +36,7 @@ from tests.support.models import (
 )
 
 METADATA = Base.metadata
-"""What is in it exists on every engine."""
+"""Its tables exist on every engine."""
 
 
 class Quoted(QueueMixin, Base):

@@ -1,4 +1,4 @@
-"""What is claimed is the true first of the queue, and comes back in that order."""
+"""Claims return the first tasks of the queue, in its order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shuffled(items: Sequence[Any]) -> list[Any]:
 
 
 def tasks(count: int) -> list[dict[str, Any]]:
-    """Few values for many rows, so that ties are the rule."""
+    """Few values for many rows, so that most rows tie."""
     return [
         {
             **row,

@@ -17,7 +17,7 @@ from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.pausing import not_paused
 from sqlqueue.operations.upkeep import look
-from tests.suite.storms import storm
+from tests.suite.simultaneous import simultaneously
 from tests.support.harness import Database
 from tests.support.models import Mail, Notice, QueuePause, Reminder, Task
 from tests.support.rows import clock, rows, waited
@@ -94,7 +94,7 @@ def test_two_sessions_pause_at_once(db: Database) -> None:
 
 def test_many_sessions_pause_at_once(sync_db: Database) -> None:
     told: list[bool] = []
-    storm(sync_db, *[lambda transaction: told.append(transaction(lambda actor: actor.pause(Task)))] * 8)
+    simultaneously(sync_db, *[lambda transaction: told.append(transaction(lambda actor: actor.pause(Task)))] * 8)
     assert sorted(told) == [False] * 7 + [True]
 
 

@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode, each transaction may run on another connection of the server."""
+"""Behind PgBouncer in transaction mode, each transaction may run on another connection of the server."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OWN: Mapping[Any, Mapping[str, Any]] = {
     Ticket: {"severity": 0},
     Report: {},
 }
-"""What has no default in the table."""
+"""The columns without a default in the table."""
 
 
 def by_plain_sql(db: Database, model: Any, **given: Any) -> None:

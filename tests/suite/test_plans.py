@@ -82,7 +82,7 @@ OF_TOPIC: Mapping[str, Call] = {
 
 
 def in_the_way(db: Database, model: Any, start: int, number: int) -> None:
-    """What they must not look at: finished a moment ago, scheduled for later, running, and there before the queue."""
+    """Insert rows that calls must not read: just finished, scheduled for later, running, adopted."""
     now = clock(db)
     others = [
         *[{"status": "completed", "available_at": now, "finished_at": now}] * number,

@@ -1,4 +1,4 @@
-"""What prune deletes, what it never deletes, and what it does about rows that foreign keys refer to."""
+"""Prune: the rows that it deletes, those that it never deletes, and those that foreign keys refer to."""
 
 from __future__ import annotations
 

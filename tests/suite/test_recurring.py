@@ -26,7 +26,7 @@ from tests.worker.conftest import workers  # noqa: F401  (a fixture)
 
 
 class _Wrong(datetime):
-    """What a host may take for the time."""
+    """A host with a wrong clock."""
 
     @classmethod
     def now(cls, tz: Any = None) -> datetime:

@@ -1,4 +1,4 @@
-"""A task that changes while it runs is run again after that, once; what is older than what is known changes nothing."""
+"""A task that is enqueued while it runs is run once more; an older version changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import RowMapping, select
 
 from sqlqueue import ArgumentError, claim_of
 from sqlqueue.worker.fetching import poller
-from tests.suite.storms import Transaction, storm
+from tests.suite.simultaneous import Transaction, simultaneously
 from tests.support.harness import Actor, Database
 from tests.support.models import Film, Leaflet, Listing
 from tests.support.rows import end_leases
@@ -61,7 +61,7 @@ def fail(actor: Actor, task: Any) -> None:
 
 
 def crash(actor: Actor, task: Any) -> None:
-    """And in the last attempt at that."""
+    """Also in its last attempt."""
 
 
 ENDS = {"fail": fail, "discard": lambda a, t: a.discard(t, "no"), "release": lambda a, t: a.release(t), "crash": crash}
@@ -109,7 +109,7 @@ def test_a_cancelled_run_is_not_followed_by_another(db: Database) -> None:
 
 @pytest.mark.parametrize("key", [{"id": 1}, {"unique_key": "a"}], ids=["primary", "unique"])
 def test_rerun_by_the_holder_of_a_lock_only_claim(db: Database, key: dict[str, Any]) -> None:
-    """That leaves nothing in the row by which its completion would know."""
+    """Such a claim leaves nothing in the row by which its completion would notice."""
     db.insert(Listing, [{"id": 1, "unique_key": "a"}, {"id": 2, "unique_key": "b"}])
     with db.begin() as actor:
         task = actor.claim(Listing, lease=None)
@@ -205,14 +205,14 @@ WRITERS = WORKERS = 3
 
 
 class Storm:
-    """Writers that change listings again and again, and workers that run what is there."""
+    """Writers that keep changing listings, and workers that run them."""
 
     def __init__(self, db: Database, keys: list[dict[str, Any]], *, early: bool, version: Any = None) -> None:
         self.written: defaultdict[Any, list[int]] = defaultdict(list)
         self.runs: defaultdict[Any, list[tuple[int, int, int]]] = defaultdict(list)
         self._early, self._version = early, version
         self._versions, self._writing = count(1), len(keys)
-        storm(db, *(partial(self._write, key) for key in keys), *[self._work] * WORKERS)
+        simultaneously(db, *(partial(self._write, key) for key in keys), *[self._work] * WORKERS)
 
     def _write(self, key: dict[str, Any], transaction: Transaction[None]) -> None:
         for _ in range(UPDATES):
@@ -222,7 +222,7 @@ class Storm:
         self._writing -= 1
 
     def _work(self, transaction: Transaction[Any]) -> None:
-        """Until there is nothing left, of what the writers have written."""
+        """Run listings until nothing is left once the writers have ended."""
         while True:
             last_look = not self._writing
             run = transaction(self._run)

@@ -21,7 +21,7 @@ AVAILABLE = ("available", 0, None)
 
 
 def shown(actor: Actor, task: Any) -> tuple[str, int, str | None]:
-    """What it shows, loaded again where it has forgotten it."""
+    """Return the columns of an instance, reloading the expired ones."""
     return actor.run(lambda _: (task.status, task.attempt, task.claimed_by))
 
 

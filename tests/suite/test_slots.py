@@ -1,4 +1,4 @@
-"""Slots of limited queues: none is lost when other sessions interfere."""
+"""Slots of limited queues are not lost when other sessions interfere."""
 
 from __future__ import annotations
 

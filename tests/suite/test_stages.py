@@ -226,7 +226,7 @@ def test_a_claim_of_a_stage_has_an_index(sync_db: Database) -> None:
 
 @pytest.mark.parametrize("crashes", [False, True])
 def test_completion_and_follow_up_are_one_commit(db: Database, crashes: bool) -> None:
-    """Of another model: completing the one and enqueueing the other are one commit."""
+    """Completing a task and enqueueing one of another model are one commit."""
     db.insert(Task, [{"id": 1}])
     working = db.variant().session()
     working.complete(working.claim(Task))

@@ -86,7 +86,7 @@ def tenant(db: Database, number: int = 7, **options: Any) -> Iterator[Actor]:
 
 
 def fill(db: Database, model: Any, count: int = 3, *conditions: str, **columns: Any) -> None:
-    """Of another tenant first, then of ours."""
+    """Insert the tasks of another tenant first, then ours."""
     given = rows(count, *conditions, **columns)
     db.insert(model, [{**row, "tenant": number} for number in (6, 7) for row in given])
 
@@ -188,7 +188,7 @@ def test_criteria_given_with_a_call(db: Database) -> None:
 
 
 def test_a_listener_that_executes_statements_itself(db: Database) -> None:
-    """As those of shards and of caches do."""
+    """Like the listeners of shards and of caches."""
     fill(db, Letterbox)
     with db.begin() as actor:
 

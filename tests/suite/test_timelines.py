@@ -149,7 +149,7 @@ def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
 
 
 def test_rows_are_read_by_an_index(sync_db: Database) -> None:
-    """That of due rows holds the finished ones as well, where an index is of all rows; elsewhere one of the model's."""
+    """Finished rows are in the index of due rows where indexes have no predicate; elsewhere the model has an index."""
     sync_db.insert(Task, [finished(PAST)] * 10_000)
     sync_db.insert(Task, [finished(clock(sync_db))] * 10)
     index = Index("ix_task_finished", Task.finished_at)

@@ -136,7 +136,7 @@ def test_a_key_of_two_columns(db: Database) -> None:
 @every_call
 @pytest.mark.parametrize("model", [Spool, Mail])
 def test_a_reused_primary_key_has_another_token(db: Database, model: Any, call: str) -> None:
-    """By an application that makes its keys itself; SQLite does so by itself."""
+    """An application may reuse its own keys; SQLite reuses generated ones."""
     db.insert(model, [{"id": 1}])
     (first,) = claims(db, model)
     with db.begin() as other:

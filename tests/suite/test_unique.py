@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from sqlqueue import ArgumentError, DuplicateTaskError
-from tests.suite.storms import THREADS, Transaction, storm
+from tests.suite.simultaneous import THREADS, Transaction, simultaneously
 from tests.support.harness import Actor, Database
 from tests.support.models import (
     CreditNote,
@@ -188,7 +188,7 @@ def test_a_final_task_lives_again_by_its_primary_key_alone(db: Database) -> None
 
 @pytest.mark.parametrize("how", ["replace", "rerun"])
 def test_debouncing(db: Database, how: str) -> None:
-    """Of many the last wins, and waits from then on."""
+    """The last of many wins, and its delay begins then."""
     for number, delay in enumerate((3 * MINUTE, MINUTE, 2 * MINUTE), start=1):
         before = clock(db)
         with db.begin() as actor:
@@ -248,7 +248,7 @@ def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
     def part(transaction: Transaction[None]) -> None:
         transaction(lambda actor: actor.enqueue(Listing, [{"unique_key": key} for key in keys], on_conflict=how))
 
-    assert storm(sync_db, *[part] * THREADS) == 0
+    assert simultaneously(sync_db, *[part] * THREADS) == 0
     assert sorted(each["unique_key"] for each in listings(sync_db)) == sorted(keys)
 
 
@@ -260,7 +260,7 @@ def test_a_race_by_both_keys(sync_db: Database) -> None:
             row = {"id": n, "unique_key": f"listing {n}"}
             transaction(lambda actor, row=row: actor.enqueue(Listing, [row], on_conflict="rerun"))
 
-    storm(sync_db, *[part] * THREADS)
+    simultaneously(sync_db, *[part] * THREADS)
     assert [each["id"] for each in listings(sync_db)] == [*range(1, 11)]
 
 

@@ -1,4 +1,4 @@
-"""What a worker writes about tasks in bulk: heartbeats and outcomes, of which one that is lost costs no other."""
+"""Workers write heartbeats and outcomes of many tasks at once; a lost claim does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Babelfish lacks of SQL Server, made up for on an engine whose URL names this plugin, and on no other.
+"""Replaces what Babelfish lacks of SQL Server, on engines whose URL names this plugin, and on no other.
 
 Neither SQLAlchemy's classes nor the library know of it.  Statements are changed below SQLAlchemy's events, so tests
 that look at statements see the library's own.  How a server is to be set up is told by babelfish.sql beside this file.
@@ -30,7 +30,7 @@ _VIEW = re.compile(
     r"(objects|indexes|key_constraints|identity_columns|referential_constraints)\b\]?",
     re.IGNORECASE,
 )
-"""What babelfish.sql has views of its own for."""
+"""The system views that babelfish.sql replaces."""
 
 
 class Babelfish(CreateEnginePlugin):

@@ -117,7 +117,7 @@ class Database:
         self.engine = engine
         """Always sync, whatever the sessions are: for plain checks and DDL."""
         self.bind: Engine | AsyncEngine = _bind(case, url, is_async, options)
-        """What the sessions are bound to."""
+        """The engine of the sessions."""
         self._loop = loop
         self._actors: list[Actor] = []
         self._variants: list[Database] = []
@@ -128,7 +128,7 @@ class Database:
         return self.bind.sync_engine if isinstance(self.bind, AsyncEngine) else self.bind
 
     def sessions(self, **options: Any) -> sessionmaker[Any] | async_sessionmaker[Any]:
-        """What a worker is given; `class_` for sessions of another kind."""
+        """Return the sessionmaker for a worker; `class_` selects sessions of another kind."""
         if isinstance(self.bind, AsyncEngine):
             return async_sessionmaker(self.bind, **{"class_": AsyncQueueSession, **SESSION_OPTIONS, **options})
         return sessionmaker(self.bind, **{"class_": QueueSession, **SESSION_OPTIONS, **options})
@@ -181,7 +181,7 @@ def _bind(case: EngineCase, url: URL, is_async: bool, options: Mapping[str, Any]
 
 
 def _moments(connection: Connection, model: type[DeclarativeBase], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the database is asked for as rows are inserted: PyMySQL sends rows singly that have something to call."""
+    """Return the current values of SQL defaults: PyMySQL sends rows with SQL expressions one by one."""
     absent = [column for column in model.__table__.columns if column.key not in row and column.default is not None]
     called = {column.key: column.default.arg for column in absent if column.default.is_clause_element}
     return dict(zip(called, connection.execute(select(*called.values())).one(), strict=True)) if called else {}

@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test has logged may be no text that goes from one process to another: some are about just that."""
+    """Make the log of a test text that can be passed to another process: some tests log lone surrogates."""
     report = yield
     report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
     return report

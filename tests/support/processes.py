@@ -45,7 +45,7 @@ class Child:
         self._connection.send(None)
 
     def result(self, timeout: float = 60) -> Any:
-        """What the target returned, once the process has ended."""
+        """Return the result of the target, once the process has ended."""
         value = self._receive("returned", timeout)
         self._process.join(timeout)
         return value

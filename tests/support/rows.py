@@ -29,18 +29,18 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "retryable": {"status": "retryable", "available_at": PAST, "attempt": 1, "claimed_at": PAST},
     "expired": {"status": "running", "available_at": PAST, "attempt": 1, "claimed_at": PAST},
 }
-"""All that may be claimed: ready rows, and due ones."""
+"""The states of rows that can be claimed: ready ones, and due ones."""
 DUE = ("scheduled", "retryable", "expired")
 
 
 def rows(count: int, *conditions: str, **columns: Any) -> list[dict[str, Any]]:
-    """`count` rows that may be claimed, in turn of each of these conditions."""
+    """Return `count` rows that can be claimed, in these states by turns."""
     kinds = cycle(CONDITIONS[condition] for condition in conditions or ("ready",))
     return [{**kind, **columns} for kind in islice(kinds, count)]
 
 
 def crowd(db: Database, model: Any, **columns: Any) -> None:
-    """100,000 rows alike, by a server that copies what it has."""
+    """Insert 100,000 equal rows, most of them copied by the server."""
     db.insert(model, [columns] * 6_250)
     table = model.__table__
     copied = [column for column in table.columns if column not in set(table.primary_key)]
@@ -50,14 +50,14 @@ def crowd(db: Database, model: Any, **columns: Any) -> None:
 
 
 def analyze(db: Database, model: Any) -> None:
-    """The planner knows the table."""
+    """Collect the planner's statistics of the table."""
     if db.case.analyze is not None:
         with db.engine.begin() as connection:
             connection.exec_driver_sql(db.case.analyze.format(table=model.__tablename__))
 
 
 def contenders(db: Database, count: int = 2) -> list[Actor]:
-    """Sessions whose connections are open already: connecting is not what is timed."""
+    """Return sessions whose connections are open already."""
     actors = [db.session() for _ in range(count)]
     for actor in actors:
         actor.stats(Task)
@@ -67,7 +67,7 @@ def contenders(db: Database, count: int = 2) -> list[Actor]:
 
 
 def waited(holder: Actor, call: Callable[[], T], within: float = 1) -> tuple[bool, list[T]]:
-    """Whether `call` had to wait for `holder`, whose transaction is ended if so; and what it returned."""
+    """Return whether `call` waited for `holder`, whose transaction is committed then, and the result of `call`."""
     returned: list[T] = []
     raised: list[BaseException] = []
     thread = Thread(target=_call, args=(call, returned, raised), daemon=True)
@@ -90,7 +90,7 @@ def _call(call: Callable[[], T], returned: list[T], raised: list[BaseException])
 
 
 def without_waiting(holder: Actor, call: Callable[[], T], within: float = 60) -> T:
-    """What `call` returns, which must not wait for the locks that `holder` has."""
+    """Return the result of `call`, which must not wait for locks of `holder`."""
     late, (value,) = waited(holder, call, within)
     if late:
         pytest.fail(f"waited for another transaction for more than {within} s")
@@ -104,7 +104,7 @@ def ids(tasks: Iterable[Any]) -> set[Any]:
 
 
 def row(db: Database, task: Any) -> RowMapping:
-    """What the table says of a task now, whatever the instance believes."""
+    """Return the row of a task as it is in the table now."""
     return _row(db, type(task), inspect(task).identity)
 
 
@@ -115,7 +115,7 @@ def load(db: Database, model: type[M], key: Any) -> M:
 
 
 def row_of(db: Database, claim: Claim) -> RowMapping:
-    """The same for the task of a claim."""
+    """Return the row of a claim's task."""
     return _row(db, claim.entity, claim.identity)
 
 
@@ -127,22 +127,22 @@ def _row(db: Database, model: Any, identity: tuple[Any, ...]) -> RowMapping:
 
 
 TICK = timedelta(milliseconds=10)
-"""No engine rounds a moment by more."""
+"""The most by which an engine rounds a time."""
 
 
 def clock(db: Database) -> datetime:
-    """The database's own."""
+    """Return the time of the database."""
     with db.engine.connect() as connection:
         return connection.execute(select(utcnow())).scalar_one()
 
 
 def zones(db: Database) -> list[Database]:
-    """The engine as it is, and with sessions to the east and to the west of UTC, where sessions have a time zone."""
+    """Return the database, and variants with sessions east and west of UTC where sessions have a time zone."""
     return [db, *(db.variant(on_connect=statement) for statement in db.case.time_zones())]
 
 
 def end_leases(db: Database, model: Any = Task) -> None:
-    """Time passes: the lease of every running row is over."""
+    """End the leases of all running rows."""
     with db.engine.begin() as connection:
         connection.execute(update(model.__table__).where(model.status == "running").values(available_at=PAST))
 

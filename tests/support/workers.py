@@ -31,7 +31,7 @@ PATIENCE = 60.0
 
 
 class Workers:
-    """The workers of one test, which end with it."""
+    """The workers of a test; they are stopped at its end."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -46,7 +46,7 @@ class Workers:
         engine: Database | None = None,
         **options: Any,
     ) -> Worker:
-        """On an engine of its own: what an event loop opens belongs to it.
+        """Return a worker with an engine of its own: connections that an event loop has opened belong to it.
 
         Not listening unless that is the test's subject: a listener takes up to a second to end.
         """
@@ -55,7 +55,7 @@ class Workers:
         return Worker(engine.sessions(), poll=poll, notify=notify, **options)
 
     def start(self, worker: Worker, *, engine: Database | None = None) -> Running:
-        """``engine``: of a worker that was not made here."""
+        """Start a worker; ``engine`` is given for one that was not made here."""
         if engine is not None:
             self._engines.append(engine)
         running = Running(worker)

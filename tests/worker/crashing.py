@@ -38,7 +38,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
     sys.exit(supervise(load, int(sys.argv[2])))
 """
-"""Of a worker that child processes cannot import, so that suspects run in its own."""
+"""A program whose worker child processes cannot import, so that suspects run in its own process."""
 APART = """
 import sys
 from sqlqueue.cli import main

@@ -21,7 +21,7 @@ class Point:
 
 
 def offline(*, is_async: bool = False) -> Worker:
-    """Never run."""
+    """Return a worker that is never run."""
     return Worker(async_sessionmaker(class_=AsyncQueueSession) if is_async else sessionmaker(class_=QueueSession))
 
 

@@ -1,4 +1,4 @@
-"""What a worker sends for its tasks: claims and completions go many at a time, and a commit does for a whole task."""
+"""A worker claims and completes many tasks at once, and commits once for a task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drain(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setattr(fetcher, "AHEAD", 60.0)  # or a slow machine's tasks were long ones, of which few are claimed
 
     def drained(handler: Any) -> Sent:
-        """What a worker sends until all is done."""
+        """Count what a worker sends until all tasks are completed."""
         db.insert(Task, rows(TASKS))
         engine = db.variant(pool_size=20)
         worker = workers.make(poll=LONG, engine=engine)

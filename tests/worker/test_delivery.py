@@ -1,4 +1,4 @@
-"""What a handler does and the completion of its task: one commit, a batch of commits, a lock, or nothing."""
+"""The writes of a handler and the completion of its task, in each mode."""
 
 from __future__ import annotations
 

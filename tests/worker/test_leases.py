@@ -113,7 +113,7 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
 
 
 def take_over(db: Database) -> None:
-    """As if the worker had been away for longer than the lease; its heartbeat may be quicker."""
+    """End the lease as if the worker had stalled for longer; its heartbeat may come before."""
 
     def taken() -> bool:
         end_leases(db)

@@ -256,7 +256,7 @@ def well(worker: Worker) -> Health:
 
 
 def test_serving_in_a_loop_of_the_application(sync_db: Database) -> None:
-    """As FastAPI's lifespan does it: a task that is cancelled in the end."""
+    """The worker is an asyncio task that is cancelled at the end, as in FastAPI's lifespan."""
     sync_db.insert(Task, [{}])
     done: list[int] = []
     worker = Worker(sync_db.variant().sessions())

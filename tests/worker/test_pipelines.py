@@ -84,7 +84,7 @@ def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_that_is_not_json_is_a_failure(db: Database, workers: Workers, kind: str) -> None:
-    """Of this task, and of no other."""
+    """Only this task fails."""
     db.insert(Film, rows(3, stage="print"))
     worker = workers.make(poll=LONG)
     result = lambda task: object() if task.id == min(film["id"] for film in films(db)) else "done"  # noqa: E731

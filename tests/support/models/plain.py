@@ -33,7 +33,7 @@ class Task(QueueMixin, Base):
 
 
 class Ledger(Base):
-    """What was done, once each: written in the transaction that completes."""
+    """One row for each completed task, written in the transaction that completes it."""
 
     __tablename__ = "ledger"
     __table_args__ = (UniqueConstraint("task_id", name="uq_ledger_task"),)

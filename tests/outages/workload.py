@@ -21,7 +21,7 @@ from tests.support.harness import Database, LoopThread
 from tests.support.workers import Running, eventually
 
 SLOTS = 3
-"""Of each handler; that many run in each worker."""
+"""The slots of each handler in each worker."""
 WORK = 0.02
 """Seconds that an errand takes which does not wait for the gate."""
 PATIENCE = 40.0
@@ -46,7 +46,7 @@ ELSEWHERE = ("late",)
 BRIEF_TOPICS = ("brief", "brief-plain")
 
 
-class Scene:
+class Workload:
     def __init__(self, server: FrailServer) -> None:
         self.server = server
         self.engine: Engine = create_engine(server.server.url, pool_pre_ping=True)

@@ -10,9 +10,9 @@ from greenlet import getcurrent, greenlet
 from sqlalchemy import Engine
 
 from sqlqueue import ClaimLostError, QueueSession, claim_of
+from tests.locking.engine import Line, engine_for
 from tests.locking.locks import Resource
 from tests.locking.server import Server, Transaction, Wait
-from tests.locking.wire import Line, engine_for
 
 Do = Callable[[QueueSession, list[Any]], Any]
 """One operation, of a session and the tasks that it has claimed."""
@@ -27,11 +27,11 @@ class Step:
     claims: bool = False
     limit: int = 1
     matches: Callable[[dict[str, Any]], bool] = lambda row: True
-    """The rows that it is about."""
+    """The rows that it concerns."""
     never_waits: bool = False
-    """Promised of it, as of claims."""
+    """Whether it must not wait, like claims."""
     keeps_to_its_rows: bool = False
-    """Promised of it: it keeps no lock on a row that it is not about."""
+    """Whether it keeps no lock on rows that it does not concern."""
     settles: bool = False
     """With the commit, what was claimed is no longer held."""
 
@@ -58,20 +58,20 @@ class Actor:
     began_to_wait: int = 0
     """At which turn."""
 
-    def play(self, engine: Engine, stage: Stage) -> None:
+    def play(self, engine: Engine, interleaving: Interleaving) -> None:
         with QueueSession(engine, expire_on_commit=False) as session:
             for step in self.script:
                 self.step = step
-                stage.judge.begins(self)
+                interleaving.checker.begins(self)
                 try:
                     found, lost = step.do(session, self.claimed), False
                 except ClaimLostError:
                     session.rollback()
                     found, lost = [], True
                 shown = [_shown(task) for task in found] if step.claims else "lost" if lost else "done"
-                stage.tell(f"{self.name}'s {step}: {shown}")
+                interleaving.tell(f"{self.name}'s {step}: {shown}")
                 self.claimed += found if step.claims else []
-                stage.judge.ends(self, found, lost=lost)
+                interleaving.checker.ends(self, found, lost=lost)
                 if lost or step.settles:
                     self.claimed.clear()
         self.step = None
@@ -82,8 +82,8 @@ def _shown(task: Any) -> Any:
     return getattr(task, "unique_key", None) or claim_of(task).identity
 
 
-class Judge:
-    """Is told what happens; raises what must not."""
+class Checker:
+    """Is notified of each event, and raises an error for what must not happen."""
 
     def begins(self, actor: Actor) -> None: ...
     def ends(self, actor: Actor, found: Any, *, lost: bool) -> None: ...
@@ -91,11 +91,11 @@ class Judge:
     def hangs(self, actors: list[Actor]) -> None: ...
 
 
-class Stage:
+class Interleaving:
     """Scripts that take turns, on a server of some kind."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:
-        self.judge = Judge()
+        self.checker = Checker()
         self.actors = [Actor(chr(ord("A") + number), script) for number, script in enumerate(scripts)]
         self.trace: list[list[str]] = []
         """The events of each turn; their order within a turn is not known."""
@@ -127,11 +127,12 @@ class Stage:
         raise NotImplementedError
 
 
-class ModelStage(Stage):
-    """On a model, where each lock may be the chance of another turn.
+class ModelInterleaving(Interleaving):
+    """On a model, where the turn may pass to another transaction at each lock.
 
-    ``finely``: it is; else each statement and each commit is, as with :class:`.ServerStage`.  ``longest_first``: of
-    several that wait for the same transaction, the one that has waited longest goes on first; else the last one does.
+    ``finely``: it is; otherwise each statement and each commit is, as with :class:`.ServerInterleaving`.
+    ``longest_first``: of several that wait for the same transaction, the one that has waited longest continues first;
+    otherwise the last one does.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class ModelStage(Stage):
             return super().run(turns)
         finally:
             for each in self._turns.values():
-                each.throw()  # what is not at its end, because a promise is broken, goes no further
+                each.throw()  # what is not at its end, because a guarantee is violated, ends here
 
     def is_alive(self, actor: Actor) -> bool:
         return not self._turns[actor.name].dead
@@ -196,10 +197,10 @@ class ModelStage(Stage):
             self.tell(f"{actor.name}'s {actor.step}: waits")
             actor.began_to_wait = len(self.trace)
         actor.has_waited = True
-        self.judge.waits(actor, wait[0], self._holders(actor))
+        self.checker.waits(actor, wait[0], self._holders(actor))
         if self._waits_for_itself(actor):
             self.tell(DEADLOCK)
-            self.judge.hangs([each for each in self.actors if each.wait])
+            self.checker.hangs([each for each in self.actors if each.wait])
         self._main.switch()
         actor.wait = None
 

@@ -1,4 +1,4 @@
-"""Statements that wait where the library's own do not, or lock more: by each scene the model has to refute some."""
+"""Statements that wait where the library's own do not, or lock more: by each scenario the model has to refute some."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _inserting(adapter: Adapter, inserts: type[MySQLInserts]) -> Adapter:
     return adapter
 
 
-CARELESS: dict[str, Adapter] = {
+WRONG: dict[str, Adapter] = {
     "WaitingSQLServer": _locking(SQLServer(), WaitingSQLServer(SQLServerKeys())),
     "ScanningSQLServer": _locking(SQLServer(), ScanningSQLServer(ScanningSQLServerKeys())),
     "WaitingPostgreSQL": _locking(PostgreSQL(), WaitingPostgreSQL(PostgreSQLKeys())),

@@ -20,7 +20,7 @@ Transaction: TypeAlias = Callable[[Callable[[Actor], T]], T]
 """Call and commit, again after a deadlock, and return the result."""
 
 
-def storm(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
+def simultaneously(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:
     """Run all `parts` at once, and return the number of deadlock victims."""
     barrier, victims = Barrier(len(parts)), []
     adapter = adapter_for(db.session_engine.dialect)

@@ -11,14 +11,14 @@ from sqlalchemy import NullPool, Select, create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.dialects import adapter_for
-from tests.locking.play import DEADLOCK, Actor, Script, Stage
+from tests.locking.interleaving import DEADLOCK, Actor, Interleaving, Script
 from tests.support.engines import PASSWORD
 from tests.support.harness import Database
 
 _PATIENCE = 30.0
 
 
-class ServerStage(Stage):
+class ServerInterleaving(Interleaving):
     """Of an engine whose case says how it is asked: each statement and each commit is the chance of another turn."""
 
     def __init__(self, db: Database, scripts: Sequence[Script]) -> None:

@@ -22,11 +22,11 @@ from tests.locking.server import Answer, Server
 
 @dataclass
 class Line:
-    """What is at the other end just now."""
+    """The server that a connection currently reaches."""
 
     server: Server
     who: Callable[[], str]
-    """By whose connection a request comes."""
+    """Returns the name of the connection that sends a request."""
     pause: Callable[[], None]
     """Called before statements and commits."""
 
@@ -107,7 +107,7 @@ class _Error(Exception):
 
 
 class IntegrityError(_Error):
-    """SQLAlchemy goes by the name."""
+    """SQLAlchemy identifies it by its name."""
 
 
 class _Driver(Driver):

@@ -10,8 +10,8 @@ from sqlqueue import Claim, claim_of
 from sqlqueue.kinds.new_slots import ENDLESS
 from sqlqueue.operations.upkeep import extend
 from tests.locking import keyed, kinds, upkeep
-from tests.locking.play import COMMIT, Script, Step
-from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scene, claim, rows_of
+from tests.locking.interleaving import COMMIT, Script, Step
+from tests.locking.steps import COMPLETE, FAIL, PAST, RELEASE, Scenario, claim, rows_of
 from tests.support.models import Film, Mail, Slot, Task, Visit
 
 _MINUTE = timedelta(minutes=1)
@@ -34,7 +34,7 @@ def _locks() -> Sequence[Script]:
 
 
 def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
-    """By each index, and by none."""
+    """Claims through each index, and without one."""
     return lambda: [
         (claim(Mail, lease=lease), COMPLETE, COMMIT),
         (claim(Mail, Mail.topic == "x", lease=lease, topic="x"), COMPLETE, COMMIT),
@@ -51,7 +51,7 @@ def _again(lease: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _criteria() -> Sequence[Script]:
-    """What no index serves."""
+    """Claims whose criteria no index serves."""
     return [
         (claim(Task, Task.name == "b", name="b"), COMPLETE, COMMIT),
         (claim(Task, Task.name == "a", lease=None, name="a"), COMPLETE, COMMIT),
@@ -76,7 +76,7 @@ def _heartbeat() -> Sequence[Script]:
 
 
 def _sets() -> Sequence[Script]:
-    """What is claimed meets what is cancelled."""
+    """Tasks are cancelled while they are claimed."""
     cancel = Step(
         "cancel", lambda session, _: session.cancel(Task, Task.name == "b"), matches=lambda row: row["name"] == "b"
     )
@@ -112,20 +112,20 @@ def _limits() -> Sequence[Script]:
 
 _MAILS = [*rows_of(4, topic=["x", "y"]), {"id": 5, "topic": "x", "status": "completed", "finished_at": PAST}]
 _SLOTS = [{"slot_key": "k", "slot_number": n, "max_attempts": ENDLESS if n else 0} for n in range(3)]
-SCENES = {
-    "leases": Scene(Task, rows_of(5), _leases),
-    "locks": Scene(Task, rows_of(5), _locks),
-    "ways in": Scene(Mail, _MAILS, _ways("default")),
-    "ways in, locks": Scene(Mail, _MAILS, _ways(None)),
-    "twice": Scene(Mail, rows_of(5, topic=["x"]), _again("default")),
-    "twice, locks": Scene(Mail, rows_of(5, topic=["x"]), _again(None)),
-    "criteria": Scene(Task, rows_of(5, name=["a", "b"]), _criteria),
-    "heartbeat": Scene(Task, rows_of(4), _heartbeat),
-    "sets": Scene(Task, rows_of(4, name=["a", "b"]), _sets),
-    "stages": Scene(Film, rows_of(2, stage=["cut"]), _stages),
-    "limits": Scene(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
-    "enqueueing": Scene(Task, rows_of(2), _enqueueing),
-    **upkeep.SCENES,
-    **kinds.SCENES,
-    **keyed.SCENES,
+SCENARIOS = {
+    "leases": Scenario(Task, rows_of(5), _leases),
+    "locks": Scenario(Task, rows_of(5), _locks),
+    "ways in": Scenario(Mail, _MAILS, _ways("default")),
+    "ways in, locks": Scenario(Mail, _MAILS, _ways(None)),
+    "twice": Scenario(Mail, rows_of(5, topic=["x"]), _again("default")),
+    "twice, locks": Scenario(Mail, rows_of(5, topic=["x"]), _again(None)),
+    "criteria": Scenario(Task, rows_of(5, name=["a", "b"]), _criteria),
+    "heartbeat": Scenario(Task, rows_of(4), _heartbeat),
+    "sets": Scenario(Task, rows_of(4, name=["a", "b"]), _sets),
+    "stages": Scenario(Film, rows_of(2, stage=["cut"]), _stages),
+    "limits": Scenario(Visit, rows_of(4, limit_key=["k"]), _limits, {Slot: _SLOTS}),
+    "enqueueing": Scenario(Task, rows_of(2), _enqueueing),
+    **upkeep.SCENARIOS,
+    **kinds.SCENARIOS,
+    **keyed.SCENARIOS,
 }

@@ -10,48 +10,48 @@ from typing import Any
 from sqlalchemy import Table
 
 from sqlqueue import claim_of
+from tests.locking.interleaving import COMMIT, Actor, Checker
 from tests.locking.locks import Resource
-from tests.locking.play import COMMIT, Actor, Judge
 from tests.locking.rows import Row
 from tests.locking.server import Server, Transaction
 
 
-class Broken(AssertionError):
+class Violation(AssertionError):
     """A guarantee of the library is violated."""
 
 
-class ClaimedTwice(Broken):
+class ClaimedTwice(Violation):
     """A row went to two claimers."""
 
 
-class Waits(Broken):
-    """A claim, or another step that must not wait, waits."""
+class Waits(Violation):
+    """A claim, or another step that must not wait, has waited."""
 
 
-class WaitsForUnconcerned(Broken):
-    """A statement waits for a row that it is not about."""
+class WaitsForUnconcerned(Violation):
+    """A statement waits for a row that it does not concern."""
 
 
-class LocksTooMuch(Broken):
+class LocksTooMuch(Violation):
     """A claim keeps a lock on a row that it does not return, although no other transaction was involved.
 
     So of what else keeps to its rows, and a row that it is not about."""
 
 
-class FindsTooLittle(Broken):
+class FindsTooLittle(Violation):
     """A claim returns less than asked although a row was free all the time."""
 
 
-class TakesWrongly(Broken):
+class TakesWrongly(Violation):
     """A claim returns a row that cannot be claimed, or that it was not asked for."""
 
 
-class OutOfTurn(Broken):
+class OutOfTurn(Violation):
     """A message goes to a claimer while another one has an earlier or later one of the same key."""
 
 
-class Deadlock(Broken):
-    """All that are left wait for one another."""
+class Deadlock(Violation):
+    """All remaining transactions wait for one another."""
 
 
 def can_be_claimed(row: Row) -> bool:
@@ -66,18 +66,18 @@ class _Watched:
     """A claim, or another step that keeps to its rows, from its beginning to its end."""
 
     mine: set[int]
-    """What its transaction had locked already."""
+    """The rows that its transaction had locked before."""
     its: set[int]
-    """What it is about."""
+    """The rows that it concerns."""
     free: set[int]
-    """What a claim may take."""
+    """The rows that a claim may take."""
     theirs: set[int]
     touched: set[tuple[Transaction, Resource]] = field(default_factory=set)
-    """What others have locked since, for good and not for as long as they looked."""
+    """The rows that other transactions have locked since, until their end."""
 
 
-class Promises(Judge):
-    """Of one table's rows."""
+class Guarantees(Checker):
+    """The guarantees for the rows of one table."""
 
     def __init__(self, server: Server, table: Table, line: str | None = None) -> None:
         """``line``: the column by which rows are told apart of which one claimer has all at a time, in their order."""
@@ -85,7 +85,7 @@ class Promises(Judge):
         self._table = table
         self._line = line
         self._lines: dict[int, Any] = {}
-        """Also of rows that are gone."""
+        """The rows, deleted ones included."""
         self._owner: dict[int, Actor] = {}
         self._settled: set[str] = set()
         self._watched: dict[str, _Watched] = {}

@@ -27,8 +27,8 @@ from tests.locking import oracle
 
 
 class FormerSQLServer(SQLServer):
-    """Selects nothing but keys, which an index covers; goes by the index whatever else it is to judge; sets change by
-    their criteria; and what reads by key may read all of a small table."""
+    """Selects only keys, which an index covers; uses the index whatever the criteria are; changes sets by their
+    criteria; and may read the whole of a small table for a key."""
 
     def __init__(self) -> None:
         super().__init__()

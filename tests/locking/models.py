@@ -1,0 +1,46 @@
+"""The models of all engines, and the scenarios in which their rules violate a guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.locking.guarantees import (
+    Deadlock,
+    Violation,
+    Waits,
+)
+from tests.locking.innodb import InnoDB, MariaDB
+from tests.locking.oracle import Oracle, OracleThatJudgesAgain
+from tests.locking.postgresql import PostgreSQL
+from tests.locking.server import Server
+from tests.locking.sqlserver import SQLServer, SQLServerThatKeepsEntries
+
+MODELS: dict[str, tuple[type[Server], str]] = {
+    "postgresql": (PostgreSQL, "postgresql"),
+    "mysql": (InnoDB, "mysql"),
+    "mariadb": (MariaDB, "mariadb"),
+    "mssql": (SQLServer, "mssql"),
+    "mssql, entries kept": (SQLServerThatKeepsEntries, "mssql"),
+    "oracle": (Oracle, "oracle"),
+    "oracle, judged again": (OracleThatJudgesAgain, "oracle"),
+}
+BY_ENTRY: dict[str, type[Violation]] = {"replace by unique key": Deadlock, "rerun by unique key": Deadlock}
+"""A task is inserted, claimed and completed while another transaction inserts the same key: the completion has locked
+the row and waits for the entry of its key, while the INSERT has locked the entry and waits for the row.  An INSERT
+without ON DUPLICATE KEY does the same, since no statement of InnoDB locks the row first.  Real servers deadlock, too:
+see :mod:`tests.locking.test_servers`."""
+BY_ANOTHER_WAY: dict[str, type[Violation]] = {
+    "ways in": Waits,
+    "twice": Waits,
+    "twice, locks": Deadlock,
+    "criteria": Waits,
+    "limits": Waits,
+}
+"""A claim through an index keeps the entries of rows that others have locked through another index; these wait for it
+as soon as they write."""
+VIOLATED: Mapping[str, Mapping[str, type[Violation]]] = {
+    "mysql": BY_ENTRY,
+    "mariadb": BY_ENTRY,
+    # undocumented
+    "mssql, entries kept": BY_ANOTHER_WAY,
+}
