@@ -20,13 +20,13 @@ from sqlqueue import (
 from sqlqueue.outbox import claim_messages
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
-from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, tables_in
+from tests.support.history import Boat, Cable, Flare, Parcel, Past, Reel, Rota, kept_tables_in
 from tests.support.models import Task
 
 
 @pytest.fixture(autouse=True)
 def tables(db: Database) -> Iterator[None]:
-    for _ in tables_in(db):
+    for _ in kept_tables_in(db):
         yield
 
 
@@ -215,7 +215,7 @@ def test_the_next_relay_records_the_crash_of_a_relay(db: Database) -> None:
 
 
 def test_pruning(db: Database) -> None:
-    put(db, *(Parcel() for _ in range(5)), Flare(region="north", number=1))
+    put(db, *(Parcel(id=number) for number in range(1, 6)), Flare(region="north", number=1))
     with db.begin() as session:
         session.complete(session.claim_many(Parcel, limit=5))
         session.complete(session.claim(Flare))

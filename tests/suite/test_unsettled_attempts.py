@@ -16,12 +16,12 @@ from sqlqueue import (
 )
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
-from tests.support.history import Boat, Flare, Parcel, Rota, tables_in
+from tests.support.history import Boat, Flare, Parcel, Rota, kept_tables_in
 
 
 @pytest.fixture(autouse=True)
 def tables(db: Database) -> Iterator[None]:
-    for _ in tables_in(db):
+    for _ in kept_tables_in(db):
         yield
 
 

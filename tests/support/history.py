@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Identity, String
+from sqlalchemy import URL, Identity, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import (
@@ -21,6 +21,7 @@ from sqlqueue import (
     StageMixin,
 )
 from sqlqueue.outbox import OutboxMixin
+from tests.support import tables
 from tests.support.harness import Database
 
 AT_ONCE = ConstantBackoff(timedelta(0), jitter=0)
@@ -98,11 +99,24 @@ class FragileCrate(Crate):
 
 
 def tables_in(db: Database) -> Iterator[Database]:
-    """Make the tables for one test."""
-    Base.metadata.drop_all(db.engine)
-    Base.metadata.create_all(db.engine)
+    """Create the tables for one test, which may change them."""
+    _CREATED.discard(db.url)
+    tables.make(db.engine, Base.metadata)
     yield db
     Base.metadata.drop_all(db.engine)
+
+
+def kept_tables_in(db: Database) -> Iterator[Database]:
+    """Create the tables unless an earlier test has, and empty them after the test."""
+    if db.url not in _CREATED:
+        tables.make(db.engine, Base.metadata)
+        _CREATED.add(db.url)
+    yield db
+    tables.empty(db.engine, db.case, Base.metadata)
+
+
+_CREATED: set[URL] = set()
+"""The databases that have the tables."""
 
 
 @pytest.fixture
