@@ -262,7 +262,7 @@ def _sqlite() -> str:
     return f"SQLite {sqlite3.sqlite_version}"
 
 
-def test_its_help_names_the_exit_status() -> None:
+def test_the_help_of_check_names_the_exit_status() -> None:
     told = CliRunner().invoke(application(), ["check", "--help"])
     assert "Exit status: 0" in told.output
     assert "--strict" in told.output

@@ -289,5 +289,5 @@ def test_the_library_does_not_import_the_extra() -> None:
     assert ended.stdout == "set()\n"
 
 
-def test_its_tables_have_names_of_their_own() -> None:
+def test_the_tables_of_the_demo_have_names_of_their_own() -> None:
     assert all(name.startswith("sqlqueue_demo_") for name in Base.metadata.tables)

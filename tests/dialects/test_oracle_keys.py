@@ -187,7 +187,7 @@ def _leaves_its_key_to_the_server(model: ast.ClassDef) -> bool:
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite", "mssql"])
-def test_where_it_is_not_needed_it_changes_nothing(name: str) -> None:
+def test_identity_changes_nothing_on_other_engines(name: str) -> None:
     engine, _ = recording_engine(*ENGINES[name])
     keys: tuple[tuple[Any, ...], ...] = ((), (Identity(),))
     without, with_it = (str(CreateTable(made(*key).__table__).compile(engine)) for key in keys)

@@ -112,7 +112,7 @@ def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
 
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
-def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
+def test_an_outage_does_not_count_as_an_attempt(template: str, port: Port, task: Task) -> None:
     """The outage happens in the handler of a task."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
@@ -123,7 +123,7 @@ def test_no_attempt_is_counted(template: str, port: Port, task: Task) -> None:
 
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
-def test_no_outcome_is_dropped(template: str, port: Port, task: Task) -> None:
+def test_outcomes_are_kept_during_an_outage(template: str, port: Port, task: Task) -> None:
     """The outage begins once the handler has ended."""
     with away(template, port) as url, sessions_at(url) as sessions:
         assert not is_dropped(sessions, task)

@@ -195,7 +195,7 @@ def test_indexes_are_made_without_being_in_the_way(sync_db: Database, applicatio
 
 @pytest.mark.requires("changes_defaults")
 @pytest.mark.parametrize("generated_here", [True, False], ids=["from", "to"])
-def test_it_runs_on_another_engine_than_it_was_generated_on(
+def test_a_migration_runs_on_another_engine_than_it_was_generated_on(
     sync_db: Database, project: MakeProject, tmp_path: Path, generated_here: bool
 ) -> None:
     urls = [sync_db.url, make_url(f"sqlite:///{tmp_path / 'other.db'}")]

@@ -131,7 +131,7 @@ project.upgrade()
 """
 
 
-def test_it_runs_where_this_package_cannot_be_imported(tmp_path: Path) -> None:
+def test_the_migration_runs_without_this_package(tmp_path: Path) -> None:
     project = Project(directory=tmp_path, metadata=METADATA, url=f"sqlite:///{tmp_path}/stranger.db")
     project.revise()
     subprocess.run([sys.executable, "-c", _STRANGER, str(tmp_path), project.url], check=True, cwd=ROOT)

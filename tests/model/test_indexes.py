@@ -39,7 +39,7 @@ PARTIAL = {"postgresql", "sqlite", "mssql"}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_one_object_serves_every_engine(name: str) -> None:
+def test_an_index_serves_every_engine(name: str) -> None:
     ddl = {str(i.name): str(CreateIndex(i).compile(dialect=DIALECTS[name])) for i in models.Task.__table__.indexes}
     assert set(ddl) == {"ix_task_claim", "ix_task_due"}
     assert "(status, priority, available_at, id)" in ddl["ix_task_claim"]

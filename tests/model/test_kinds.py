@@ -66,7 +66,7 @@ def engine() -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_it_brings_columns_and_an_index(engine: Engine) -> None:
+def test_a_kind_adds_columns_and_an_index(engine: Engine) -> None:
     found = inspect(engine)
     assert {"reviewer", "rounds", "status"} <= {column["name"] for column in found.get_columns("paper")}
     assert "ix_paper_reviewer" in {index["name"] for index in found.get_indexes("paper")}
@@ -74,7 +74,7 @@ def test_it_brings_columns_and_an_index(engine: Engine) -> None:
         verify_schema(connection, Base.metadata)
 
 
-def test_it_takes_part_in_claims_settlements_and_redrives(engine: Engine) -> None:
+def test_a_kind_takes_part_in_claims_settlements_and_redrives(engine: Engine) -> None:
     with QueueSession(engine) as session, session.begin():
         session.enqueue(Paper, [{"id": 1, "reviewer": "ada"}])
         for rounds, reviewer in ((1, "ada"), (2, None)):
@@ -87,7 +87,7 @@ def test_it_takes_part_in_claims_settlements_and_redrives(engine: Engine) -> Non
         assert paper.rounds == 0  # type: ignore[attr-defined]
 
 
-def test_it_refuses_values_and_options(engine: Engine) -> None:
+def test_a_kind_refuses_values_and_options(engine: Engine) -> None:
     with QueueSession(engine) as session, pytest.raises(ArgumentError, match="reviewer=''"):
         session.enqueue(Paper, [{"reviewer": ""}])
     with pytest.raises(ConfigurationError, match="what is deleted has no reviewer"):

@@ -37,7 +37,7 @@ def test_all_are_published_in_one_call_and_gone(db: Database) -> None:
     assert relay.relay_once() == 0
 
 
-def test_no_id_is_given_out_twice(sync_db: Database) -> None:
+def test_message_ids_are_unique(sync_db: Database) -> None:
     relay = relay_of(sync_db, Notes())
     (first,) = fill(sync_db, "a")
     once(sync_db, relay)
@@ -119,7 +119,7 @@ def test_a_crash_after_publishing_publishes_again_with_the_same_ids(db: Database
     assert notes.calls == [ids]
 
 
-def test_one_taken_over_claim_completes_none_of_the_batch(sync_db: Database) -> None:
+def test_a_lost_claim_completes_none_of_the_batch(sync_db: Database) -> None:
     ids = fill(sync_db, "a", "a")
     others = Notes()
 

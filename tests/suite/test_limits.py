@@ -130,7 +130,7 @@ def test_a_slot_is_free_once_its_task_is_settled(db: Database, lease: Any) -> No
 
 
 @pytest.mark.parametrize("end", [lambda a, *w: a.cancel(Visit, *w), lambda a, *w: a.discard(Visit, *w, error="no")])
-def test_those_that_are_ended_by_criteria_give_up_their_slots(db: Database, end: Any) -> None:
+def test_tasks_ended_by_criteria_free_their_slots(db: Database, end: Any) -> None:
     visits(db, *["a"] * 6, *"bb")
     first, second, *others = claim(db)
     assert len(others) == 2

@@ -75,7 +75,7 @@ def test_classes_of_one_table_are_paused_together(db: Database) -> None:
         assert session.paused(Notice)
 
 
-def test_it_is_part_of_the_transaction(db: Database) -> None:
+def test_a_pause_is_part_of_the_transaction(db: Database) -> None:
     with db.session() as session:
         session.pause(Task)
         session.rollback()

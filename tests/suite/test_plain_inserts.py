@@ -90,7 +90,7 @@ def test_an_early_row_is_not_claimed_by_its_key(db: Database) -> None:
         assert actor.claim(Task, Task.id == 7) is None
 
 
-def test_it_is_claimed_once_its_time_has_come(db: Database) -> None:
+def test_an_early_row_is_claimed_once_its_time_has_come(db: Database) -> None:
     moment = clock(db) + timedelta(seconds=0.4)
     by_plain_sql(db, Task, name="soon", available_at=moment)
     task = None

@@ -64,7 +64,7 @@ def test_why_of_a_running_task(db: Database) -> None:
     assert (reason.since, reason.until) == (task.claimed_at, task.available_at)
 
 
-def test_its_lease_has_expired(db: Database) -> None:
+def test_why_of_a_task_with_an_expired_lease(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     claimed(db, Task)
     end_leases(db)
@@ -73,7 +73,7 @@ def test_its_lease_has_expired(db: Database) -> None:
     assert (found.reasons[0].by, found.reasons[0].since) == ("worker-1", PAST)
 
 
-def test_attempts_used_up(db: Database) -> None:
+def test_why_of_a_task_without_attempts_left(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "running", "attempt": 3, "max_attempts": 3, "available_at": PAST}])
     (reason,) = why(db).reasons
     assert reason.cause is Cause.EXHAUSTED
@@ -135,7 +135,7 @@ def test_why_of_a_paused_task(db: Database) -> None:
     assert Cause.PAUSED in causes(why(db, Mail, 2))
 
 
-def test_paused_and_not_due(db: Database) -> None:
+def test_why_of_a_paused_task_that_is_not_due(db: Database) -> None:
     db.insert(Mail, [{"id": 1, "status": "scheduled", "available_at": TOMORROW}])
     with db.begin() as session:
         session.pause(Mail)
@@ -145,7 +145,7 @@ def test_paused_and_not_due(db: Database) -> None:
 # -- others come first -------------------------------------------------------------------------------------------------
 
 
-def test_others_come_first(db: Database) -> None:
+def test_why_of_a_task_behind_others(db: Database) -> None:
     moments = [PAST, PAST, PAST + HOUR, PAST + 2 * HOUR]
     db.insert(Task, [{"id": n, "available_at": moment} for n, moment in enumerate(moments, 1)])
     db.insert(Task, [{"id": 5, "available_at": PAST, "priority": -1}])
@@ -161,7 +161,7 @@ def test_ready_tasks_come_before_due_tasks(db: Database) -> None:
     assert [why(db, key=key).reasons[0].ahead for key in (4, 5)] == [3, 4]
 
 
-def test_in_the_order_of_the_model(db: Database) -> None:
+def test_why_uses_the_order_of_the_model(db: Database) -> None:
     db.insert(Order, [{"id": n, "available_at": PAST} for n in (1, 2, 3)])
     with db.begin() as session:
         order = [task.id for task in session.claim_many(Order, limit=3)]
@@ -204,7 +204,7 @@ def test_why_of_a_task_whose_limit_is_reached(db: Database) -> None:
     assert Cause.LIMIT in causes(why(db, Visit, 9))
 
 
-def test_behind_others_of_its_limit_key(db: Database) -> None:
+def test_why_of_a_task_behind_others_of_its_limit_key(db: Database) -> None:
     db.insert(Visit, [{"id": n, "limit_key": "a", "available_at": PAST} for n in (1, 2, 3, 4)])
     db.insert(Visit, [{"id": 9, "limit_key": "b", "available_at": PAST}])
     with db.begin() as session:
@@ -216,7 +216,7 @@ def test_behind_others_of_its_limit_key(db: Database) -> None:
     assert causes(why(db, Visit, 9)) == [Cause.ORDER]
 
 
-def test_a_message_behind_others_of_its_key(db: Database) -> None:
+def test_why_of_a_message_behind_others_of_its_key(db: Database) -> None:
     db.insert(Outgoing, [{"id": n, "message_key": key} for n, key in ((1, "a"), (2, "b"), (3, "a"), (4, "a"))])
     found = why(db, Outgoing, 4)
     assert (found.reasons[0].cause, found.reasons[0].ahead) == (Cause.KEY_ORDER, 2)
@@ -234,7 +234,7 @@ def open_claim(db: Database) -> tuple[Actor, Actor]:
 
 
 @pytest.mark.requires("obeys_hints")
-def test_locked_by_an_open_transaction(db: Database) -> None:
+def test_why_of_a_task_locked_by_another_transaction(db: Database) -> None:
     holder, other = open_claim(db)
     (reason,) = other.why(Claim(Task, (1,), 0)).reasons
     assert reason.cause is Cause.LOCKED
@@ -253,7 +253,7 @@ def test_others_are_not_locked_and_nothing_stays_locked(db: Database) -> None:
     holder.rollback()
 
 
-def test_locked_by_the_asking_transaction(db: Database) -> None:
+def test_why_of_a_task_locked_by_the_same_transaction(db: Database) -> None:
     holder, _ = open_claim(db)
     (reason,) = holder.why(Claim(Task, (1,), 0)).reasons
     assert (reason.cause, reason.by) == (Cause.LOCKED, "this transaction")

@@ -93,7 +93,7 @@ def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> Non
     ]
 
 
-def test_one_commit_or_a_failure_of_that_call_alone(db: Database, workers: Workers) -> None:
+def test_a_call_and_its_completion_are_one_commit(db: Database, workers: Workers) -> None:
     def write(session: Any, number: int) -> None:
         session.add(Ledger(task_id=number))
         if number > 1:
@@ -149,14 +149,14 @@ def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
     assert abs(jobs[3].available_at - before) <= db.case.time_resolution
 
 
-def test_it_is_called_as_before() -> None:
+def test_a_registered_function_can_be_called_directly() -> None:
     def double(number: int) -> int:
         """Twice."""
         return 2 * number
 
     task = offline().task(Job)(double)
     assert (task(2), task(number=3), task.__doc__) == (4, 6, "Twice.")
-    assert task.name == f"{__name__}.test_it_is_called_as_before.<locals>.double"
+    assert task.name == f"{__name__}.test_a_registered_function_can_be_called_directly.<locals>.double"
 
 
 def first_by_name(session: Any, to: str) -> None: ...

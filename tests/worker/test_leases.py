@@ -41,7 +41,7 @@ def taken_over(db: Database, leases: float) -> list[Any]:
     return found
 
 
-def test_one_heartbeat_serves_all_that_runs(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
+def test_one_heartbeat_extends_all_leases(db: Database, workers: Workers, blocking: BlockingHandler) -> None:
     db.insert(Task, rows(20))
     worker = workers.make(poll=LONG)
     worker.handler(Task, concurrency=20, batch=5, lease=LEASE)(without_session(db, blocking))

@@ -242,7 +242,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
     assert "/worker/running/executor.py" in caplog.text
 
 
-def test_nothing_from_elsewhere_reaches_the_log_as_it_is(
+def test_control_characters_are_escaped_in_the_log(
     db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:
     """Neither by the message nor by the traceback, its causes and groups included."""

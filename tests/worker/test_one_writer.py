@@ -71,7 +71,7 @@ def test_a_worker_keeps_its_leases_and_stops_at_no_cost(
     assert attempts(db) == [("available", 1 - 4)] * 6
 
 
-def test_it_waits_for_another_writer_to_release_its_lock(
+def test_a_worker_waits_for_another_writer_to_release_its_lock(
     db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "LAST_WORDS", 0.5)

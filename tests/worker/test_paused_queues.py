@@ -46,7 +46,7 @@ def delete_pause(db: Database) -> None:
 
 
 @pytest.mark.parametrize("mode", ["lease", "lock"])
-def test_nothing_is_claimed_until_it_is_resumed(db: Database, workers: Workers, mode: Any) -> None:
+def test_a_paused_queue_is_not_claimed_until_it_is_resumed(db: Database, workers: Workers, mode: Any) -> None:
     write_pause(db, "task")
     db.insert(Task, rows(4, "ready", "scheduled", "retryable", "expired"))
     before, engine = statuses(db), db.variant(pool_size=20)
@@ -100,7 +100,7 @@ def test_single_topics_are_paused(db: Database, workers: Workers) -> None:
     eventually(all_are(db, "completed", Mail))
 
 
-def test_one_statement_now_and_then_for_all_queues(sync_db: Database, workers: Workers) -> None:
+def test_one_statement_reads_the_pauses_of_all_queues(sync_db: Database, workers: Workers) -> None:
     engine = sync_db.variant(pool_size=20)
     worker = workers.make(engine=engine, poll=OFTEN)
     for model in (Task, Mail, Document, Spool):

@@ -175,7 +175,7 @@ def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
 
 @pytest.mark.requires("notifies")
 @pytest.mark.parametrize("begun", [False, True])
-def test_one_notification_for_a_transaction(db: Database, begun: bool) -> None:
+def test_a_transaction_sends_one_notification(db: Database, begun: bool) -> None:
     """Which is sent with the BEGIN, or in a statement of its own."""
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
         listening.execute(text("LISTEN sqlqueue"))
