@@ -10,10 +10,7 @@ import pytest
 from sqlalchemy import inspect, make_url
 
 from sqlqueue.bench.crew import crew
-from sqlqueue.bench.hands import (
-    Hand,
-    MakeHand,
-)
+from sqlqueue.bench.hands import Hand, MakeHand
 from sqlqueue.bench.models import Key
 from sqlqueue.bench.plan import BenchError, Plan
 from sqlqueue.bench.yardsticks import YARDSTICKS

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Table,
-)
+from sqlalchemy import Connection, Table
 
-from sqlqueue import (
-    Finding,
-    check,
-)
+from sqlqueue import Finding, check
 from tests.support.check_models import Base, OwnBase, Post
 from tests.support.harness import Database
 

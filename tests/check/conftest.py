@@ -6,14 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    NullPool,
-    create_engine,
-)
+from sqlalchemy import NullPool, create_engine
 
-from sqlqueue import (
-    Finding,
-)
+from sqlqueue import Finding
 from tests.check.checking import READER, drop, looked
 from tests.support.check_models import Base
 from tests.support.engines import PASSWORD

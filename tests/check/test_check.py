@@ -8,21 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    create_engine,
-    func,
-    insert,
-    inspect,
-    select,
-)
+from sqlalchemy import create_engine, func, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, DropIndex
 from typer.testing import CliRunner
 
-from sqlqueue import (
-    check,
-    verify_schema,
-)
+from sqlqueue import check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.model.mixins import queues
 from sqlqueue.sql.clock import NEVER

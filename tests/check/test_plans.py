@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Connection,
-)
+from sqlalchemy import Connection
 from sqlalchemy.schema import DropIndex
 
-from sqlqueue import (
-    verify_schema,
-)
+from sqlqueue import verify_schema
 from sqlqueue.dialects import adapter_for
 from sqlqueue.sql.selection import picks
 from tests.check.checking import CLAIM, execute, found, looked

@@ -6,22 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    DateTime,
-    Integer,
-    MetaData,
-    String,
-    Table,
-)
+from sqlalchemy import Column, DateTime, Integer, MetaData, String, Table
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import DropIndex
 
-from sqlqueue import (
-    QueueMixin,
-    SchemaMismatchError,
-    verify_schema,
-)
+from sqlqueue import QueueMixin, SchemaMismatchError, verify_schema
 from sqlqueue.dialects import adapter_for
 from tests.check.checking import CLAIM, TABLE, changed, execute, findings, found
 from tests.support.check_models import Base

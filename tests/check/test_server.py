@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import (
-    Engine,
-    NullPool,
-    create_engine,
-    insert,
-)
+from sqlalchemy import Engine, NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
 
-from sqlqueue import (
-    QueueSession,
-    UnsupportedDialectError,
-    check,
-    verify_schema,
-)
+from sqlqueue import QueueSession, UnsupportedDialectError, check, verify_schema
 from tests.check.checking import TABLE, TIMEOUTS, execute, findings, found
 from tests.support.check_models import Base, Post
 from tests.support.harness import Database

@@ -29,18 +29,7 @@ from tests.dialects.session_calls import (
 )
 from tests.support import history as past
 from tests.support.fleet import Fleet, FleetWorker
-from tests.support.models import (
-    Base,
-    CreditNote,
-    DataBase,
-    Mail,
-    Order,
-    Parcel,
-    Seat,
-    Spool,
-    Task,
-    Ticket,
-)
+from tests.support.models import Base, CreditNote, DataBase, Mail, Order, Parcel, Seat, Spool, Task, Ticket
 
 BASES = (Base, DataBase, past.Base, Fleet)
 """The declarative bases of the models whose statements are pinned."""

@@ -24,15 +24,7 @@ from tests.dialects.recorder import LANES
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
-from tests.support.models import (
-    Chore,
-    Dispatch,
-    Message,
-    Outgoing,
-    Ping,
-    Report,
-    Visit,
-)
+from tests.support.models import Chore, Dispatch, Message, Outgoing, Ping, Report, Visit
 
 
 def recurring() -> Iterator[tuple[str, Call]]:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.locking.guarantees import (
-    Deadlock,
-    Violation,
-    Waits,
-)
+from tests.locking.guarantees import Deadlock, Violation, Waits
 from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain
 from tests.locking.postgresql import PostgreSQL

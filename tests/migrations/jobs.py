@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    Index,
-    MetaData,
-    Table,
-    text,
-)
+from sqlalchemy import Column, Index, MetaData, Table, text
 from sqlalchemy.orm import DeclarativeBase
 
 from sqlqueue.diagnostics.schema_drift import drift

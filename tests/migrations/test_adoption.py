@@ -9,19 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Engine,
-    NullPool,
-    String,
-    cast,
-    create_engine,
-    event,
-    func,
-    insert,
-    inspect,
-    make_url,
-    select,
-)
+from sqlalchemy import Engine, NullPool, String, cast, create_engine, event, func, insert, inspect, make_url, select
 from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.orm import sessionmaker
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.orm import (
-    DeclarativeBase,
-)
+from sqlalchemy.orm import DeclarativeBase
 
 
 @pytest.fixture

@@ -6,25 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    ForeignKey,
-    Integer,
-    String,
-)
-from sqlalchemy.orm import (
-    DeclarativeBase,
-    Mapped,
-    MappedAsDataclass,
-    declarative_base,
-    mapped_column,
-    registry,
-)
+from sqlalchemy import Column, ForeignKey, Integer, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, declarative_base, mapped_column, registry
 
-from sqlqueue import (
-    QueueMixin,
-    QueueOptions,
-)
+from sqlqueue import QueueMixin, QueueOptions
 from tests.model.declaring import COLUMNS, columns, indexes
 from tests.support import models
 

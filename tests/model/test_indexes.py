@@ -5,26 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Dialect,
-    Index,
-    Integer,
-    String,
-    UniqueConstraint,
-)
+from sqlalchemy import Dialect, Index, Integer, String, UniqueConstraint
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
-from sqlalchemy.orm import (
-    DeclarativeBase,
-    Mapped,
-    mapped_column,
-)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateIndex
 
-from sqlqueue import (
-    QueueMixin,
-    QueueOptions,
-    TopicMixin,
-)
+from sqlqueue import QueueMixin, QueueOptions, TopicMixin
 from tests.model.declaring import indexes
 from tests.support import models
 

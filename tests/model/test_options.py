@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue import (
-    ArgumentError,
-    ExponentialBackoff,
-    QueueOptions,
-)
+from sqlqueue import ArgumentError, ExponentialBackoff, QueueOptions
 
 
 @pytest.mark.parametrize(

@@ -6,32 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    ForeignKey,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    desc,
-)
-from sqlalchemy.orm import (
-    Mapped,
-    declared_attr,
-    mapped_column,
-    registry,
-    relationship,
-)
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, desc
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column, registry, relationship
 
-from sqlqueue import (
-    ConfigurationError,
-    QueueMixin,
-    QueueOptions,
-    ResultMixin,
-    StageMixin,
-    TopicMixin,
-    UniqueMixin,
-)
+from sqlqueue import ConfigurationError, QueueMixin, QueueOptions, ResultMixin, StageMixin, TopicMixin, UniqueMixin
 from tests.model.declaring import COLUMNS, columns, indexes
 
 

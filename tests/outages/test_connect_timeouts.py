@@ -19,12 +19,7 @@ from tests.outages.blackhole import BlackHole, through
 from tests.outages.silence import LEASE, PATIENCE, tasks
 from tests.support.harness import Database
 from tests.support.models import Task
-from tests.support.workers import (
-    Running,
-    all_are,
-    eventually,
-    without_session,
-)
+from tests.support.workers import Running, all_are, eventually, without_session
 
 
 @pytest.fixture

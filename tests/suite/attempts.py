@@ -7,10 +7,7 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 
-from sqlqueue import (
-    PastAttempt,
-    utcnow,
-)
+from sqlqueue import PastAttempt, utcnow
 from tests.support.harness import Database
 from tests.support.history import Past
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from sqlalchemy import ForeignKey, Identity, Integer, String
-from sqlalchemy.orm import (
-    Mapped,
-    column_property,
-    deferred,
-    mapped_column,
-    relationship,
-)
+from sqlalchemy.orm import Mapped, column_property, deferred, mapped_column, relationship
 
 from sqlqueue import QueueMixin, QueueOptions
-from tests.support.models import (
-    Base,
-)
+from tests.support.models import Base
 
 
 class Folder(Base):

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue import (
-    Claim,
-    claim_of,
-)
+from sqlqueue import Claim, claim_of
 from tests.support.harness import Database
 from tests.support.models import Visit
 from tests.support.rows import count

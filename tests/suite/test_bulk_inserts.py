@@ -12,13 +12,7 @@ from sqlalchemy import event
 
 from sqlqueue import ArgumentError
 from tests.support.harness import Database
-from tests.support.models import (
-    Document,
-    Letter,
-    Parcel,
-    Reminder,
-    Task,
-)
+from tests.support.models import Document, Letter, Parcel, Reminder, Task
 from tests.support.rows import TOMORROW, count, rows
 
 MANY = 20_000

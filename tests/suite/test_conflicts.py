@@ -15,10 +15,7 @@ from sqlalchemy import String, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlqueue import (
-    DuplicateTaskError,
-    QueueMixin,
-)
+from sqlqueue import DuplicateTaskError, QueueMixin
 from sqlqueue.dialects import adapter_for
 from tests.support.harness import Actor, Database
 from tests.support.models import Document, Listing

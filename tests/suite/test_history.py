@@ -10,13 +10,7 @@ import pytest
 from sqlalchemy import event, update
 from sqlalchemy.orm import DeclarativeBase
 
-from sqlqueue import (
-    ClaimLostError,
-    ConfigurationError,
-    HistoryMixin,
-    claim_of,
-    utcnow,
-)
+from sqlqueue import ClaimLostError, ConfigurationError, HistoryMixin, claim_of, utcnow
 from sqlqueue.outbox import claim_messages
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database

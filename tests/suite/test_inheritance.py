@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import (
-    Session,
-    joinedload,
-    selectinload,
-)
+from sqlalchemy.orm import Session, joinedload, selectinload
 
 from tests.suite.kinds_of_models import Computed, Export, Folder, Import, Page, Scan
 from tests.support.harness import Database
-from tests.support.models import (
-    CreditNote,
-    Invoice,
-    Notice,
-    Reminder,
-)
+from tests.support.models import CreditNote, Invoice, Notice, Reminder
 
 
 def test_single_table_inheritance(db: Database) -> None:

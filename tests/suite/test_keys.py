@@ -12,18 +12,7 @@ from sqlalchemy import insert, select
 
 from sqlqueue import ArgumentError, LinearBackoff, QueueOptions, Worker, check
 from tests.support.harness import Actor, Database
-from tests.support.models import (
-    Document,
-    Film,
-    Job,
-    Listing,
-    Mail,
-    Outgoing,
-    QueuePause,
-    Seat,
-    Task,
-    Visit,
-)
+from tests.support.models import Document, Film, Job, Listing, Mail, Outgoing, QueuePause, Seat, Task, Visit
 from tests.support.rows import count
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from sqlqueue import (
-    ClaimLostError,
-)
+from sqlqueue import ClaimLostError
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations import bulk
 from sqlqueue.queue.spec import spec_of
@@ -24,9 +22,7 @@ from tests.suite.limited import claim, complete, locks_rows, visits
 from tests.support.harness import Actor, Database
 from tests.support.models import Slot, Visit
 from tests.support.rows import TOMORROW, analyze, contenders, count, end_leases, ids, without_waiting
-from tests.support.workers import (
-    seen,
-)
+from tests.support.workers import seen
 
 leases = pytest.mark.parametrize("lease", ["default", None])
 

@@ -9,12 +9,7 @@ import pytest
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from sqlqueue import (
-    ClaimLostError,
-    IllegalTransitionError,
-    UnsettledClaimError,
-    claim_of,
-)
+from sqlqueue import ClaimLostError, IllegalTransitionError, UnsettledClaimError, claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.support.harness import Database
 from tests.support.models import Base, Ledger, Seat, Spool, Task

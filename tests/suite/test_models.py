@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Identity, Integer, String, inspect, select
-from sqlalchemy.orm import (
-    Mapped,
-    MappedAsDataclass,
-    declarative_base,
-    mapped_column,
-    registry,
-)
+from sqlalchemy.orm import Mapped, MappedAsDataclass, declarative_base, mapped_column, registry
 
 from sqlqueue import QueueMixin, TopicMixin, claim_of
 from tests.suite.kinds_of_models import Computed, Export, Folder, Import, Page, Scan

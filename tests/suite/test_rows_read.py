@@ -11,18 +11,7 @@ from sqlqueue import Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import exhausted, next_due, promote
-from tests.suite.reading import (
-    DUE,
-    FEW,
-    HOUR,
-    MANY,
-    READY,
-    Call,
-    efforts,
-    growing,
-    stored,
-    to_be_found,
-)
+from tests.suite.reading import DUE, FEW, HOUR, MANY, READY, Call, efforts, growing, stored, to_be_found
 from tests.support.harness import Database
 from tests.support.models import Job, Task
 from tests.support.rows import PAST, TOMORROW, rows

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Identity, MetaData, String, inspect, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import (
-    DeclarativeBase,
-    Mapped,
-    mapped_column,
-)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import QueueMixin, QueueSession
 from tests.support.harness import Database

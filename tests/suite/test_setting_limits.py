@@ -8,21 +8,12 @@ import pytest
 from sqlalchemy import Identity, Integer
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
-from sqlqueue import (
-    ArgumentError,
-    ConfigurationError,
-    Limit,
-    LimitMixin,
-    QueueMixin,
-    QueueOptions,
-)
+from sqlqueue import ArgumentError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions
 from tests.suite.limited import claim, complete, locks_rows, set_limit, visits
 from tests.support.harness import Database
 from tests.support.models import Slot, SQLSlot, Task, Visit
 from tests.support.rows import contenders, ids, without_waiting
-from tests.support.workers import (
-    seen,
-)
+from tests.support.workers import seen
 
 
 def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:

@@ -12,9 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlqueue
-from sqlqueue import (
-    claim_of,
-)
+from sqlqueue import claim_of
 from sqlqueue.queue.spec import QUEUE_ROLES
 from tests.suite.settlements import PAST, SETTLINGS, Settling, claim
 from tests.support.harness import Actor, Database

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select, update
 
-from sqlqueue import (
-    ClaimLostError,
-    IllegalTransitionError,
-    claim_of,
-)
+from sqlqueue import ClaimLostError, IllegalTransitionError, claim_of
 from tests.suite.settlements import PAST, SETTLINGS, Settling, claim
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task

@@ -14,12 +14,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlqueue import ArgumentError, DuplicateTaskError
 from tests.suite.simultaneous import THREADS, Transaction, simultaneously
 from tests.support.harness import Actor, Database
-from tests.support.models import (
-    CreditNote,
-    Invoice,
-    Leaflet,
-    Listing,
-)
+from tests.support.models import CreditNote, Invoice, Leaflet, Listing
 from tests.support.rows import TOMORROW, clock, count, end_leases
 
 MINUTE = timedelta(minutes=1)

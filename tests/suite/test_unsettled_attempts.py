@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from sqlqueue import (
-    Claim,
-    claim_of,
-    utcnow,
-)
+from sqlqueue import Claim, claim_of, utcnow
 from tests.suite.attempts import HOUR, count, expire, outcomes, put
 from tests.support.harness import Database
 from tests.support.history import Boat, Flare, Parcel, Rota, kept_tables_in

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
@@ -31,9 +31,6 @@ from tests.worker.function_jobs import (
     of_kind,
     offline,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Colour(enum.Enum):
