@@ -21,7 +21,8 @@ names, its columns, its criteria, its limit, SKIP LOCKED or READPAST.  When a st
 `real_servers` runs the same scenarios on PostgreSQL, MySQL and MariaDB, with a thread for each transaction, and asks
 the server which transactions wait.  Step by step they behave like the model, deadlocks included (`test_servers`).  SQL
 Server and Oracle were never compared with their models: the rules are those of the manuals, and where these are silent,
-both possibilities are tested.
+both possibilities are tested.  SQL Server is modelled with READ_COMMITTED_SNAPSHOT on and off.  Where it is off, claims
+wait for writers, and claims of limited queues deadlock; all other guarantees hold.
 
 The model differs from servers as follows:
 

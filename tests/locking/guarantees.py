@@ -79,9 +79,13 @@ class _Watched:
 class Guarantees(Checker):
     """The guarantees for the rows of one table."""
 
-    def __init__(self, server: Server, table: Table, line: str | None = None) -> None:
-        """``line``: the column by which rows are told apart of which one claimer has all at a time, in their order."""
+    def __init__(self, server: Server, table: Table, line: str | None = None, *, may_wait: bool = False) -> None:
+        """``line``: the column that groups messages, of which one claimer has all at a time, in order.
+
+        ``may_wait``: claims may wait; all other guarantees are checked.
+        """
         self._server = server
+        self._may_wait = may_wait
         self._table = table
         self._line = line
         self._lines: dict[int, Any] = {}
@@ -164,7 +168,7 @@ class Guarantees(Checker):
     def _judge_waiting_for(self, holder: Actor) -> None:
         """The transactions that still wait for locks which a step has left behind."""
         self._waiting = [actor for actor in self._waiting if actor.wait]
-        for actor in self._waiting:
+        for actor in () if self._may_wait else self._waiting:
             step, (resource, mode) = actor.step, actor.wait  # type: ignore[misc]
             waiting = self._server.transaction(actor.name)
             if holder.name not in [each.name for each in self._server.locks.in_the_way(waiting, resource, mode)]:
