@@ -201,6 +201,8 @@ def test_no_parameter_is_null() -> None:
             null.add(statement)
 
     statements(engine, log)
+    with QueueSession(engine) as session:
+        session.enqueue(Listing, [{"unique_key": "a", "version": None}], on_conflict="replace")
     assert {each for each in null if not each.startswith(("INSERT INTO past ", "UPDATE fleet_worker "))} == set()
 
 
