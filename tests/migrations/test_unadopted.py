@@ -47,7 +47,7 @@ def _sessions(db: Database) -> Any:
     return sessionmaker(db.engine, class_=QueueSession)
 
 
-@pytest.mark.requires("adds_any_column")
+@pytest.mark.requires("adds_any_column", "keeps_index_names")
 @pytest.mark.usefixtures("unadopted")
 def test_check_and_workers_warn_of_unadopted_rows(sync_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     assert _warnings(sync_db) == ["unadopted-rows"]
@@ -61,7 +61,7 @@ def test_check_and_workers_warn_of_unadopted_rows(sync_db: Database, caplog: pyt
     assert "SET queue_status = 'completed'" in told.getMessage()
 
 
-@pytest.mark.requires("adds_any_column")
+@pytest.mark.requires("adds_any_column", "keeps_index_names")
 @pytest.mark.usefixtures("unadopted")
 def test_enqueued_rows_are_not_taken_for_unadopted_ones(sync_db: Database) -> None:
     with _sessions(sync_db).begin() as session:

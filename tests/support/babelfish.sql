@@ -31,8 +31,8 @@ SELECT x.indrelid::int AS object_id,
   ), i.relname::text)::sys.nvarchar(128) COLLATE sys.database_default AS name,
  x.indisunique::int AS is_unique, x.indisprimary::int AS is_primary_key, 0 AS is_disabled,
  2 - x.indisclustered::int AS type,
- replace(pg_get_expr(x.indpred, x.indrelid), '::"varchar"', '')::sys.nvarchar COLLATE sys.database_default
-  AS filter_definition
+ regexp_replace(replace(pg_get_expr(x.indpred, x.indrelid), '::"varchar"', ''), '= ANY \(ARRAY\[(.*?)\]\)', 'IN (\1)',
+  'g')::sys.nvarchar COLLATE sys.database_default AS filter_definition
 FROM pg_catalog.pg_index x
 JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid JOIN pg_catalog.pg_class t ON t.oid = x.indrelid;
 -- It has other numbers of indexes than the rest of the catalog.
