@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.engines import ENGINES
 
@@ -36,6 +37,13 @@ class ByEngine(LoadScopeScheduling):
 
     This replaces ``--dist loadgroup``, whose marks newer versions of pytest do not see.
     """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Prefer an engine whose server the process has started already."""
+        used = {scope.partition(" ")[0] for scope in self.assigned_work.get(node, ())} & ENGINES_BY_NAME.keys()
+        if preferred := next((scope for scope in self.workqueue if scope.partition(" ")[0] in used), None):
+            self.workqueue.move_to_end(preferred, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
