@@ -242,6 +242,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
     assert "/worker/running/executor.py" in caplog.text
 
 
+@pytest.mark.requires("sends_control_characters")
 def test_control_characters_are_escaped_in_the_log(
     db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:

@@ -75,6 +75,8 @@ class EngineCase:
     """Rows are locked and skipped as the statements' hints say; without this, two claimers may get the same row."""
     sends_long_texts: bool = True
     """The driver takes text parameters of more than 2,000 characters."""
+    sends_control_characters: bool = True
+    """A connection of the driver survives texts with control characters."""
     sends_fractions: bool = True
     """The driver sends times with fractions of a second."""
     statements_row: str = ""

@@ -97,6 +97,7 @@ BABELFISH = replace(
     container=None,
     obeys_hints=False,
     sends_long_texts=not _FREETDS,  # which SQLAlchemy declares as NVARCHAR(max)
+    sends_control_characters=not _FREETDS,
     sends_fractions=_FREETDS,  # Babelfish does not describe its types to Microsoft's driver, so pyodbc cuts times
     changes_defaults=False,  # it does not know their names
     keeps_collations=False,
