@@ -7,7 +7,6 @@ processor that the dashboard takes, which contains SQLite's own.  The tables are
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import statistics
@@ -15,21 +14,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from sqlalchemy import create_engine, insert
+from sqlalchemy import Engine, insert
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
-from tests.dashboard.models import Base, Email
-from tests.measurements.dashboard import fill
+from tests.dashboard.models import Email
+from tests.measurements.filled import at_each_url
 
 VIEWERS, PAGES, PERIOD = 3, ("/", "/queue/email"), 3.0
-TURN, TURNS = 12.0, 5
+TURN, TURNS = 6.0, 13
 SUPPLY = 200_000
 
 
@@ -97,13 +97,13 @@ def rate(sessions: Any) -> float:
     return done / took
 
 
-def compare(engine: Any, url: str) -> str:
+def compare(engine: Engine) -> str:
     sessions = sessionmaker(engine, class_=QueueSession)
     with engine.begin() as connection:
         for _ in range(SUPPLY // 10_000):
-            connection.execute(insert(Email.__table__), [{"recipient": "", "secret": "", "topic": "x"}] * 10_000)
+            connection.execute(insert(Email), [{"recipient": "", "secret": "", "topic": "x"}] * 10_000)
     alone, watched, spent = [], [], 0.0
-    with dashboard(url) as (address, pid):
+    with dashboard(engine.url.render_as_string(hide_password=False)) as (address, pid):
         for _ in range(TURNS):
             alone.append(rate(sessions))
             before = processor_time(pid)
@@ -111,29 +111,18 @@ def compare(engine: Any, url: str) -> str:
                 watched.append(rate(sessions))
             spent += processor_time(pid) - before
     share = spent / (TURNS * TURN)
-    ratio = statistics.median(watched) / statistics.median(alone)
-    rates = (
-        f"{statistics.median(alone):,.0f} tasks/s alone, {statistics.median(watched):,.0f} with viewers ({ratio:.3f})"
+    ratios = [with_viewers / without for without, with_viewers in zip(alone, watched, strict=True)]
+    noise = [later / earlier for earlier, later in pairwise(alone)]
+    return (
+        f"{statistics.median(alone):,.0f} tasks/s alone, {statistics.median(watched):,.0f} with viewers;"
+        f" ratio within a turn {spread(ratios)}, of turns alone to the one before {spread(noise)};"
+        f" the dashboard took {share:.1%} of a processor"
     )
-    return f"{rates}; the dashboard took {share:.1%} of a processor"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=1_000_000)
-    parser.add_argument("urls", nargs="+")
-    given = parser.parse_args()
-    for url in given.urls:
-        engine = create_engine(url)
-        Base.metadata.drop_all(engine)
-        Base.metadata.create_all(engine)
-        try:
-            fill(engine, given.tasks)
-            print(f"{engine.dialect.name}, {given.tasks:,} tasks: {compare(engine, url)}", flush=True)
-        finally:
-            Base.metadata.drop_all(engine)
-            engine.dispose()
+def spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":
-    main()
+    at_each_url(__doc__, compare)
