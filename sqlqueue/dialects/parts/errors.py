@@ -76,18 +76,21 @@ def first_argument(error: DBAPIError) -> Any:
 
 
 @contextmanager
-def wrapping(dialect: Dialect, connection: Any = None) -> Iterator[None]:
+def wrapping(dialect: Dialect, connection: Any = None, statement: str | None = None) -> Iterator[None]:
     """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
 
     SQLAlchemy does not while it sets an isolation level, which is the first statement to fail on a dead connection.
     ``connection``: the driver's, if there is one; some drivers tell by its state that it is dead.
+    ``statement``: the one that the error is to name.
     """
     driver = dialect.loaded_dbapi.Error
     try:
         yield
     except driver as error:
         died = dialect.is_disconnect(error, connection, None)
-        raise DBAPIError.instance(None, None, error, driver, connection_invalidated=died, dialect=dialect) from error
+        raise DBAPIError.instance(
+            statement, None, error, driver, connection_invalidated=died, dialect=dialect
+        ) from error
 
 
 def _before(error: BaseException) -> Iterator[DBAPIError]:

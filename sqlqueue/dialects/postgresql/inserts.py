@@ -14,6 +14,7 @@ from ...queue.spec import QueueSpec
 from ...sql.selection import UniqueBy
 from ..naming import live_name, plain
 from ..parts.inserts import Inserts, Replacement, on_conflict
+from .drivers import PSYCOPG
 
 
 class PostgreSQLInserts(Inserts):
@@ -25,7 +26,7 @@ class PostgreSQLInserts(Inserts):
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(plain(connection.dialect, column) for column in columns)
         command = f"COPY {live_name(connection, table)} ({names}) FROM STDIN"
-        if connection.dialect.driver not in ("psycopg", "psycopg_async"):
+        if connection.dialect.driver not in PSYCOPG:
             raise ArgumentError(f"copy=True needs the driver psycopg, not {connection.dialect.driver}")
         try:
             _copy(connection, command, rows)

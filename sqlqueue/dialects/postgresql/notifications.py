@@ -10,12 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from ..parts.errors import wrapping
 from ..parts.notifications import Listener, Notifications
+from .drivers import PSYCOPG
 
 CHANNEL = "sqlqueue"
 """One channel for all queues: a notification's payload is the name of its queue."""
 
 LISTEN = f"LISTEN {CHANNEL}"
-_PSYCOPG = ("psycopg", "psycopg_async")
 
 
 class PostgreSQLNotifications(Notifications):
@@ -23,13 +23,13 @@ class PostgreSQLNotifications(Notifications):
 
     def notify(self, connection: Connection, name: str) -> None:
         driver: Any = connection.connection.driver_connection
-        if connection.dialect.driver in _PSYCOPG and _sends_begin_next(driver):
+        if connection.dialect.driver in PSYCOPG and _sends_begin_next(driver):
             _begin_and_notify(connection, driver, name)
         else:
             connection.execute(select(func.pg_notify(CHANNEL, name)))
 
     def listener(self, driver: str) -> Listener | None:
-        return PsycopgListener() if driver in _PSYCOPG else None
+        return PsycopgListener() if driver in PSYCOPG else None
 
 
 def _sends_begin_next(driver: Any) -> bool:

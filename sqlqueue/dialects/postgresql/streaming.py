@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
+from ..parts.errors import wrapping
 from ..parts.requests import Answer
 
 _COPY = "COPY FROM STDIN and COPY TO STDOUT need a client that sends or receives the rows: use a SELECT or an INSERT"
@@ -29,18 +29,14 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 @contextmanager
 def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[Answer]:
     """Execute ``request``; the extended protocol rejects more than one statement."""
-    from psycopg import Error  # noqa: PLC0415  # a user of PostgreSQL may have another driver
-    from psycopg.pq import TransactionStatus  # noqa: PLC0415
+    from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
 
     driver: Any = connection.connection.driver_connection
     try:
-        driver.pgconn.send_query_params(request.encode(driver.info.encoding), None)
-        driver.pgconn.set_single_row_mode()
-        yield _answer(_results(driver), driver.info.encoding, type_name)
-    except Error as error:
-        kind: Any = connection.dialect.loaded_dbapi.Error
-        lost = connection.dialect.is_disconnect(error, driver, None)  # type: ignore[arg-type]
-        raise DBAPIError.instance(request, None, error, kind, connection_invalidated=lost) from error
+        with wrapping(connection.dialect, driver, request):
+            driver.pgconn.send_query_params(request.encode(driver.info.encoding), None)
+            driver.pgconn.set_single_row_mode()
+            yield _answer(_results(driver), driver.info.encoding, type_name)
     finally:
         if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
             connection.invalidate()  # it does not accept a ROLLBACK
