@@ -33,6 +33,8 @@ class Cause(StrEnum):
     """Its queue or its topic is paused."""
     UNSERVED = "unserved"
     """No live worker serves its queue, or knows its function; told only if workers are registered."""
+    SUSPECT = "suspect"
+    """It may have crashed a worker process: a worker does not run it beside other tasks, see ``max_crashes``."""
     LIMIT = "limit"
     """As many tasks with its ``limit_key`` are running as may run at once."""
     KEY_ORDER = "key-order"

@@ -105,8 +105,10 @@ def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identit
 
 def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Reason]:
     state = _state(seen)
+    if state is not None and state.cause is Cause.NOT_DUE:
+        return [state, *_obstacles(session, seen)]
     if state is not None and state.cause is not Cause.LEASE_EXPIRED:
-        return [state, *(_obstacles(session, seen) if state.cause is Cause.NOT_DUE else ())]
+        return [state, *(_suspicion(seen) if state.cause is Cause.RUNNING else ())]
     told = [] if state is None else [state]
     if locked := _locked(session, adapter, seen):
         return [*told, locked]
@@ -154,6 +156,22 @@ def _finished(status: Status, values: Any) -> Reason:
 def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
     yield from _pauses(session, seen)
     yield from _unserved(session, seen)
+    yield from _suspicion(seen)
+
+
+def _suspicion(seen: SeenTask) -> Iterator[Reason]:
+    """Yield a reason if the task may have crashed a process, so that workers do not run it beside others."""
+    crashes, most = seen.values["crashes"], seen.spec.options.max_crashes
+    if not crashes or "message_key" in seen.spec.columns:  # relays publish messages in batches nevertheless
+        return
+    if seen.values["status"] == Status.RUNNING and seen.values["available_at"] > seen.now:
+        then = "it runs in a child process, or alone once all other tasks of its worker have ended"
+    elif crashes < most:
+        then = "a worker runs it in a child process, or alone once all its other tasks have ended"
+    else:
+        then = "a worker that claims it discards it"
+    times = "a process" if crashes < most else f"{crashes:,} processes"
+    yield Reason(cause=Cause.SUSPECT, text=f"it may have crashed {times}: {then}")
 
 
 def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:

@@ -92,6 +92,31 @@ def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
         assert session.claim(Task).id == 1
 
 
+def test_suspected_of_a_crash(db: Database) -> None:
+    """Workers do not run it beside other tasks, so the next claim need not be the moment at which it runs."""
+    db.insert(Task, [{"id": 1, "crashes": 1}])
+    (reason,) = why(db).reasons
+    assert reason.cause is Cause.SUSPECT
+    assert reason.text.endswith("a worker runs it in a child process, or alone once all its other tasks have ended")
+    claimed(db, Task)
+    found = why(db)
+    assert causes(found) == [Cause.RUNNING, Cause.SUSPECT]
+    assert "it runs in a child process" in found.reasons[1].text
+    end_leases(db)
+    assert causes(why(db)) == [Cause.LEASE_EXPIRED, Cause.SUSPECT]
+
+
+@pytest.mark.parametrize("status", ["available", "scheduled"])
+def test_crashed_as_many_processes_as_it_may(sync_db: Database, status: str) -> None:
+    moment = PAST if status == "available" else TOMORROW
+    sync_db.insert(Task, [{"id": 1, "status": status, "available_at": moment, "crashes": 3}])
+    reason = why(sync_db).reasons[-1]
+    assert (reason.cause, reason.text) == (
+        Cause.SUSPECT,
+        "it may have crashed 3 processes: a worker that claims it discards it",
+    )
+
+
 @pytest.mark.parametrize("status", ["available", "scheduled", "retryable"])
 def test_why_of_a_task_that_is_not_due(db: Database, status: str) -> None:
     moment = TOMORROW.replace(microsecond=0)
