@@ -31,7 +31,7 @@ def test_stats(sync_db: Database, driver: str) -> None:
         session.pause(Mail, "news", paused_by="ada")
     by_table = {each["queue"]: each for each in told(sync_db, "stats", "--json", target="Base", driver=driver)}
     task, mail = by_table["task"], by_table["mail"]
-    assert (task["model"], task["running"], task["hung"], task["discarded"]) == ("tests.support.models.Task", 1, 1, 1)
+    assert (task["model"], task["running"], task["hung"], task["discarded"]) == (f"{Task.__module__}.Task", 1, 1, 1)
     assert (task["total"], task["unfinished"], task["paused"]) == (2, 1, [])
     assert task["oldest_running"] > 3600
     assert (mail["total"], mail["paused"][0]["topic"], mail["paused"][0]["paused_by"]) == (0, "news", "ada")
