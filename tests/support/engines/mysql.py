@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
 
@@ -116,41 +117,17 @@ MYSQL = EngineCase(
     timeout_preparation=_mysql_preparation("max_execution_time"),
 )
 
-MARIADB = EngineCase(
+MARIADB = replace(
+    MYSQL,
     name="mariadb",
-    loose_collation="utf8mb4_general_ci",
-    statements_row="on MySQL, MariaDB",
     hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
     sync_driver="mariadb+pymysql",
     async_driver="mariadb+aiomysql",
     container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),
-    statistics="ANALYZE TABLE {table}",
     reads_sql=_MYSQL_READS.format(schema="information_schema"),
     requests_sql=_MYSQL_REQUESTS.format(schema="information_schema"),
-    time_zone_sql="SET time_zone = '{offset}'",
-    own_clock_default=True,
-    truncate=_MYSQL_TRUNCATE,
-    partitions_sql=_MYSQL_PARTITIONS,
-    reflects_descending=False,
-    administrator="root",
-    connections_sql=_MYSQL_CONNECTIONS,
-    hardships=_MYSQL_HARDSHIPS,
-    connection_id="connection_id",
-    waits_sql=_MYSQL_WAITS,
-    kill_sql="KILL {connection}",
-    impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
-    conflict_sql=_SIGNAL.format(1213),
-    failing_sql=_FAILING,
     strict_snapshots=True,
-    account_sql="CREATE USER {name} IDENTIFIED BY '{password}'",
-    read_only_sql="SET SESSION TRANSACTION READ ONLY",
-    naive_moments="warning",
     other_storage="Aria",
-    misleading_index="status, subject(4), id, available_at",
-    foresees=True,
-    definition_sql="SHOW CREATE TABLE `{table}`",
-    odd_values=_MYSQL_VALUES,
-    timeout_liftings=_MYSQL_LIFTINGS,
     insert_returns=True,
     timeout_preparation=_mysql_preparation("max_statement_time"),
 )
