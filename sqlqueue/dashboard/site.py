@@ -140,14 +140,17 @@ def links_of(request: Request) -> Links:
 def respond(request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
     """Render a page; answer 304 if it is the one that the viewer has."""
     site, viewer = site_of(request), viewer_of(request)
-    change = site.changes.find(request.query_params.get("change"), viewer.name)
+    asked = request.query_params.get("change")
+    rest = [(name, text) for name, text in request.query_params.multi_items() if name != "change"]
     html = templates.get_template(template).render(
         site=site,
         viewer=viewer,
         Action=Action,
         link=links_of(request),
         here=request.url.path,
-        change=change,
+        change=site.changes.find(asked, viewer.name),
+        is_change_asked=bool(asked),
+        without_change="?".join([request.url.path, urlencode(rest)] if rest else [request.url.path]),
         pages=site.pages,
         **content,
     )

@@ -11,6 +11,10 @@ from typing import Any, TypeVar, cast
 R = TypeVar("R")
 MOST = 200
 """The number of snapshots kept; each is a page with some filter."""
+TIMES = 200
+"""A snapshot is kept this many times as long as it took to read, so that each uses at most 0.5 % of the time ..."""
+LONGEST = 15.0
+"""... but for this reason no longer than so many seconds."""
 
 
 @dataclass(slots=True)
@@ -20,7 +24,10 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Keeps what was read for some seconds; viewers who ask in the meantime, or while it is read, share it."""
+    """Keeps what was read for some seconds; viewers who ask in the meantime, or while it is read, share it.
+
+    What took long to read is kept longer, so that viewers do not slow the queue down.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, _Snapshot] = {}
@@ -28,7 +35,10 @@ class Snapshots:
         self._changes = 0
 
     async def get(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
-        """Return what ``read`` returned at most ``lifetime`` seconds ago, or call it.  Failures are not kept."""
+        """Return what ``read`` returned at most ``lifetime`` seconds ago, or call it.  Failures are not kept.
+
+        If it took long, what it returned is used for up to :data:`LONGEST` seconds.
+        """
         snapshot = self._kept.get(key)
         if snapshot is not None and snapshot.until > time.monotonic():
             return cast(R, snapshot.value)
@@ -44,7 +54,7 @@ class Snapshots:
         self._underway.clear()
 
     async def _read(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
-        before = self._changes
+        before, began = self._changes, time.monotonic()
         try:
             value = await read()
         finally:
@@ -55,5 +65,6 @@ class Snapshots:
         self._kept.pop(key, None)
         if len(self._kept) >= MOST:
             del self._kept[next(iter(self._kept))]
-        self._kept[key] = _Snapshot(value, time.monotonic() + lifetime)
+        now = time.monotonic()
+        self._kept[key] = _Snapshot(value, now + max(lifetime, min((now - began) * TIMES, LONGEST)))
         return value

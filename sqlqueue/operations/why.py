@@ -164,13 +164,15 @@ def _suspicion(seen: SeenTask) -> Iterator[Reason]:
     crashes, most = seen.values["crashes"], seen.spec.options.max_crashes
     if not crashes or "message_key" in seen.spec.columns:  # relays publish messages in batches nevertheless
         return
-    if seen.values["status"] == Status.RUNNING and seen.values["available_at"] > seen.now:
+    is_running = seen.values["status"] == Status.RUNNING and seen.values["available_at"] > seen.now
+    if is_running:
         then = "it runs in a child process, or alone once all other tasks of its worker have ended"
     elif crashes < most:
         then = "a worker runs it in a child process, or alone once all its other tasks have ended"
     else:
         then = "a worker that claims it discards it"
-    times = "a process" if crashes < most else f"{crashes:,} processes"
+    # of a suspect that is running, workers have counted the crash in advance
+    times = "a process" if crashes == 1 or is_running else f"{crashes:,} processes"
     yield Reason(cause=Cause.SUSPECT, text=f"it may have crashed {times}: {then}")
 
 

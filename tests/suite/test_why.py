@@ -97,13 +97,25 @@ def test_suspected_of_a_crash(db: Database) -> None:
     db.insert(Task, [{"id": 1, "crashes": 1}])
     (reason,) = why(db).reasons
     assert reason.cause is Cause.SUSPECT
-    assert reason.text.endswith("a worker runs it in a child process, or alone once all its other tasks have ended")
+    ending = "a worker runs it in a child process, or alone once all its other tasks have ended"
+    assert reason.text == f"it may have crashed a process: {ending}"
     claimed(db, Task)
     found = why(db)
     assert causes(found) == [Cause.RUNNING, Cause.SUSPECT]
     assert "it runs in a child process" in found.reasons[1].text
     end_leases(db)
     assert causes(why(db)) == [Cause.LEASE_EXPIRED, Cause.SUSPECT]
+
+
+def test_how_many_processes_a_suspect_may_have_crashed(sync_db: Database) -> None:
+    """Workers count the crash of a suspect before they run it, and take it back if there is none."""
+    sync_db.insert(Task, [{"id": 1, "crashes": 2}])
+    (reason,) = why(sync_db).reasons
+    assert reason.text.startswith("it may have crashed 2 processes: a worker runs it in a child process")
+    claimed(sync_db, Task)
+    assert why(sync_db).reasons[1].text.startswith("it may have crashed a process: it runs in a child process")
+    end_leases(sync_db)
+    assert why(sync_db).reasons[1].text.startswith("it may have crashed 2 processes: ")
 
 
 @pytest.mark.parametrize("status", ["available", "scheduled"])
