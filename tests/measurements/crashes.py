@@ -109,15 +109,17 @@ def fill(engine: Engine, way: str, count: int, milliseconds: int) -> None:
 def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) -> float:
     """Wait until all tasks are final, killing what hangs.  Returns the seconds until the poison task was."""
     begun, out = time.monotonic(), PATIENCE
+    left = select(Task.id).where(Task.finished_at.is_(None)).limit(1)
     with engine.connect() as connection:
+        poison = left.where(Task.id == connection.scalar(select(Task.id).where(Task.name.startswith(POISON))))
         while time.monotonic() - begun < PATIENCE and supervisor.poll() is None:
             if named is not None:
                 kill(named)
-            left = connection.scalars(select(Task.name).where(Task.finished_at.is_(None))).all()
-            connection.rollback()
-            if not any(name.startswith(POISON) for name in left):
+            if connection.scalar(poison) is None:
                 out = min(out, time.monotonic() - begun)
-            if not left:
+            is_over = connection.scalar(left) is None
+            connection.rollback()
+            if is_over:
                 break
             time.sleep(0.1)
     return out

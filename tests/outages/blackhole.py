@@ -31,6 +31,12 @@ class BlackHole:
         with self._lock:
             return len(self._alive)
 
+    @property
+    def ports(self) -> list[tuple[int, int]]:
+        """The ports of both ends of the clients' open connections: the client's, and this proxy's."""
+        with self._lock:
+            return [(pair.client.getpeername()[1], self.port) for pair in self._alive]
+
     def swallow(self) -> int:
         """From now on nothing comes through any present connection, and nothing tells either side; how many."""
         with self._lock:
