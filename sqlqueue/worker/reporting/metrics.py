@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as Count
@@ -31,15 +32,17 @@ class _Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.claimed = self._count("sqlqueue_tasks_claimed", "Tasks claimed.", "queue")
-        self.finished = self._count("sqlqueue_tasks_finished", "Attempts that ended, by outcome.", "queue", "outcome")
+        claimed = self._count("sqlqueue_tasks_claimed", "Tasks claimed.", "queue")
+        finished = self._count("sqlqueue_tasks_finished", "Attempts that ended, by outcome.", "queue", "outcome")
         self.lost = self._count("sqlqueue_claims_lost", "Claims taken over, cancelled or deleted.", "queue")
         self.retries = self._count("sqlqueue_task_retries", "Handlers called again after a conflict.", "queue")
         self.overdue = self._count("sqlqueue_tasks_overdue", "Handlers that exceeded their timeout.", "queue")
         self.errors = self._count("sqlqueue_database_errors", "Errors of the worker's own statements.")
-        self.seconds = Histogram(
+        seconds = Histogram(
             "sqlqueue_task_duration_seconds", "Time in the handler.", ["queue"], buckets=BUCKETS, registry=self.registry
         )
+        # once for all tasks of a queue: the client checks labels and takes a lock each time that it is asked
+        self.claimed, self.finished, self.seconds = cache(claimed.labels), cache(finished.labels), cache(seconds.labels)
 
     def _count(self, name: str, text: str, *labels: str) -> Count:
         return Count(name, text, labels, registry=self.registry)
@@ -86,28 +89,28 @@ class PrometheusReports(Reports):
 
     def claimed(self, job: Job) -> None:
         super().claimed(job)
-        self._metrics.claimed.labels(_queue(job)).inc()
+        self._metrics.claimed(_queue(job)).inc()
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
         kind = super().finished(job, outcome, error)
-        self._metrics.finished.labels(_queue(job), kind).inc()
-        self._metrics.seconds.labels(_queue(job)).observe(job.seconds or 0)
+        self._metrics.finished(_queue(job), kind).inc()
+        self._metrics.seconds(_queue(job)).observe(job.seconds or 0)
         return kind
 
     def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
         kinds = super().crashed(spec, number, some)
         for kind, count in kinds.items():
-            self._metrics.finished.labels(spec.table.fullname, kind).inc(count)
+            self._metrics.finished(spec.table.fullname, kind).inc(count)
         return kinds
 
     def recovered(self, spec: QueueSpec, found: Recovered) -> None:
         super().recovered(spec, found)
         for kind, claims in (("suspected", found.suspects), ("crashed", found.convicted)):
-            self._metrics.finished.labels(spec.table.fullname, kind).inc(len(claims))
+            self._metrics.finished(spec.table.fullname, kind).inc(len(claims))
 
     def convicted(self, job: Job, text: str) -> None:
         super().convicted(job, text)
-        self._metrics.finished.labels(_queue(job), "crashed").inc()
+        self._metrics.finished(_queue(job), "crashed").inc()
 
     def lost(self, job: Job) -> None:
         super().lost(job)
