@@ -120,6 +120,8 @@ def grammar(session: nox.Session) -> None:
 def babelfish(session: nox.Session) -> None:
     """The suite on Babelfish, which speaks T-SQL: `nox -s babelfish -- URL [pytest's options]`, of an empty database.
 
+    All folders of tests that it can run, or those that are given.
+
     Not part of any other session: it takes a server of https://babelfishpg.org, which comes as source.
     """
     urls = [given for given in session.posargs if "://" in given] or [os.environ.get("SQLQUEUE_TEST_BABELFISH_URL")]
@@ -137,8 +139,9 @@ def babelfish(session: nox.Session) -> None:
         "SQLQUEUE_TEST_ENGINES": "babelfish",
     }
     options = [given for given in session.posargs if "://" not in given]
-    folders = [f"tests/{folder}" for folder in ("suite", "check", "worker", "outbox", "migrations")]
-    session.run("pytest", *folders, "-rs", *options, env={**COMPILING, **chosen})
+    if not any(given.startswith("tests/") for given in options):
+        options += [f"tests/{folder}" for folder in ("suite", "check", "worker", "outbox", "migrations")]
+    session.run("pytest", "-rs", *options, env={**COMPILING, **chosen})
 
 
 @nox.session

@@ -32,7 +32,7 @@ from tests.drivers.cases import (
     url_of,
 )
 from tests.drivers.listeners import closed, drop, listener, stay_silent
-from tests.drivers.worker_parts import handler_with, is_dropped, sessions_at
+from tests.drivers.worker_parts import any_sessions_at, handler_with, is_dropped, sessions_at
 from tests.support.models import Task
 from tests.support.workers import Running, eventually
 
@@ -98,11 +98,11 @@ def test_a_wrong_password_is_not_an_outage(template: str) -> None:
         assert taken_for(adapter_of(url), failing_to_connect(url)) == "neither"
 
 
-@pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
+@pytest.mark.parametrize(("template", "port"), cases(*DRIVERS))
 def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
-    with away(template, port) as url, sessions_at(url) as sessions:
+    with away(template, port) as url, any_sessions_at(url) as sessions:
         worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
-        worker.handler(Task)(lambda session, task: None)
+        worker.handler(Task)(lambda task: None)
         running = Running(worker)
         try:
             eventually(lambda: worker.reports.counts["database_errors"] > 1)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import URL, create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlqueue import QueueSession, Worker
+from sqlqueue import AsyncQueueSession, QueueSession, Worker
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handling.handlers import Handler
@@ -29,6 +30,16 @@ def sessions_at(url: URL) -> Iterator[sessionmaker[QueueSession]]:
     engine = create_engine(url)
     yield sessionmaker(engine, class_=QueueSession)
     engine.dispose()
+
+
+@contextmanager
+def any_sessions_at(url: URL) -> Iterator[sessionmaker[QueueSession] | async_sessionmaker[AsyncQueueSession]]:
+    """Of asyncio if the driver is.  Its engine is left as it is: the loop that made its connections is closed."""
+    if not url.get_dialect().is_async:
+        with sessions_at(url) as sessions:
+            yield sessions
+        return
+    yield async_sessionmaker(create_async_engine(url), class_=AsyncQueueSession)
 
 
 def handler_with(sessions: sessionmaker[QueueSession], function: Callable[..., Any]) -> Handler:

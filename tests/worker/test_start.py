@@ -224,7 +224,7 @@ def test_a_stop_before_the_start_is_respected(db: Database, workers: Workers) ->
     worker.stop()
     thread = Thread(target=worker.run, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
