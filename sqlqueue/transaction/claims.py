@@ -55,6 +55,8 @@ class Ledger:
 
     begun: set[Engine] = field(default_factory=set)
     """The engines on which the transaction has begun."""
+    used: set[SessionTransaction] = field(default_factory=set)
+    """The transaction and its savepoints, as far as they have used a database."""
     guarded: set[Connection] = field(default_factory=set)
     """The connections whose commit checks for unsettled claims that only lock."""
     entries: list[_Entry] = field(default_factory=list)
@@ -114,6 +116,7 @@ class Ledger:
                 if state.session is session and state.persistent:
                     session.expire(state.obj())
         self.entries = kept
+        self.used.discard(transaction)
         if transaction.parent is None:
             self.begun.clear()
             self.guarded.clear()
@@ -209,7 +212,16 @@ def ledger_of(session: Session) -> Ledger:
 
 def may_have_written(session: Session) -> bool:
     """Return whether the current transaction of ``session`` has used a database, or its commit might."""
-    if ledger_of(session).begun or session.new or session.dirty or session.deleted:
+    return bool(ledger_of(session).begun) or _may_write(session)
+
+
+def has_used(session: Session, savepoint: SessionTransaction) -> bool:
+    """Return whether a database was used within ``savepoint``, or what is in the session might still be written."""
+    return savepoint in ledger_of(session).used or _may_write(session)
+
+
+def _may_write(session: Session) -> bool:
+    if session.new or session.dirty or session.deleted:
         return True
     return any(listener is not _before_commit for listener in session.dispatch.before_commit)
 
@@ -228,7 +240,9 @@ def lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransacti
 
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    ledger_of(session).begun.add(connection.engine)
+    ledger = ledger_of(session)
+    ledger.begun.add(connection.engine)
+    ledger.used.add(transaction)
 
 
 @event.listens_for(Session, "before_commit")
