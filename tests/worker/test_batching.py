@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from sqlqueue import QueueSession, Worker, complete, current_job
-from sqlqueue.worker.fetching import fetcher
+from sqlqueue.worker.fetching import fetcher, locking_executor
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.rows import count, rows
@@ -67,6 +67,85 @@ def test_handlers_that_do_not_use_the_database_share_commits(
     sent = drain(with_session(db, nothing) if takes_session else without_session(db))
     assert sent.commits < TASKS / 2
     assert sent.statements < TASKS
+
+
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The transactions in which the handlers of a test ran, one for each call."""
+    monkeypatch.setattr(locking_executor, "AHEAD", 60.0)
+    return []
+
+
+def lock_mode_worker(db: Database, workers: Workers, transactions: list[Any], work: Callable[..., None]) -> Worker:
+    """Return a worker with ``mode="lock"``, one call of which runs at a time."""
+
+    def called(session: Any, task: Any) -> None:
+        transactions.append(session.get_transaction())
+        work(session, task)
+
+    worker = workers.make(poll=LONG)
+    worker.handler(Task, mode="lock", concurrency=1)(with_session(db, called))
+    return worker
+
+
+def test_calls_that_do_not_use_their_locking_transaction_share_it(
+    db: Database, workers: Workers, transactions: list[Any]
+) -> None:
+    worker = lock_mode_worker(db, workers, transactions, lambda *_: None)
+    db.insert(Task, rows(TASKS))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    eventually(lambda: worker.reports.counts["completed"] == TASKS)
+    assert len(transactions) == TASKS
+    assert len(set(transactions)) < TASKS / 2
+
+
+def test_a_failure_among_calls_that_share_a_transaction_is_recorded(
+    db: Database, workers: Workers, transactions: list[Any]
+) -> None:
+    def fail(_session: Any, task: Any) -> None:
+        if task.priority == 1:
+            raise ValueError("no luck")
+
+    worker = lock_mode_worker(db, workers, transactions, fail)
+    db.insert(Task, [each | {"priority": number % 2} for number, each in enumerate(rows(20, max_attempts=1))])
+    workers.start(worker)
+    eventually(lambda: worker.reports.counts["completed"] == worker.reports.counts["discarded"] == 10)
+    assert len(set(transactions)) < 20
+    assert count(db, Task, Task.status == "discarded", Task.priority == 1, Task.error == "ValueError: no luck") == 10
+    assert count(db, Task, Task.status == "completed", Task.priority == 0) == 10
+
+
+def test_a_call_that_writes_has_a_locking_transaction_of_its_own(
+    db: Database, workers: Workers, transactions: list[Any]
+) -> None:
+    def write_every_other(session: Any, task: Any) -> None:
+        if len(transactions) % 2:
+            write_ledger(session, task)
+
+    worker = lock_mode_worker(db, workers, transactions, write_every_other)
+    db.insert(Task, rows(20))
+    workers.start(worker)
+    eventually(all_are(db, "completed"))
+    assert len(set(transactions)) == 20
+    assert count(db, Ledger) == 10
+
+
+def test_a_call_that_commits_in_lock_mode_does_not_complete_the_others(
+    db: Database, workers: Workers, transactions: list[Any]
+) -> None:
+    def commit_the_third(session: Any, task: Any) -> None:
+        if len(transactions) == 3:
+            session.commit()
+
+    worker = lock_mode_worker(db, workers, transactions, commit_the_third)
+    db.insert(Task, rows(5, max_attempts=1))
+    workers.start(worker)
+    eventually(lambda: count(db, Task, Task.status == "completed") == 4)
+    assert count(db, Task, Task.status == "discarded", Task.error.contains("UnsettledClaimError")) == 1
+    assert len(transactions) == 6, "the second task, whose transaction was lost, did not run again"
+    eventually(lambda: worker.reports.counts["completed"] >= 4)
+    assert worker.reports.counts["completed"] == 4
 
 
 class Audited(QueueSession):

@@ -36,6 +36,8 @@ UNSETTLED = 2_000
 """The number of unwritten outcomes at which claiming stops: a crash would repeat all of them."""
 PAUSE = 0.1
 """Seconds until such a fetcher checks again."""
+GATHER = 0.003
+"""Seconds for which free slots wait for others if nothing is claimed ahead, so that a claim fills several."""
 
 
 class Fetcher:
@@ -157,7 +159,7 @@ class Fetcher:
             self._room.clear()
             ahead = self._ahead()
             most = self.slots + ahead
-            self._enough = most - max(1, ahead // 2)
+            self._enough = most - max(1, ahead // 2 or self._freed_soon())
             left = len(self._jobs)
             wanted = min(most - left, self.handler.batch)
             if self._draining:
@@ -174,6 +176,10 @@ class Fetcher:
             return 0
         # two batches: one runs while the next is claimed
         return min(2 * self.handler.batch, int(self.slots * AHEAD / max(self._mean, 1e-6)))
+
+    def _freed_soon(self) -> int:
+        """Return how many slots become free in a moment if all are busy."""
+        return 0 if self._mean is None else min(self.slots, int(self.slots * GATHER / max(self._mean, 1e-6)))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
         wanted = self._context.wanted(self.handler)
