@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from sqlalchemy.orm import Session
 
+from .._support.error_text import readable
 from ..operations.batches import Batch
 from .database import Database
 
@@ -75,16 +76,17 @@ class Changes:
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
-        logger.info("%s: %s", change.by, change.what)
+        by = readable(change.by)
+        logger.info("%s: %s", by, change.what)
         try:
             await database.run(lambda session: _carry_out(change, batches(session)))
             change.state = "stopped" if change.stop else "done"
         except Exception:
             change.state = "failed"
-            logger.exception("%s: %s failed after %d tasks", change.by, change.what, change.changed)
+            logger.exception("%s: %s failed after %d tasks", by, change.what, change.changed)
         finally:
             then()
-        logger.info("%s: %s: %s, %d tasks changed", change.by, change.what, change.state, change.changed)
+        logger.info("%s: %s: %s, %d tasks changed", by, change.what, change.state, change.changed)
 
     def _remember(self, change: Change) -> None:
         over = [each.id for each in self._known.values() if each.state != "running"]

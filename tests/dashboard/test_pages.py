@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import sqlite3
 import time
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,9 @@ from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue import ArgumentError, AsyncQueueSession
-from sqlqueue.dashboard import Action, Dashboard, Viewer
-from sqlqueue.dashboard.snapshots import Snapshots
+from sqlqueue.dashboard import Dashboard
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.scenes import ERROR, dashboard, register
-from tests.support.workers import eventually
 
 OWN = {"sec-fetch-site": "same-origin"}
 PAGES = [
@@ -107,21 +102,11 @@ def test_viewers_share_what_is_read(sessions: sessionmaker[Any]) -> None:
         assert len(statements) == read
 
 
-def test_what_took_long_to_read_is_kept_longer() -> None:
-    """Otherwise viewers of a large queue would keep its database busy."""
-    reads: list[float] = []
-
-    async def slowly() -> float:
-        time.sleep(0.05)
-        reads.append(time.monotonic())
-        return reads[-1]
-
-    async def look() -> set[float]:
-        snapshots = Snapshots()
-        return {await snapshots.get("figures", slowly, 0) for _ in range(2)}
-
-    assert asyncio.run(look()) == set(reads)
-    assert len(reads) == 1
+def test_a_page_that_has_changed_is_sent_again(app: TestClient) -> None:
+    before = app.get("/queue/email").headers["etag"]
+    app.post("/queue/email/pause", data={})
+    answer = app.get("/queue/email", headers={"If-None-Match": before})
+    assert (answer.status_code, "has been paused" in answer.text) == (200, True)
 
 
 def test_an_action_on_one_task(app: TestClient, sessions: sessionmaker[Any]) -> None:
@@ -148,44 +133,6 @@ def test_an_action_on_all_that_match(app: TestClient, sessions: sessionmaker[Any
     assert "retryable" not in states(sessions).values()
 
 
-def test_another_process_says_that_it_does_not_know_the_progress(
-    app: TestClient, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server with several processes sends requests to any of them; here are two dashboards of one database."""
-    other, url = TestClient(dashboard(sessions), headers=OWN), sessions.kw["bind"].url
-    monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
-    with app, closing(sqlite3.connect(url.database, isolation_level=None)) as writer:
-        writer.execute("BEGIN IMMEDIATE")  # holds up the change
-        data = {"scope": "filter", "status": "available", "topic": "news"}
-        begun = app.post("/queue/email/cancel", data=data, follow_redirects=False).headers["location"]
-        assert "In progress:" in app.get(begun).text
-        answer = other.get(begun)
-        assert answer.status_code == 200
-        assert "Progress unknown:" in answer.text
-        assert "data-soon" not in answer.text
-        assert 'href="/queue/email?status=available&amp;topic=news">Hide this' in answer.text
-        id = begun.partition("change=")[2]
-        stopped = other.post(f"/changes/{id}/stop")
-        assert (stopped.status_code, "Nothing was stopped" in stopped.text) == (404, True)
-        assert "In progress:" in app.get(begun).text
-        writer.execute("ROLLBACK")
-        eventually(lambda: "Done:" in app.get(begun).text)
-    assert "Progress unknown:" in other.get(begun).text
-    assert "Progress unknown:" not in other.get("/queue/email").text
-
-
-def test_a_change_is_shown_only_to_the_viewer_who_began_it(sessions: sessionmaker[Any]) -> None:
-    app = TestClient(
-        dashboard(sessions, authorize=lambda request: Viewer(request.headers["user"], list(Action))), headers=OWN
-    )
-    begun = app.post("/queue/email/cancel", data={"key": "150"}, headers={"user": "ada"}, follow_redirects=False)
-    page = begun.headers["location"]
-    assert "Done:" in app.get(page, headers={"user": "ada"}).text
-    assert "Progress unknown:" in app.get(page, headers={"user": "grace"}).text
-    id = page.partition("change=")[2]
-    assert app.post(f"/changes/{id}/stop", headers={"user": "grace"}).status_code == 404
-
-
 def test_an_action_requires_a_selection(app: TestClient, sessions: sessionmaker[Any]) -> None:
     before = states(sessions)
     for data in ({}, {"status": "available"}, {"key": ""}):
@@ -193,7 +140,14 @@ def test_an_action_requires_a_selection(app: TestClient, sessions: sessionmaker[
     assert app.post("/queue/email/cancel", data={"key": "one"}).status_code == 400
     assert app.post("/queue/email/explode", data={"key": "1"}).status_code == 404
     assert app.post("/queue/nothing/cancel", data={"key": "1"}).status_code == 404
+    assert app.post("/queue/email/cancel", data={"key": [str(n) for n in range(1, 1_002)]}).status_code == 400
     assert states(sessions) == before
+
+
+def test_invalid_forms_are_rejected(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert app.post("/queue/email/pause", content=b"reason=\xff").status_code == 400
+    monkeypatch.setattr("sqlqueue.dashboard.forms.LARGEST", 100)
+    assert app.post("/queue/email/pause", data={"reason": "x" * 100}).status_code == 413
 
 
 def test_pause_and_resume(app: TestClient, sessions: sessionmaker[Any]) -> None:

@@ -7,25 +7,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy.orm import sessionmaker
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import RedirectResponse
-from starlette.testclient import TestClient
-from typer.testing import CliRunner
+from starlette.routing import Mount
 
-from sqlqueue import ArgumentError
-from sqlqueue.cli import application
 from sqlqueue.dashboard import Action, Dashboard, Viewer
-from sqlqueue.dashboard.access import ON_WORKERS
-from sqlqueue.dashboard.standalone import Token, with_login
+from sqlqueue.dashboard.access import ON_WORKERS, only_loopback
+from tests.dashboard.clients import LOCAL, OWN, client, protected
 from tests.dashboard.models import Base, Email, Event
 from tests.dashboard.scenes import HOSTILE, dashboard, register
-
-OWN = {"sec-fetch-site": "same-origin"}
-BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-LOCAL = ("127.0.0.1", 4711)
-
-
-def client(app: Any, base: str = "http://localhost:8090", peer: tuple[str, int] = LOCAL, **headers: str) -> TestClient:
-    return TestClient(app, base_url=base, client=peer, headers=headers, raise_server_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +27,12 @@ def client(app: Any, base: str = "http://localhost:8090", peer: tuple[str, int] 
         ("http://localhost:8090", ("10.0.0.7", 1), {}, 403),
         ("http://rebound.example.org", LOCAL, {}, 403),
         ("http://localhost.example.org", LOCAL, {}, 403),
+        ("http://localhost:8090", ("no address", 1), {}, 403),
         ("http://localhost:8090", LOCAL, {"X-Forwarded-For": "127.0.0.1"}, 403),
+        ("http://localhost:8090", LOCAL, {"X-Forwarded-Host": "localhost"}, 403),
+        ("http://localhost:8090", LOCAL, {"X-Real-IP": "127.0.0.1"}, 403),
         ("http://localhost:8090", LOCAL, {"Forwarded": "for=10.0.0.7"}, 403),
+        ("http://localhost:8090", LOCAL, {"Via": "1.1 proxy"}, 403),
     ],
 )
 def test_without_authorize_only_the_local_machine_may_read(
@@ -46,6 +41,21 @@ def test_without_authorize_only_the_local_machine_may_read(
     answer = client(Dashboard(sessions, Base), base, peer, **headers).get("/")
     assert answer.status_code == status
     assert ("Email" in answer.text) == (status == 200)
+
+
+def test_a_peer_without_an_address_is_not_local() -> None:
+    """Servers know none for a Unix socket."""
+    headers = [(b"host", b"localhost")]
+    assert only_loopback(Request({"type": "http", "headers": headers, "client": None})) is None
+    assert only_loopback(Request({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})) is not None
+
+
+def test_only_the_style_sheet_and_the_script_are_public(sessions: sessionmaker[Any]) -> None:
+    for prefix in ("", "/static"):
+        app = client(Starlette(routes=[Mount(prefix, Dashboard(sessions, Base, authorize=lambda _: None))]))
+        assert app.get(f"{prefix}/static/dashboard.css").status_code == 200
+        for path in ("/", "/queue/static/", "/queue/email"):
+            assert app.get(prefix + path).status_code == 403
 
 
 def test_without_authorize_all_changes_are_rejected(sessions: sessionmaker[Any]) -> None:
@@ -106,14 +116,27 @@ def test_writes_come_from_the_dashboards_own_pages(
         assert bool(session.paused(Email)) == allowed
 
 
+STRICT = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
+    " frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
 def test_each_response_has_strict_headers(sessions: sessionmaker[Any]) -> None:
     app = client(dashboard(sessions))
-    for path in ("/", "/queue/email", "/nothing", "/static/dashboard.js", "/queue/email/task?key=x"):
-        headers = app.get(path).headers
-        assert headers["content-security-policy"].startswith("default-src 'self';")
-        assert "unsafe" not in headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in headers["content-security-policy"]
-        assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
+    paths = ("/", "/queue/email", "/nothing", "/static/dashboard.js", "/queue/email/task?key=x", "/metrics")
+    answers = [app.get(path) for path in paths]
+    answers += [app.post("/queue/email/pause"), client(dashboard(sessions, authorize=lambda _: None)).get("/")]
+    answers += [protected(sessions).get(path, follow_redirects=False) for path in ("/login", "/")]
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 200, 404, 200, 403, 403, 200, 401]
+    for answer in answers:
+        assert {name: answer.headers[name] for name in STRICT} == STRICT
 
 
 def test_only_named_columns_are_shown(sessions: sessionmaker[Any]) -> None:
@@ -126,6 +149,15 @@ def test_only_named_columns_are_shown(sessions: sessionmaker[Any]) -> None:
     assert "payload-secret" in named.get("/queue/event/task?key=1").text
 
 
+def test_the_token_of_a_claim_is_not_shown(sessions: sessionmaker[Any]) -> None:
+    with sessions() as session:
+        (email, *_) = session.find(Email, Email.status == "running")
+    text = client(dashboard(sessions)).get("/queue/email/task", params={"key": str(email.id)}).text
+    assert "mailer:2" in text
+    assert str(email.claim_token) not in text
+    assert "claim token" not in text
+
+
 def test_tasks_cannot_be_filtered_by_a_column_that_is_not_named(sessions: sessionmaker[Any]) -> None:
     app = client(dashboard(sessions))  # filters: the recipient
     assert "No such tasks" in app.get("/queue/email", params={"column.recipient": "nobody"}).text
@@ -134,7 +166,12 @@ def test_tasks_cannot_be_filtered_by_a_column_that_is_not_named(sessions: sessio
 
 def test_no_change_is_made_by_following_a_link(sessions: sessionmaker[Any]) -> None:
     app = client(dashboard(sessions))
-    for path in ("/queue/email/cancel?key=150", "/queue/email/pause", "/workers/stop-workers?scope=all"):
+    for path in (
+        "/queue/email/cancel?key=150",
+        "/queue/email/pause",
+        "/workers/stop-workers?scope=all",
+        "/changes/x/stop",
+    ):
         assert app.get(path, headers=OWN).status_code == 405
     with sessions() as session:
         assert session.paused(Email) == []
@@ -179,79 +216,12 @@ def test_actions_are_logged_with_the_viewer(sessions: sessionmaker[Any], caplog:
     caplog.set_level(logging.INFO, "sqlqueue.dashboard")
     app = client(dashboard(sessions))
     app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN)
+    assert caplog.messages == ["ada: cancel Email 150", "ada: cancel Email 150: done, 1 tasks changed"]
+    app.post("/queue/email/discard", data={"key": "149", "reason": "a\nada: forged"}, headers=OWN)
     app.post("/queue/email/pause", data={"reason": "a\nada: forged"}, headers=OWN)
     register(sessions, "web", "mail\nada: forged")
     app.post("/workers/drain-workers", data={"worker": "id-0-web"}, headers=OWN)
     app.post("/workers/set-concurrency", data={"scope": "all", "number": "2"}, headers=OWN)
-    assert "ada: cancel Email 150" in caplog.text
     assert "ada: drain-workers: web" in caplog.text
     assert "ada: set-concurrency 2: all, mail" in caplog.text
     assert "\nada: forged" not in caplog.text
-
-
-TOKEN = "a-token-of-some-length"
-
-
-def protected(sessions: sessionmaker[Any]) -> TestClient:
-    token = Token(TOKEN, list(Action))
-    return client(
-        with_login(Dashboard(sessions, Base, authorize=token), token), "http://10.0.0.1:8090", ("10.0.0.7", 1)
-    )
-
-
-def test_a_token_protects_the_standalone_dashboard(sessions: sessionmaker[Any]) -> None:
-    app = protected(sessions)
-    assert app.get("/", headers=BROWSER, follow_redirects=False).headers["location"] == "/login"
-    assert app.get("/").status_code == 401
-    assert app.post("/queue/email/pause", headers=OWN).status_code == 403
-    assert app.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert app.get("/", headers={"Authorization": "Bearer no"}).status_code == 401
-    assert app.get("/", params={"token": TOKEN}).status_code == 401
-
-
-def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmaker[Any]) -> None:
-    app = protected(sessions)
-    assert app.post("/login", data={"token": "wrong"}, headers=OWN).status_code == 403
-    assert app.post("/login", data={"token": TOKEN}).status_code == 403
-    answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
-    cookie = answer.headers["set-cookie"]
-    assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
-    assert TOKEN not in cookie
-    assert "Email" in app.get("/").text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--host", "0.0.0.0"], "SQLQUEUE_DASHBOARD_TOKEN"),
-        (["--host", "::"], "SQLQUEUE_DASHBOARD_TOKEN"),
-        (["--host", "queues.example.org"], "SQLQUEUE_DASHBOARD_TOKEN"),
-        (["--host", "0.0.0.0", "--token", "short"], "at least 16"),
-        (["--allow", "everything"], "the actions are"),
-    ],
-)
-def test_the_command_refuses_what_would_be_open(arguments: list[str], reason: str) -> None:
-    given = ["dashboard", "tests.dashboard.models:Base", "--url", "sqlite://", *arguments]
-    result = CliRunner().invoke(application(), given)
-    assert result.exit_code == 2
-    assert reason in result.output
-
-
-def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
-    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: dict[str, Any] = {}
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: started.update(app=app, **options))
-    url = sessions.kw["bind"].url.render_as_string()
-    result = CliRunner().invoke(application(), ["dashboard", "tests.dashboard.models:Base", "--url", url])
-    assert result.exit_code == 0, result.output
-    assert (started["host"], started["proxy_headers"]) == ("127.0.0.1", False)
-    app = client(started["app"])
-    assert "Email" in app.get("/").text
-    assert app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN).status_code == 403
-
-
-def test_short_tokens_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="at least 16"):
-        Token("short", [])

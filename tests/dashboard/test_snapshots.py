@@ -1,0 +1,111 @@
+"""What is read once for all viewers, for how long, and what an action does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sqlqueue.dashboard import snapshots
+from sqlqueue.dashboard.snapshots import Snapshots
+
+
+class Source:
+    """Counts how often it is read; a read ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def quickly(self) -> int:
+        self.reads += 1
+        return self.reads
+
+    async def slowly(self) -> int:
+        time.sleep(0.05)
+        return await self.quickly()
+
+    async def held_up(self) -> int:
+        number = await self.quickly()
+        self.begun.set()
+        await self.go.wait()
+        return number
+
+
+def run(work: Callable[[Snapshots, Source], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        return await work(Snapshots(), Source())
+
+    return asyncio.run(whole())
+
+
+def test_what_took_long_to_read_is_kept_longer() -> None:
+    """Otherwise viewers of a large queue would keep its database busy."""
+
+    async def look(kept: Snapshots, source: Source) -> list[int]:
+        return [await kept.get("figures", source.slowly, 0) for _ in range(2)]
+
+    assert run(look) == [1, 1]
+
+
+@pytest.mark.parametrize("bound", ["TIMES", "LONGEST"])
+def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, bound, 0)
+
+    async def look(kept: Snapshots, source: Source) -> list[int]:
+        return [await kept.get("figures", source.slowly, 0) for _ in range(2)]
+
+    assert run(look) == [1, 2]
+
+
+def test_the_oldest_snapshot_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MOST", 2)
+
+    async def look(kept: Snapshots, source: Source) -> list[int]:
+        return [await kept.get(key, source.quickly, 60) for key in ("a", "b", "c", "c", "b", "a")]
+
+    assert run(look) == [1, 2, 3, 3, 2, 4]
+
+
+def test_a_viewer_who_leaves_does_not_end_the_read_of_others() -> None:
+    async def look(kept: Snapshots, source: Source) -> int:
+        first = asyncio.create_task(kept.get("figures", source.held_up, 60))
+        await source.begun.wait()
+        second = asyncio.create_task(kept.get("figures", source.held_up, 60))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        source.go.set()
+        return await second
+
+    assert run(look) == 1
+
+
+def test_a_failure_is_not_kept() -> None:
+    async def fails() -> int:
+        raise TimeoutError
+
+    async def look(kept: Snapshots, source: Source) -> int:
+        with pytest.raises(TimeoutError):
+            await kept.get("figures", fails, 60)
+        return await kept.get("figures", source.quickly, 60)
+
+    assert run(look) == 1
+
+
+def test_what_was_being_read_during_an_action_is_shown_to_nobody_who_comes_later() -> None:
+    async def look(kept: Snapshots, source: Source) -> list[int]:
+        before = asyncio.create_task(kept.get("figures", source.held_up, 60))
+        await source.begun.wait()
+        kept.forget()
+        after = [await kept.get("figures", source.quickly, 60)]
+        kept.forget()
+        source.go.set()
+        await before
+        return [*after, await kept.get("figures", source.quickly, 60)]
+
+    assert run(look) == [2, 3]

@@ -1,0 +1,99 @@
+"""The dashboard as a program of its own: its token, its login, and the command that serves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import sessionmaker
+from typer.testing import CliRunner
+
+from sqlqueue import ArgumentError
+from sqlqueue.cli import application
+from sqlqueue.dashboard import Action, standalone
+from sqlqueue.dashboard.standalone import Token
+from tests.dashboard.clients import ELSEWHERE, OWN, TOKEN, client, protected
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def test_a_token_protects_the_standalone_dashboard(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions)
+    assert app.get("/", headers=BROWSER, follow_redirects=False).headers["location"] == "/login"
+    assert app.get("/").status_code == 401
+    assert app.post("/queue/email/pause", headers=OWN).status_code == 403
+    assert app.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert app.get("/", headers={"Authorization": "Bearer no"}).status_code == 401
+    assert app.get("/", params={"token": TOKEN}).status_code == 401
+
+
+def test_the_login_form_sets_a_cookie_that_is_not_the_token(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions)
+    assert app.post("/login", data={"token": "wrong"}, headers=OWN).status_code == 403
+    assert app.post("/login", data={"token": TOKEN}).status_code == 403
+    answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Secure" not in cookie
+    assert TOKEN not in cookie
+    assert "Email" in app.get("/").text
+    assert app.post("/queue/email/pause", headers=OWN).status_code == 403
+
+
+def test_over_tls_the_cookie_is_sent_only_over_tls(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions, base="https://queues.example.org")
+    answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
+    assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_a_login_ends(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for lasts, status in ((60, 200), (0, 401)):
+        monkeypatch.setattr(standalone, "LASTS", lasts)
+        app = protected(sessions)
+        answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+        assert app.get("/", headers={"Cookie": cookie}).status_code == status
+
+
+def test_a_token_permits_only_the_actions_that_were_allowed(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions, Action.PAUSE, Authorization=f"Bearer {TOKEN}")
+    assert app.post("/queue/email/resume", headers=OWN).status_code == 403
+    assert app.post("/queue/email/pause", headers=OWN, follow_redirects=False).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--host", "0.0.0.0"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "::"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "queues.example.org"], "SQLQUEUE_DASHBOARD_TOKEN"),
+        (["--host", "0.0.0.0", "--token", "short"], "at least 16"),
+        (["--allow", "everything"], "the actions are"),
+    ],
+)
+def test_the_command_refuses_what_would_be_open(arguments: list[str], reason: str) -> None:
+    given = ["dashboard", "tests.dashboard.models:Base", "--url", "sqlite://", *arguments]
+    result = CliRunner().invoke(application(), given)
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
+    sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: started.update(app=app, **options))
+    url = sessions.kw["bind"].url.render_as_string()
+    result = CliRunner().invoke(application(), ["dashboard", "tests.dashboard.models:Base", "--url", url])
+    assert result.exit_code == 0, result.output
+    assert (started["host"], started["proxy_headers"]) == ("127.0.0.1", False)
+    assert client(started["app"], peer=ELSEWHERE).get("/").status_code == 403
+    app = client(started["app"])
+    assert "Email" in app.get("/").text
+    assert app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN).status_code == 403
+
+
+def test_short_tokens_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="at least 16"):
+        Token("short", [])
