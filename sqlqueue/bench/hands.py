@@ -192,8 +192,12 @@ def call() -> None:
 
 
 def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mode = "lease") -> None:
-    """Register a handler of jobs."""
-    worker.handler(plan.model, concurrency=plan.threads, mode=mode)(handler)
+    """Register a handler of jobs.
+
+    At most once, a worker claims only what it runs: as many run at a time as the yardstick claims at a time.
+    """
+    concurrency = plan.batch if mode == "at-most-once" else plan.threads
+    worker.handler(plan.model, concurrency=concurrency, mode=mode)(handler)
 
 
 def run_calls(worker: Worker, plan: Plan) -> None:
