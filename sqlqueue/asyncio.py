@@ -13,7 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import operations
 from .model.mixins import QueueMixin
-from .operations.enqueueing import OnConflict
+from .operations.row_checks import OnConflict
 from .operations.settling import Tasks
 from .queue.spec import Where
 from .session import QueueSession

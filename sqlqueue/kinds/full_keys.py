@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from ..dialects.base import Adapter
 from ..lifecycle.reasons import Cause, Holder, Reason, SeenTask
 from ..queue.status import Status
+from ..sql.criteria import only
 from ..sql.place import before, counted
-from ..sql.selection import has_come, is_held, only, picks
+from ..sql.selection import picks
+from ..sql.states import has_come, is_held
 from .new_slots import slots_of
 from .slots import usage
 

@@ -15,7 +15,8 @@ from ..dialects.base import Adapter
 from ..lifecycle.kind import Take
 from ..lifecycle.transitions import taking
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
-from ..sql.selection import Pick, picks, write
+from ..sql.changes import write
+from ..sql.selection import Pick, picks
 from .new_slots import introduce, slots_of
 from .slots import FOREVER, holder, is_busy, is_draining, is_usable
 

@@ -20,7 +20,7 @@ from ..model.columns import LONGEST_KEY, optional
 from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
 from ..queue.spec import Identity, QueueSpec
-from ..sql.selection import is_held
+from ..sql.states import is_held
 from .full_keys import full_key
 from .limited_claims import LimitedClaim
 from .slots import Slots

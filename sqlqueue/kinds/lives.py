@@ -8,7 +8,7 @@ from ..lifecycle.held import Held
 from ..lifecycle.kind import ColumnMaker, Kind
 from ..model.columns import counter
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.selection import Assignment
+from ..sql.changes import Assignment
 
 ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter(0)}
 

@@ -21,7 +21,8 @@ from ..model.mixins import QueueMixin
 from ..queue.schedules import Cron, Every, Schedule, parse, text_of
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.selection import Assignment, is_available, is_held, state
+from ..sql.changes import Assignment
+from ..sql.states import is_available, is_held, state
 from .lives import ATTEMPTS_BEFORE, SeveralLives
 from .runs import Renewals
 

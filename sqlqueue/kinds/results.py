@@ -14,7 +14,7 @@ from ..model.columns import check_stored_json, optional
 from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.selection import Assignment
+from ..sql.changes import Assignment
 
 
 class Results(Kind):

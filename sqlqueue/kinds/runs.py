@@ -18,8 +18,9 @@ from ..lifecycle.transitions import clearing, tries
 from ..queue.schedules import is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
+from ..sql.changes import Assignment
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, state
+from ..sql.states import state
 
 logger = logger_of("sqlqueue")
 

@@ -16,8 +16,9 @@ from ..dialects.base import Adapter
 from ..model.columns import LONGEST_NAME
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import Status
+from ..sql.changes import Assignment, write
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, is_held, state, write
+from ..sql.states import is_held, state
 from .new_slots import apart, slots_of
 
 FOREVER = timedelta(days=20_000)

@@ -18,7 +18,7 @@ from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ..sql.selection import Assignment
+from ..sql.changes import Assignment
 from .lives import ATTEMPTS_BEFORE, SeveralLives
 
 LONGEST_STAGE = 64

@@ -14,7 +14,7 @@ from ..lifecycle.kind import Kind, KindIndex
 from ..model.columns import LONGEST_KEY, optional
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.selection import Assignment, UniqueBy
+from ..sql.changes import Assignment, UniqueBy
 
 
 class Unique(Kind):

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from .._support.claim import Claim
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.selection import Assignment, remove, write
+from ..sql.changes import Assignment, remove, write
 from .held import Held
 
 ATTEMPT = "sqlqueue_attempt"

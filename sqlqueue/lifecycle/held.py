@@ -9,8 +9,9 @@ from sqlalchemy import ColumnElement, and_, literal, literal_column
 from .._support.claim import Claim
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
+from ..sql.changes import Assignment
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, is_final, present_status, state
+from ..sql.states import is_final, present_status, state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ..dialects.base import Adapter
 from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..queue.status import Status
-from ..sql.selection import Assignment, UniqueBy
+from ..sql.changes import Assignment, UniqueBy
 from .fenced import Fenced
 from .held import Held
 from .reasons import Reason, SeenTask

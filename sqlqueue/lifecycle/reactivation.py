@@ -13,8 +13,9 @@ from sqlalchemy import Column, ColumnElement, case, literal_column, null, or_
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
+from ..sql.changes import Assignment, UniqueBy
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, UniqueBy, is_held, is_ready, state
+from ..sql.states import is_held, is_ready, state
 from .kind import Proposed, assigned, kinds_of, other_keys
 from .transitions import clearing
 

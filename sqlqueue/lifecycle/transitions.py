@@ -14,8 +14,9 @@ from sqlalchemy import Column, ColumnElement, Float, Integer, and_, bindparam, c
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
+from ..sql.changes import Assignment
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, is_held_by_worker, state
+from ..sql.states import is_held_by_worker, state
 from .fenced import TOKEN
 from .held import Held, stamp
 from .kind import assigned, holds_tasks, kinds_of

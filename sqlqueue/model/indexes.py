@@ -8,7 +8,7 @@ from sqlalchemy.sql.elements import conv
 from ..dialects import index_options
 from ..lifecycle.kind import KindIndex, kinds_of
 from ..queue.spec import Criterion, QueueSpec
-from ..sql.selection import is_available, is_due
+from ..sql.states import is_available, is_due
 
 
 def attach_indexes(spec: QueueSpec) -> None:

@@ -13,7 +13,7 @@ from .._support.exc import DuplicateTaskError
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec
 from ..queue.status import DUE, FINAL, Status
-from ..sql.selection import is_due, is_final, state
+from ..sql.states import is_due, is_final, state
 from ..transaction.connection import Access, open_
 
 BATCH = 1_000

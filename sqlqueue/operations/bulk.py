@@ -21,17 +21,10 @@ from ..model.mixins import QueueMixin
 from ..queue.history import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import FINAL, Status
-from ..sql.selection import (
-    Assignment,
-    exhausted_picks,
-    is_exhausted,
-    is_final,
-    is_held,
-    is_hung,
-    only,
-    state,
-    write,
-)
+from ..sql.changes import Assignment, write
+from ..sql.criteria import only
+from ..sql.selection import exhausted_picks
+from ..sql.states import is_exhausted, is_final, is_held, is_hung, state
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .batches import limited

@@ -21,9 +21,10 @@ from ..model.history import history_of
 from ..model.mixins import T
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..queue.status import Status
-from ..sql.selection import write
-from ..transaction.claims import Hold, claim_of, guard, ledger_of, settle
+from ..sql.changes import write
+from ..transaction.claims import claim_of, settle
 from ..transaction.connection import AnySession, open_, open_to_claim, session_of
+from ..transaction.ledger import Hold, guard, ledger_of
 from .recording import record
 from .taking import ABANDONED, take
 from .wanted import Lease, OrderBy, Wanted, check, claimer_name, scoped

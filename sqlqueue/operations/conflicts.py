@@ -15,8 +15,8 @@ from ..dialects.base import Adapter
 from ..dialects.parts.inserts import Replacement
 from ..lifecycle.reactivation import replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
-from ..sql.selection import UniqueBy, write
-from ..transaction.claims import ledger_of
+from ..sql.changes import UniqueBy, write
+from ..transaction.ledger import ledger_of
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]

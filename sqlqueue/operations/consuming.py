@@ -18,8 +18,9 @@ from ..model.history import history_of
 from ..model.mixins import T
 from ..queue.history import AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..transaction.claims import claim_of, ledger_of
+from ..transaction.claims import claim_of
 from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.ledger import ledger_of
 from .claiming import claim_wanted
 from .recording import Told, record
 from .settling import complete

@@ -14,7 +14,8 @@ from ..lifecycle.kind import kinds_of
 from ..queue.spec import Criterion, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import utcnow
-from ..sql.selection import is_available, is_due, is_early, is_final, is_hung, only
+from ..sql.criteria import only
+from ..sql.states import is_available, is_due, is_early, is_final, is_hung
 from .windows import Window, Windows
 
 CAP = 50_000

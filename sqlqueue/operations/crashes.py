@@ -13,7 +13,9 @@ from .._support.claim import Claim, WorkerTokens
 from .._support.processes import ending
 from ..dialects.base import Adapter
 from ..queue.spec import Identity, QueueSpec
-from ..sql.selection import is_due, is_final, is_held, picks, write
+from ..sql.changes import write
+from ..sql.selection import picks
+from ..sql.states import is_due, is_final, is_held
 from ..transaction.connection import Access, open_
 from .session_criteria import within
 from .settlements import Convicting, Returning, Settlement, Suspecting, Uncharging

@@ -18,7 +18,8 @@ from ..kinds import RecurringMixin
 from ..lifecycle.reactivation import overwriting
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..queue.status import FINAL, Status
-from ..sql.selection import is_final, only
+from ..sql.criteria import only
+from ..sql.states import is_final
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import change

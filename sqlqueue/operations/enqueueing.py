@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from itertools import groupby
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, get_args, overload
 
-from sqlalchemy import Column, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from .._support.checks import duration
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..lifecycle.kind import kinds_of, other_keys
-from ..model.columns import check_values
+from ..lifecycle.kind import kinds_of
 from ..model.declaration import first_moment
 from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
-from ..sql.clock import aware, utcnow
+from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
 from .duplicates import translating
+from .row_checks import EnqueueOptions, OnConflict, check_delay, check_rows, dictionaries
 from .row_values import Instances, Row, values_of
-
-OnConflict = Literal["raise", "ignore", "replace", "rerun"]
 
 
 @overload
@@ -106,11 +104,11 @@ def enqueue(
         raise ArgumentError("version= needs on_conflict='replace' or 'rerun': nothing else changes an existing row")
     if delay is not None:
         duration("delay", delay, zero=True)
-    how = _How(on_conflict, version, delay, copy)
+    options = EnqueueOptions(on_conflict, version, delay, copy)
     if rows is not None:
-        spec, values = spec_of(tasks), _dictionaries(rows)
-        _check_rows(spec, values, how)
-        _enqueue_rows(session, spec, values, how)
+        spec, values = spec_of(tasks), dictionaries(rows)
+        check_rows(spec, values, options)
+        _enqueue_rows(session, spec, values, options)
         return
     groups = _by_spec(tasks)
     if on_conflict == "raise":
@@ -119,31 +117,12 @@ def enqueue(
         return
     batches = [(spec, Instances(session, spec, group)) for spec, group in groups]
     for spec, instances in batches:
-        _check_rows(spec, instances.rows, how)
+        check_rows(spec, instances.rows, options)
     for _, instances in batches:
         instances.withdraw()
     for spec, instances in batches:
         open_(session, spec, Access.CHANGE)  # flushes their parents
-        _enqueue_rows(session, spec, instances.flushed_rows(), how)
-
-
-class _How(NamedTuple):
-    on_conflict: OnConflict
-    version: InstrumentedAttribute[Any] | None
-    delay: timedelta | None
-    copy: bool
-
-    def version_in(self, spec: QueueSpec) -> Column[Any] | None:
-        """Return the version column; raise :class:`.ArgumentError` if it is not in the queue's table."""
-        if self.version is None:
-            return None
-        of_queue = issubclass(spec.entity, getattr(self.version, "class_", type(None)))
-        column = spec.mapper.columns.get(self.version.key) if of_queue else None
-        if column is None or column.table is not spec.table or column in spec.columns.values():
-            raise ArgumentError(
-                f"version={self.version}: give a column of {spec.table.name}, as {spec.entity.__name__}.id"
-            )
-        return column
+        _enqueue_rows(session, spec, instances.flushed_rows(), options)
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
@@ -158,7 +137,7 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta |
     adapter = open_(session, spec)
     fixed = _delayed(spec, delay)
     for number, task in enumerate(tasks if fixed else ()):
-        _check_delay(spec, number, values_of(spec, task))
+        check_delay(spec, number, values_of(spec, task))
     for task in tasks:
         for name, value in fixed.items():
             setattr(task, name, value)
@@ -174,28 +153,28 @@ def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
     return {spec.attributes["available_at"]: utcnow(delay), spec.attributes["status"]: Status.SCHEDULED.value}
 
 
-def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], how: _How) -> None:
+def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> None:
     if not rows:
         return
-    adapter = open_(session, spec, Access.READ if how.on_conflict == "raise" else Access.CHANGE)
+    adapter = open_(session, spec, Access.READ if options.on_conflict == "raise" else Access.CHANGE)
     adapter.inserts.check_keys(spec, rows)
-    if how.on_conflict != "raise":
+    if options.on_conflict != "raise":
         adapter.inserts.check_blanks(spec, rows)
-    fixed = _delayed(spec, how.delay)
+    fixed = _delayed(spec, options.delay)
     if kinds_of(spec) and not fixed:
         _plan(session, adapter, spec, rows)
-    if how.copy or how.on_conflict != "raise":  # otherwise the ORM sets it
+    if options.copy or options.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
     announce(session, spec)  # what comes first in a transaction costs no round trip
-    with translating(adapter, spec, rows if how.on_conflict == "raise" else None):
-        if how.copy:
+    with translating(adapter, spec, rows if options.on_conflict == "raise" else None):
+        if options.copy:
             copy_rows(session, adapter, spec, rows)
-        elif how.on_conflict == "raise":
+        elif options.on_conflict == "raise":
             if adapter.inserts.sends_values_alone and len(rows) > 1:
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
-            Conflicts(adapter, spec, how.on_conflict, how.version_in(spec)).enqueue(session, rows, fixed)
+            Conflicts(adapter, spec, options.on_conflict, options.version_in(spec)).enqueue(session, rows, fixed)
 
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:
@@ -252,62 +231,3 @@ def _plan(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[Row]) 
         if first is not None:
             row[moment] = first
             row.setdefault(status, Status.SCHEDULED.value)
-
-
-def _dictionaries(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise ArgumentError(f"rows={rows!r}: give an iterable of dictionaries")
-    found: list[Row] = []
-    for number, row in enumerate(rows):
-        if type(row) is not dict and not isinstance(row, Mapping):  # the first check is faster
-            raise ArgumentError(f"row {number}: {row!r} is not a dictionary")
-        found.append(dict(row))
-    return found
-
-
-def _check_rows(spec: QueueSpec, rows: list[Row], how: _How) -> None:
-    """Reject values that cannot be stored, and set the status of rows that have a time."""
-    status, moment = spec.attributes["status"], spec.attributes["available_at"]
-    version = how.version.key if how.version_in(spec) is not None and how.version is not None else None
-    if how.on_conflict != "raise" and len(spec.mapper.tables) > 1:
-        name = spec.entity.__name__
-        raise ArgumentError(f"on_conflict={how.on_conflict!r} needs one table; the rows of {name} are in several")
-    if how.copy and (how.on_conflict != "raise" or how.delay is not None):
-        raise ArgumentError(f"copy=True cannot be combined with on_conflict={how.on_conflict!r} or a delay")
-    for number, row in enumerate(rows):
-        check_attributes(spec, number, row)
-        if how.on_conflict != "raise":
-            _check_key(spec, number, row, how.on_conflict)
-        if version is not None and row.get(version) is None:
-            raise ArgumentError(f"row {number}: {version} is missing: it decides whether the row is newer")
-        if how.delay is not None:
-            _check_delay(spec, number, row)
-        when = row.get(moment)
-        if when is not None:
-            if isinstance(when, datetime):
-                aware(when)
-            row.setdefault(status, Status.SCHEDULED.value)
-
-
-def check_attributes(spec: QueueSpec, number: int, row: Row) -> None:
-    """Reject attributes that the model does not have and values that cannot be stored; turn schedules into text."""
-    if not spec.column_names.keys() >= row.keys():
-        unknown = ", ".join(sorted(map(str, row.keys() - spec.column_names.keys())))
-        raise ArgumentError(f"row {number}: {spec.entity.__name__} has no attribute {unknown}")
-    for kind in kinds_of(spec):
-        kind.normalize(spec, row)
-    check_values(spec, row)
-
-
-def _check_delay(spec: QueueSpec, number: int, row: Row) -> None:
-    status, moment = spec.attributes["status"], spec.attributes["available_at"]
-    if row.keys() & {status, moment}:
-        raise ArgumentError(f"row {number}: delay= sets the time: leave out {moment} and {status}")
-
-
-def _check_key(spec: QueueSpec, number: int, row: Row, on_conflict: str) -> None:
-    key = {spec.mapper.get_property_by_column(column).key for column in spec.primary_key}
-    if key.issubset(row) or other_keys(spec):
-        return
-    needed = ", ".join(sorted(key))
-    raise ArgumentError(f"row {number}: on_conflict={on_conflict!r} needs the primary key: give {needed}")

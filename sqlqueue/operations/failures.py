@@ -16,7 +16,8 @@ from ..queue.history import FAILED
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.attempts import ended
-from ..sql.selection import only, state
+from ..sql.criteria import only
+from ..sql.states import state
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of, identity_of
 from .session_criteria import within

@@ -12,7 +12,7 @@ from .._support.exc import ArgumentError
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import is_hung, state
+from ..sql.states import is_hung, state
 from .text_values import identity, value
 
 

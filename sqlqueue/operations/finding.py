@@ -10,7 +10,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.checks import count
 from ..model.mixins import T
 from ..queue.spec import Where, spec_of
-from ..sql.selection import only
+from ..sql.criteria import only
 from ..transaction.connection import AnySession, open_, session_of
 from .wanted import OrderBy
 

@@ -17,8 +17,9 @@ from ..model.columns import LONGEST_KEY
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..queue.status import Status
+from ..sql.changes import Assignment, remove, write
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, remove, state, write
+from ..sql.states import state
 from ..transaction.connection import Access, AnySession, open_, session_of
 
 

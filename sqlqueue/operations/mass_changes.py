@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import FINAL, Status
-from ..sql.selection import is_hung, only, state
+from ..sql.criteria import only
+from ..sql.states import is_hung, state
 from .batches import Batch, in_batches
 from .bulk import retry
 from .running_now import WAITING, run_now

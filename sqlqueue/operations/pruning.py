@@ -18,8 +18,10 @@ from ..dialects.base import Adapter
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import Status
+from ..sql.changes import remove
 from ..sql.clock import utcnow
-from ..sql.selection import is_adopted, is_final, only, remove, same_key, state
+from ..sql.criteria import only, same_key
+from ..sql.states import is_adopted, is_final, state
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import within
 

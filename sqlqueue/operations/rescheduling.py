@@ -15,10 +15,12 @@ from ..lifecycle.kind import recurs
 from ..model.mixins import QueueMixin
 from ..queue.schedules import Schedule, parse, text_of
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
+from ..sql.changes import Assignment
 from ..sql.clock import utcnow
-from ..sql.selection import Assignment, is_final, is_held, only
-from ..transaction.claims import ledger_of
+from ..sql.criteria import only
+from ..sql.states import is_final, is_held
 from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.ledger import ledger_of
 from ..transaction.notifications import announce
 from .bulk import change
 from .session_criteria import within

@@ -8,7 +8,8 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Where, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import is_early, only, state
+from ..sql.criteria import only
+from ..sql.states import is_early, state
 from ..transaction.connection import AnySession, session_of
 from ..transaction.notifications import announce
 from .batches import limited

@@ -15,7 +15,7 @@ from ..model.mixins import QueueMixin
 from ..queue.schedules import is_same
 from ..queue.spec import Criterion, Identity, QueueSpec
 from .conflicts import column_values
-from .enqueueing import check_attributes
+from .row_checks import check_attributes
 from .row_values import values_of
 
 _WRITTEN_BY_THE_QUEUE = (

@@ -31,7 +31,7 @@ from ..queue.history import AttemptOutcome, HistoryOptions
 from ..queue.retries import policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.selection import Assignment
+from ..sql.changes import Assignment
 from .recording import Told, Traced, shown
 
 

@@ -23,9 +23,10 @@ from ..lifecycle.kind import holding_slots, kinds_of, other_keys
 from ..model.history import history_of
 from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, Where, spec_of
-from ..sql.selection import is_available
-from ..transaction.claims import Hold, holds_of, ledger_of
+from ..sql.states import is_available
+from ..transaction.claims import holds_of
 from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.ledger import Hold, ledger_of
 from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .recording import record

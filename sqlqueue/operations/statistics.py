@@ -19,7 +19,9 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..queue.status import DUE, FINAL, Status
 from ..sql.clock import utcnow
-from ..sql.selection import is_held, is_hung, only, picks
+from ..sql.criteria import only
+from ..sql.selection import picks
+from ..sql.states import is_held, is_hung
 from ..transaction.connection import AnySession, open_, session_of
 from .counting import CAP, Portion, capped, counted, cut, portions, waits, windowed
 from .session_criteria import within

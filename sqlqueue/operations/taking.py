@@ -14,9 +14,10 @@ from ..dialects.parts.claims import Taking
 from ..dialects.parts.rows import Parameters
 from ..model.history import history_of
 from ..queue.history import AttemptOutcome
-from ..sql.selection import Assignment, is_held
-from ..transaction.claims import ledger_of
+from ..sql.changes import Assignment
+from ..sql.states import is_held
 from ..transaction.connection import open_to_claim
+from ..transaction.ledger import ledger_of
 from .recording import HUNG, Told, last_claims, record
 from .wanted import Wanted, check_order
 

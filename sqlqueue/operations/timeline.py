@@ -29,7 +29,8 @@ from ..queue.spec import QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.attempts import ended
 from ..sql.clock import utcnow
-from ..sql.selection import only, state
+from ..sql.criteria import only
+from ..sql.states import state
 from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of
 from .session_criteria import within

@@ -15,7 +15,9 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..sql.selection import Pick, has_come, is_available, is_due, only, picks, present_status, state
+from ..sql.criteria import only
+from ..sql.selection import Pick, picks
+from ..sql.states import has_come, is_available, is_due, present_status, state
 from ..transaction.connection import AnySession, open_, session_of
 from .session_criteria import within
 

@@ -20,20 +20,10 @@ from ..lifecycle.transitions import earlier_attempts
 from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
+from ..sql.changes import write
 from ..sql.clock import utcnow
-from ..sql.selection import (
-    Pick,
-    exhausted_picks,
-    has_attempts,
-    has_come,
-    is_available,
-    is_due,
-    is_early,
-    picks,
-    present_status,
-    state,
-    write,
-)
+from ..sql.selection import Pick, exhausted_picks, picks
+from ..sql.states import has_attempts, has_come, is_available, is_due, is_early, present_status, state
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .session_criteria import within
 from .settlements import Extending

@@ -25,8 +25,8 @@ from ..sql.attempts import ended
 from ..sql.clock import utcnow
 from ..sql.place import CAP, before, counted
 from ..sql.selection import Pick, picks
-from ..transaction.claims import ledger_of
 from ..transaction.connection import AnySession, open_, session_of
+from ..transaction.ledger import ledger_of
 from .history import attempts_of
 from .pausing import pauses_of
 from .registry import workers

@@ -27,8 +27,9 @@ from sqlalchemy.orm import Session
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
+from ..sql.criteria import only, terms_of
 from ..sql.partitioning import fixes
-from ..sql.selection import is_available, is_due, is_final, only, state, terms_of
+from ..sql.states import is_available, is_due, is_final, state
 
 SCAN = 20_000
 """The number of rows of a window that are looked at, if no index covers the criteria."""

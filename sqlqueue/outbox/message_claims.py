@@ -28,9 +28,11 @@ from ..operations.recording import last_claims, record
 from ..operations.session_criteria import within
 from ..operations.taking import ABANDONED
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
-from ..sql.selection import Assignment, Pick, is_held, picks, write
-from ..transaction.claims import Hold, ledger_of
+from ..sql.changes import Assignment, write
+from ..sql.selection import Pick, picks
+from ..sql.states import is_held
 from ..transaction.connection import AnySession, open_to_claim, session_of
+from ..transaction.ledger import Hold, ledger_of
 from .order import Head, first_of, followers_of
 
 M = TypeVar("M", bound=OutboxMixin)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, literal, literal_column, select
 
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where
-from .selection import only
+from .criteria import only
 
 CAP = 1_000
 """The maximum number of rows that are counted in each range of an order."""

@@ -1,102 +1,25 @@
-"""Criteria and statements that select the rows of a queue.  Nothing here is executed or depends on an engine."""
+"""The rows that a claim takes, and the SELECT that finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Delete,
-    Select,
-    Update,
-    and_,
-    delete,
-    exists,
-    func,
-    literal_column,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.orm import QueryableAttribute
+from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy.sql import operators
 
 from .._support.exc import ArgumentError
 from .._support.statement_cache import MOST, Memo
-from ..queue.spec import Criterion, Ordering, QueueSpec, Where, conjuncts
-from ..queue.status import DUE, FINAL, Status
-from .clock import utcnow
+from ..queue.spec import Criterion, Ordering, QueueSpec, Where
+from ..queue.status import Status
+from .criteria import terms_of
 from .merging import merged
 from .partitioning import fixes, listed, listing, unlisted
+from .states import come_due, has_come, is_available, is_held, is_ready, present_status, state, used_up
 
-Assignment: TypeAlias = tuple[Column[Any], Any]
 Columns: TypeAlias = Sequence[ColumnElement[Any]]
-
-
-def state(status: Status) -> ColumnElement[str]:
-    """Return ``status`` as a literal: with a bind parameter, planners would not use partial indexes."""
-    return literal_column(f"'{status.value}'")
-
-
-def is_available(spec: QueueSpec) -> Criterion:
-    """Return whether the row's status is ``available``; its time may still be later."""
-    return spec["status"] == state(Status.AVAILABLE)
-
-
-def present_status(spec: QueueSpec) -> ColumnElement[str]:
-    """Return the status as an expression that optimizers do not match against the predicates of partial indexes.
-
-    They might choose such an index and read all scheduled rows; or fail to see that an index named by a hint contains
-    all the rows, which is SQL Server's error 8622.
-    """
-    return func.coalesce(spec["status"], literal_column("''"))
-
-
-def has_come(spec: QueueSpec) -> Criterion:
-    """Return whether the row's ``available_at`` has passed."""
-    return spec["available_at"] <= utcnow()
-
-
-def is_ready(spec: QueueSpec) -> Criterion:
-    """Return whether the row is available now.
-
-    Other programs may insert rows with a later ``available_at`` and leave the status to its default.
-    """
-    return and_(is_available(spec), has_come(spec))
-
-
-def is_early(spec: QueueSpec) -> Criterion:
-    """Return whether the row is available, but from a later time on."""
-    return and_(is_available(spec), spec["available_at"] > utcnow())
-
-
-def is_due(spec: QueueSpec) -> Criterion:
-    """Return whether the row has a status that comes due: retryable, scheduled or running.  Does not compare times."""
-    return spec["status"].in_([state(status) for status in DUE])
-
-
-def is_held(spec: QueueSpec) -> Criterion:
-    """Return whether the row's status is ``running``; its lease may have ended."""
-    return spec["status"] == state(Status.RUNNING)
-
-
-def is_held_by_worker(spec: QueueSpec) -> Criterion:
-    """Return whether a worker has claimed the row, with a lease."""
-    return and_(present_status(spec) == state(Status.RUNNING), spec["claim_token"] < literal_column("0"))
-
-
-def is_final(spec: QueueSpec) -> Criterion:
-    """Return whether the row is completed, cancelled or discarded."""
-    return spec["status"].in_([state(status) for status in FINAL])
-
-
-def is_adopted(spec: QueueSpec) -> Criterion:
-    """Return whether the row is final without having been finished: it is from before the table became a queue."""
-    return and_(is_final(spec), spec["finished_at"].is_(None))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,37 +127,25 @@ def _picks(
 
     return (
         step("claim", (is_available(spec), has_come(spec)), spec.ready_order, served=True),
-        step("due", _come_due(spec), spec.due_order, served=False),
+        step("due", come_due(spec), spec.due_order, served=False),
     )
 
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
-    state = or_(is_ready(spec), and_(*_come_due(spec)))
+    state = or_(is_ready(spec), and_(*come_due(spec)))
     pick = partial(
         Pick, spec=spec, state=(state,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
     )
     return (lambda limit: pick(limit=limit, takes_over=True),)
 
 
-def _come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
-    return (
-        spec["finished_at"].is_(None),
-        has_come(spec),
-        is_due(spec),
-        has_attempts(spec),
-    )
-
-
-def has_attempts(spec: QueueSpec) -> Criterion:
-    """Return whether the row may be claimed again: attempts are left, or a worker holds it, whose crash counts none."""
-    return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
-
-
-def terms_of(spec: QueueSpec, where: Sequence[Where]) -> Sequence[Criterion]:
-    """Return ``where`` as criteria on the queue's table, without nested ANDs, and restricted to the spec's class."""
-    terms = conjuncts(_own_criteria(spec, criterion) for criterion in where)
-    return terms if spec.inherited is None else [*terms, spec.inherited]
+def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Callable[[int], Pick]:
+    """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
+    ready, due = picks(spec, where)
+    step = ready if by_claims else due
+    held = is_held(spec) if by_claims else present_status(spec) == state(Status.RUNNING)
+    return lambda limit: replace(step(limit), state=(held, *used_up(spec)), exact=False)
 
 
 def _given(term: ColumnElement[Any]) -> Ordering:
@@ -246,87 +157,3 @@ def _given(term: ColumnElement[Any]) -> Ordering:
     if modifier in (operators.desc_op, operators.asc_op):
         return Ordering(term.element, modifier is operators.desc_op)
     return Ordering(term)
-
-
-def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
-    """Return the criterion on the queue's table alone; columns of joined subclasses are looked up by primary key."""
-    criterion = given.__clause_element__() if isinstance(given, QueryableAttribute) else given
-    if not isinstance(criterion, ColumnElement):
-        example = f"{spec.entity.__name__}.id == 7"
-        raise ArgumentError(f"{given!r} is not a criterion: give SQL expressions, as in {example}")
-    froms = set(criterion._from_objects) - {spec.table}
-    if not froms:
-        return criterion
-    inherited = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables}
-    if not froms <= inherited:
-        raise ArgumentError(
-            f"the criterion {criterion} uses tables other than {spec.table.name}: use .has(), .any() or exists()"
-        )
-    joins = [same_key(spec, table) for table in sorted(froms, key=str)]
-    return exists().select_from(*froms).where(*joins, criterion).correlate(spec.table)
-
-
-def same_key(spec: QueueSpec, table: Any) -> Criterion:
-    """Return whether a row of ``table``, a table of a joined subclass, belongs to the queue's row."""
-    return and_(*(a == b for a, b in zip(spec.primary_key, table.primary_key, strict=True)))
-
-
-@dataclass(frozen=True, eq=False)
-class UniqueBy:
-    """A unique key on which an insert may conflict with an existing row."""
-
-    columns: tuple[Column[Any], ...]
-    predicate: Criterion | None = None
-    """The predicate of its index, if that is partial."""
-
-    def is_row(self, row: Mapping[str, Any]) -> Criterion:
-        """Return whether a row has the same key as ``row``."""
-        return and_(*(column == row[column.name] for column in self.columns))
-
-
-def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
-    """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
-    return update(spec.table).where(criterion).ordered_values(*assignments)
-
-
-def remove(spec: QueueSpec, criterion: Criterion) -> Delete:
-    """Return the DELETE of the rows that satisfy ``criterion``."""
-    return delete(spec.table).where(criterion)
-
-
-def is_hung(spec: QueueSpec) -> Criterion:
-    """Return whether the lease of the row's claimer has ended without a settlement."""
-    return and_(has_come(spec), is_held(spec))
-
-
-def is_exhausted(spec: QueueSpec) -> Criterion:
-    """Return whether the last lease has ended and no attempts are left; never true of rows claimed by workers."""
-    return and_(is_held(spec), *_used_up(spec))
-
-
-def _used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
-    """The conditions of :func:`is_exhausted`, except that the row is running."""
-    return (
-        spec["finished_at"].is_(None),
-        has_come(spec),
-        is_due(spec),
-        spec["attempt"] >= spec["max_attempts"],
-        spec["claim_token"] >= literal_column("0"),
-    )
-
-
-def only(spec: QueueSpec, *criteria: Where) -> Criterion:
-    """Return the conjunction of ``criteria``, restricted to rows of the spec's class."""
-    terms = [_own_criteria(spec, criterion) for criterion in criteria]
-    if spec.inherited is not None:
-        terms.append(spec.inherited)
-    # not true(), which SQLAlchemy 2.1 renders as a condition that Oracle before 23ai does not support
-    return and_(*terms) if terms else spec.primary_key[0].is_not(None)
-
-
-def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Callable[[int], Pick]:
-    """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
-    ready, due = picks(spec, where)
-    step = ready if by_claims else due
-    held = is_held(spec) if by_claims else present_status(spec) == state(Status.RUNNING)
-    return lambda limit: replace(step(limit), state=(held, *_used_up(spec)), exact=False)

@@ -18,7 +18,7 @@ from ..operations.attempts import brief, spoken
 from ..queue.schedules import parse
 from ..queue.spec import spec_of
 from ..queue.status import Status
-from ..sql.selection import state
+from ..sql.states import state
 from ..transaction.claims import claim_of
 from ..worker import Worker
 from ..worker.database.backoff import passes, pauses

@@ -14,7 +14,7 @@ from ..functions.task import J
 from ..model.mixins import T
 from ..queue.spec import QUEUE_ROLES, QueueSpec, Where, spec_of
 from ..queue.status import Status
-from ..sql.selection import state
+from ..sql.states import state
 from ..transaction.connection import AnySession, open_, session_of
 
 if TYPE_CHECKING:

@@ -21,8 +21,10 @@ from ..lifecycle.kind import keeps_results
 from ..model.mixins import QueueMixin
 from ..queue.spec import Identity, QueueSpec, spec_of
 from ..queue.status import Status
+from ..sql.changes import write
 from ..sql.clock import utcnow
-from ..sql.selection import only, state, write
+from ..sql.criteria import only
+from ..sql.states import state
 from ..transaction.claims import claim_of, is_unsettled
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..worker import Job, Worker

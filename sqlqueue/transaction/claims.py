@@ -1,131 +1,24 @@
-"""The claims that instances carry, and their fate when transactions end."""
+"""Finds the claims that tasks carry, and marks them as settled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, event
-from sqlalchemy.orm import InstanceState, Session, SessionTransaction
+from sqlalchemy.orm import InstanceState, Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.orm.util import identity_key
 
 from .._support.claim import Claim
-from .._support.exc import ArgumentError, IllegalTransitionError, UnsettledClaimError
-from ..queue.spec import Identity, spec_of
-
-_HOLD = "sqlqueue.claim"
-_LEDGER = "sqlqueue.ledger"
-
-
-class Hold(NamedTuple):
-    """The record that an instance keeps of its claim."""
-
-    claim: Claim
-    locked_by: str | None = None
-    """The claimer's name if the claim has written nothing yet (``lease=None``), else ``None``."""
-    settled: str | None = None
-    """How the claim was settled; ``None`` if it is unsettled."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A change of instances' holds within ``transaction``, with the values before."""
-
-    transaction: SessionTransaction | None
-    only_locks: bool
-    """Whether some of the holds are claims that have written nothing yet."""
-    before: list[tuple[InstanceState[Any], Hold | None]]
-
-    def holds(self) -> Iterator[tuple[InstanceState[Any], Hold]]:
-        for state, _ in self.before:
-            hold: Hold | None = state.info.get(_HOLD)
-            if hold is not None:
-                yield state, hold
-
-
-@dataclass(slots=True)
-class Ledger:
-    """A record of what a session's current transaction has done to claims.
-
-    A claim whose transaction is rolled back was never made: another claim gets the same attempt.  So the instance must
-    forget it, and a claim whose settlement is rolled back must be unsettled again.
-    """
-
-    begun: set[Engine] = field(default_factory=set)
-    """The engines on which the transaction has begun."""
-    used: set[SessionTransaction] = field(default_factory=set)
-    """The transaction and its savepoints, as far as they have used a database."""
-    guarded: set[Connection] = field(default_factory=set)
-    """The connections whose commit checks for unsettled claims that only lock."""
-    entries: list[_Entry] = field(default_factory=list)
-
-    def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
-        """Store ``holds`` in their instances until a rollback restores the ones before."""
-        before: list[tuple[InstanceState[Any], Hold | None]] = []
-        only_locks = False
-        for state, hold in holds:
-            info = state.info
-            before.append((state, info.get(_HOLD)))
-            info[_HOLD] = hold
-            only_locks = only_locks or hold.locked_by is not None
-        if before:
-            self.entries.append(_Entry(innermost(session), only_locks, before))
-
-    def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
-        """Record that the rows of ``states`` were written with their holds unchanged, for a rollback to expire them."""
-        before = [(state, state.info.get(_HOLD)) for state in states]
-        if before:
-            self.entries.append(_Entry(innermost(session), False, before))
-
-    def states(self) -> dict[Claim, InstanceState[Any]]:
-        """Return the instances of this transaction's claims, by claim."""
-        return {hold.claim: state for entry in self.entries for state, hold in entry.holds()}
-
-    def locked(self, table: Table) -> list[Identity]:
-        """Return the keys of the rows of ``table`` that are held only by their locks."""
-        return [claim.identity for claim in self.unsettled if spec_of(claim.entity).table is table]
-
-    @property
-    def unsettled(self) -> list[Claim]:
-        """The claims that only lock, which a commit would drop."""
-        holds = (hold for entry in self.entries if entry.only_locks for _, hold in entry.holds())
-        return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
-
-    def committed(self, ended: SessionTransaction | None) -> None:
-        """Assign the changes of ``ended`` to its parent, or forget them if it was the outermost transaction."""
-        if ended is None or not ended.nested:
-            self.entries.clear()
-        for entry in self.entries:
-            if entry.transaction is ended:
-                entry.transaction = ended.parent  # type: ignore[union-attr]
-
-    def ended(self, session: Session, transaction: SessionTransaction) -> None:
-        """Undo what ``transaction`` has not committed, and expire the affected instances of the session.
-
-        The session itself expires only what it has flushed, or everything if the whole transaction is rolled back.
-        """
-        kept: list[_Entry] = []
-        undone: list[_Entry] = []
-        for entry in self.entries:
-            (undone if transaction in lineage(entry.transaction) else kept).append(entry)
-        for entry in reversed(undone):
-            for state, before in entry.before:
-                state.info[_HOLD] = before
-                if state.session is session and state.persistent:
-                    session.expire(state.obj())
-        self.entries = kept
-        self.used.discard(transaction)
-        if transaction.parent is None:
-            self.begun.clear()
-            self.guarded.clear()
+from .._support.exc import ArgumentError, IllegalTransitionError
+from ..queue.spec import spec_of
+from .ledger import Hold, current_hold, ledger_of
 
 
 def hold_of(task: object) -> Hold:
     """Return the hold of ``task``; :class:`.IllegalTransitionError` if it has no unsettled claim."""
     spec_of(type(task))
-    return _unsettled(instance_state(task).info.get(_HOLD), task)
+    return _unsettled(current_hold(instance_state(task)), task)
 
 
 def _unsettled(hold: Hold | None, task: object) -> Hold:
@@ -144,42 +37,14 @@ def settle(session: Session, task: object, how: str) -> None:
 
 def is_unsettled(task: object) -> bool:
     """Return whether ``task`` carries a claim that is not settled."""
-    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    hold = current_hold(instance_state(task))
     return hold is not None and hold.settled is None
 
 
 def is_settled(task: object) -> bool:
     """Return whether ``task`` carries a claim that is settled."""
-    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    hold = current_hold(instance_state(task))
     return hold is not None and hold.settled is not None
-
-
-def guard(session: Session, connection: Connection) -> None:
-    """Make every commit of ``connection`` raise :class:`.UnsettledClaimError` if it would drop a claim that only locks.
-
-    ``before_commit`` usually raises it first.  It cannot if the outermost transaction is committed within an open
-    savepoint, since that looks like a release of the savepoint.
-    """
-    ledger = ledger_of(session)
-    if connection not in ledger.guarded:
-        ledger.guarded.add(connection)
-        event.listen(connection, "commit", lambda committing: _refuse_commit(session, committing))
-
-
-def _refuse_commit(session: Session, connection: Connection) -> None:
-    try:
-        _refuse_unsettled(session)
-    except UnsettledClaimError:
-        # SQLAlchemy considers a transaction ended when its commit fails, and sends no rollback: the connection would
-        # return to the pool with its locks and writes.
-        connection.connection.rollback()
-        raise
-
-
-def _refuse_unsettled(session: Session) -> None:
-    unsettled = ledger_of(session).unsettled
-    if unsettled:
-        raise UnsettledClaimError(unsettled)
 
 
 def claim_of(task: object) -> Claim:
@@ -192,78 +57,11 @@ def claim_of(task: object) -> Claim:
 
 def claim_made(task: Any) -> Claim:
     """Return the claim just made of ``task``, also if it was consumed and has nothing to settle."""
-    hold: Hold | None = instance_state(task).info.get(_HOLD)
+    hold = current_hold(instance_state(task))
     if hold is not None:
         return hold.claim
     spec = spec_of(type(task))
     return Claim(type(task), spec.identity_of(task), getattr(task, spec.attributes["attempt"]))
-
-
-def carry(source: object, target: object) -> None:
-    """Copy the hold of ``source`` to ``target``, another instance of the same row."""
-    instance_state(target).info[_HOLD] = instance_state(source).info.get(_HOLD)
-
-
-def ledger_of(session: Session) -> Ledger:
-    """Return the ledger of ``session``, creating it if needed."""
-    ledger: Ledger = session.info.setdefault(_LEDGER, Ledger())
-    return ledger
-
-
-def may_have_written(session: Session) -> bool:
-    """Return whether the current transaction of ``session`` has used a database, or its commit might."""
-    return bool(ledger_of(session).begun) or _may_write(session)
-
-
-def has_used(session: Session, savepoint: SessionTransaction) -> bool:
-    """Return whether a database was used within ``savepoint``, or what is in the session might still be written."""
-    return savepoint in ledger_of(session).used or _may_write(session)
-
-
-def _may_write(session: Session) -> bool:
-    if session.new or session.dirty or session.deleted:
-        return True
-    return any(listener is not _before_commit for listener in session.dispatch.before_commit)
-
-
-def innermost(session: Session) -> SessionTransaction | None:
-    """Return the innermost savepoint of ``session``, or its transaction; ``None`` if none has begun."""
-    return session.get_nested_transaction() or session.get_transaction()
-
-
-def lineage(transaction: SessionTransaction | None) -> Iterator[SessionTransaction]:
-    """Yield ``transaction`` and its parents, the innermost first."""
-    while transaction is not None:
-        yield transaction
-        transaction = transaction.parent
-
-
-@event.listens_for(Session, "after_begin")
-def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    ledger = ledger_of(session)
-    ledger.begun.add(connection.engine)
-    ledger.used.add(transaction)
-
-
-@event.listens_for(Session, "before_commit")
-def _before_commit(session: Session) -> None:
-    ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and ledger.entries and not session.in_nested_transaction():
-        _refuse_unsettled(session)
-
-
-@event.listens_for(Session, "after_commit")
-def _after_commit(session: Session) -> None:
-    ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and ledger.entries:
-        ledger.committed(innermost(session))
-
-
-@event.listens_for(Session, "after_transaction_end")
-def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and (transaction.nested or transaction.parent is None):  # not that of a flush
-        ledger.ended(session, transaction)
 
 
 def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[Any] | None]]:
@@ -295,14 +93,14 @@ def _hold(
     if not isinstance(item, Claim):
         return hold_of(item), instance_state(item)
     state = states.get(item) or _present(session, item)
-    return (Hold(item), None) if state is None else (_unsettled(state.info.get(_HOLD), item), state)
+    return (Hold(item), None) if state is None else (_unsettled(current_hold(state), item), state)
 
 
 def _present(session: Session, claim: Claim) -> InstanceState[Any] | None:
     """Return the session's instance of a claim that was committed before, if there is one."""
     task = session.identity_map.get(identity_key(claim.entity, claim.identity))
     state = None if task is None else instance_state(task)
-    hold: Hold | None = None if state is None else state.info.get(_HOLD)
+    hold = None if state is None else current_hold(state)
     return state if hold is not None and hold.claim == claim else None
 
 

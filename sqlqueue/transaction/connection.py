@@ -17,7 +17,7 @@ from ..dialects.base import Adapter
 from ..dialects.parts.errors import wrapping
 from ..dialects.parts.transactions import READ_COMMITTED
 from ..queue.spec import QueueSpec
-from .claims import ledger_of
+from .ledger import ledger_of
 
 AnySession: TypeAlias = Session | scoped_session[Any]
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from ..dialects import adapter_for
 from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, spec_of
-from .claims import innermost, lineage
+from .ledger import innermost, lineage
 
 _KEY = "sqlqueue.news"
 Listener = Callable[[], None]

@@ -17,7 +17,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 import sqlqueue.alembic
 from sqlqueue import ArgumentError, UnsupportedDialectError
 from sqlqueue.alembic import MigrationOptions, verify
-from sqlqueue.dialects.sqlite import SQLite, SQLiteServer
+from sqlqueue.dialects.sqlite import SQLite
+from sqlqueue.dialects.sqlite.server import SQLiteServer
 from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.jobs import COMES_DUE, DUE, Base, _messages, _replace

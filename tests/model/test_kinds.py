@@ -17,7 +17,7 @@ from sqlqueue.dialects import key_type
 from sqlqueue.lifecycle.kind import Kind, KindIndex
 from sqlqueue.model.columns import counter, optional
 from sqlqueue.queue.spec import Criterion, QueueSpec
-from sqlqueue.sql.selection import Assignment
+from sqlqueue.sql.changes import Assignment
 
 
 class Reviews(Kind):

@@ -31,8 +31,8 @@ Held.marks = lambda self, claim: (1,)
 # a claim goes by the state alone, whether or not the lease has ended
 NO_LEASE = """
 import sqlqueue.sql.selection as selection
-honest = selection._come_due
-selection._come_due = lambda spec: tuple(each for number, each in enumerate(honest(spec)) if number != 1)
+honest = selection.come_due
+selection.come_due = lambda spec: tuple(each for number, each in enumerate(honest(spec)) if number != 1)
 """
 
 

@@ -16,7 +16,7 @@ from sqlqueue.operations import batches, cancel, retry
 from sqlqueue.operations.batches import Batch, in_batches, limited
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.queue.status import DUE, FINAL
-from sqlqueue.sql.selection import is_final
+from sqlqueue.sql.states import is_final
 from tests.support.harness import Actor, Database
 from tests.support.models import Listing, Parcel, Report, Seat, Slot, Task, Visit
 from tests.support.rows import PAST, TOMORROW, count, rows

@@ -9,7 +9,8 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.util import ClauseAdapter
 
-from ...sql.selection import Assignment, Pick
+from ...sql.changes import Assignment
+from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 
 

@@ -22,7 +22,8 @@ from sqlalchemy.dialects import oracle
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ClauseElement
 
-from ...sql.selection import Assignment, Pick
+from ...sql.changes import Assignment
+from ...sql.selection import Pick
 
 _BLOCK = """\
 DECLARE

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ...queue.spec import Identity, QueueSpec
-from ...sql.selection import Assignment, Pick
+from ...sql.changes import Assignment
+from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.keys import Keys
 from ..parts.locking import Locking

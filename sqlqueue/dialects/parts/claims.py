@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from ...queue.spec import Identity, QueueSpec
-from ...sql.selection import Assignment, Pick, write
+from ...sql.changes import Assignment, write
+from ...sql.selection import Pick
 from .keys import ByKey
 from .rows import FURTHER, OTHERS, Parameters, Rows
 

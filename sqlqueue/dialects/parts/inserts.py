@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Insert, Table
 
 from ..._support.exc import ArgumentError, ConfigurationError
 from ...queue.spec import QueueSpec
-from ...sql.selection import Assignment, UniqueBy
+from ...sql.changes import Assignment, UniqueBy
 from .product import Product
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]

@@ -13,7 +13,8 @@ from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.exc import ArgumentError
 from ...queue.spec import Criterion, Identity, QueueSpec
-from ...sql.selection import Pick, remove
+from ...sql.changes import remove
+from ...sql.selection import Pick
 from .locking import Locking
 
 OTHERS = 16

@@ -10,7 +10,8 @@ from sqlalchemy import CTE, ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from ...queue.spec import Criterion, QueueSpec
-from ...sql.selection import Assignment, Pick, write
+from ...sql.changes import Assignment, write
+from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.locking import Locking, skip_locked
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from ..._support.exc import ArgumentError
 from ...queue.spec import QueueSpec
-from ...sql.selection import UniqueBy
+from ...sql.changes import UniqueBy
 from ..naming import live_name, plain
 from ..parts.inserts import Inserts, Replacement, on_conflict
 from .drivers import PSYCOPG

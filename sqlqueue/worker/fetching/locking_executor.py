@@ -19,7 +19,8 @@ from ...lifecycle.kind import holding_slots
 from ...operations.claiming import claim_wanted
 from ...operations.wanted import Wanted
 from ...queue.spec import Identity
-from ...transaction.claims import claim_of, has_used, is_settled, is_unsettled, settle
+from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
+from ...transaction.ledger import has_used
 from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
 from ..handling.jobs import Job

@@ -24,7 +24,8 @@ from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
 from ...operations.recording import shown
-from ...transaction.claims import carry, is_unsettled, may_have_written
+from ...transaction.claims import is_unsettled
+from ...transaction.ledger import carry, may_have_written
 from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit

@@ -1,0 +1,21 @@
+"""Selects rows by primary key on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ...queue.spec import Criterion, Identity, QueueSpec
+from ..parts.keys import Keys
+
+
+class SQLiteKeys(Keys):
+    """Lists of tuples do not use an index, and expressions can be at most 1,000 levels deep."""
+
+    tuples: ClassVar[bool] = False
+    batch: ClassVar[int] = 500
+
+    def key_in(self, spec: QueueSpec, keys: Sequence[Identity]) -> Criterion:
+        if len(spec.primary_key) > 1 and len(keys) > self.most(spec):
+            return self.rows_in(spec.primary_key, keys)  # so many ORs would exceed the expression depth
+        return super().key_in(spec, keys)

@@ -1,0 +1,37 @@
+"""Reads indexes and defaults from a SQLite database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import ReflectedIndex
+
+from ..parts.schema import Schema
+
+
+class SQLiteSchema(Schema):
+    """Reads with PRAGMA what SQLAlchemy does not reflect."""
+
+    partial_index: ClassVar[str | None] = "sqlite_where"
+    alters_defaults: ClassVar[bool] = False
+    lasting_keys: ClassVar[Mapping[str, Any]] = {"sqlite_autoincrement": True}
+
+    def descending(
+        self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
+    ) -> Collection[tuple[Any, str]]:
+        found: set[tuple[Any, str]] = set()
+        for index in reflected:
+            schema = connection.schema_for_object(table)
+            where = [index["name"], *([schema] if schema else [])]
+            term = func.pragma_index_xinfo(*where).table_valued("name", "desc")
+            found.update(
+                (index["name"], name) for name in connection.scalars(select(term.c.name).where(term.c.desc == 1))
+            )
+        return found
+
+    def same_default(self, dialect: Dialect, live: str) -> bool:
+        # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify copying the table
+        return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
