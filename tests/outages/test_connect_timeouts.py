@@ -89,7 +89,7 @@ def _prioritize(engine: Engine) -> None:
 
 @pytest.mark.requires("container")
 def test_a_worker_starts_although_the_catalog_is_slow(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.run.SHORTEST_MAINTENANCE", timedelta(seconds=0.5))
+    monkeypatch.setattr("sqlqueue.worker.process.preparation.SHORTEST_MAINTENANCE", timedelta(seconds=0.5))
     engine = sync_db.variant(pool_size=20)
     event.listen(engine.session_engine, "before_cursor_execute", lambda *_: time.sleep(0.2))
     worker = Worker(engine.sessions(), notify=False)

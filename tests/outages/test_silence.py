@@ -123,7 +123,7 @@ def test_a_worker_is_not_ready_while_nothing_answers(db: Database, hole: BlackHo
 def test_a_connection_falls_silent_while_it_is_prepared(
     db: Database, hole: BlackHole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlqueue.worker.process.run.SHORTEST_MAINTENANCE", timedelta(seconds=3))
+    monkeypatch.setattr("sqlqueue.worker.process.preparation.SHORTEST_MAINTENANCE", timedelta(seconds=3))
     silenced = Event()
 
     def prepare(connection: Any, _: object) -> None:
@@ -141,7 +141,8 @@ def test_a_connection_falls_silent_while_it_is_prepared(
 def test_a_worker_is_not_alive_once_all_its_threads_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can end PyMySQL's wait for the greeting of a server, if the application itself opens connections."""
     pymysql = pytest.importorskip("pymysql")
-    for name in ("database.deadlines.SHORTEST", "process.run.SHORTEST_MAINTENANCE", "process.run.SLOWEST_CATALOG"):
+    preparation = ("process.preparation.SHORTEST_MAINTENANCE", "process.preparation.LONGEST_SCHEMA_CHECK")
+    for name in ("database.deadlines.SHORTEST", *preparation):
         monkeypatch.setattr(f"sqlqueue.worker.{name}", timedelta(seconds=0.2))
     monkeypatch.setattr(deadlines, "GRACE", 0.2)
     with listener(stay_silent(PATIENCE)) as port:

@@ -74,7 +74,7 @@ def test_a_worker_keeps_its_leases_and_stops_at_no_cost(
 def test_a_worker_waits_for_another_writer_to_release_its_lock(
     db: Database, workers: Workers, blocking: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "LAST_WORDS", 0.5)
+    monkeypatch.setattr(run, "FINAL_WRITE_LIMIT", 0.5)
     db.insert(Account, [{"id": 1, "name": ""}])
     db.insert(Task, [{"max_attempts": 3}])
     engine = db.variant(pool_size=20, on_connect=db.case.impatient_sql)

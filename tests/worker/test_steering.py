@@ -174,7 +174,7 @@ def test_a_task_cancelled_before_it_starts_is_not_run(
 
     worker.handler(Task, concurrency=1, lease=LEASE)(without_session(db, during))
     workers.start(worker)
-    held = eventually(lambda: worker._run)._in_flight
+    held = eventually(lambda: worker._run)._context.in_flight
     blocking.wait_for()
     (first,) = blocking.started
     with db.begin() as actor:

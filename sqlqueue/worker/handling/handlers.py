@@ -73,6 +73,11 @@ class Settings:
     notify: bool
 
 
+def handled_specs(handlers: Iterable[Handler]) -> list[QueueSpec]:
+    """Return the queues of the handlers, each once."""
+    return list(dict.fromkeys(handler.spec for handler in handlers))
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function; of a partial or a callable object, the name of what it wraps or its class."""
     wrapped = getattr(function, "func", function)

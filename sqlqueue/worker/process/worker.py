@@ -32,7 +32,7 @@ from ..handling.origin import origin_of
 from ..reporting import make_reports
 from ..reporting.health import Health
 from ..reporting.reports import logger
-from .run import Run, Supervision
+from .run import UNSUPERVISED, WorkerRun
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -86,8 +86,8 @@ class Worker:
         )
         self.handlers: list[Handler] = []
         self._tasks: dict[type[QueueMixin], Tasks] = {}
-        self.supervision: Supervision | None = None  # set in a process of a supervisor
-        self._run: Run | None = None
+        self.supervision = UNSUPERVISED  # set in a process of a supervisor
+        self._run: WorkerRun | None = None
         self._stop_first = self._has_run = False
         self.origin: str | None = None
         """Where child processes import it from, as ``module:attribute``; looked up at its start if not set."""
@@ -264,7 +264,7 @@ class Worker:
             raise IllegalTransitionError("this worker is already running: create another, or run it in one place only")
         try:
             parts = self.handlers, self._database, self.reports, self._settings
-            self._run = Run(*parts, self._find_origin(), supervision=self.supervision, version=self.version)
+            self._run = WorkerRun(*parts, self._find_origin(), supervision=self.supervision, version=self.version)
             if self._stop_first:
                 self._run.stop(at_once=False)
             await self._run.serve()

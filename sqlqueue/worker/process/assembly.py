@@ -1,0 +1,110 @@
+"""Makes the parts of a run from the handlers and settings of its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...dialects import adapter_for
+from ...operations import default_claimer
+from ..database.base import Database
+from ..database.checkouts import track
+from ..database.deadlines import transaction_limit
+from ..database.shared import SharedConnections
+from ..fetching.context import WorkerContext
+from ..fetching.fetcher import Fetcher
+from ..fetching.lock_mode import LockModeFetcher
+from ..fetching.paused import PausedQueues
+from ..handling.handlers import Handler, Settings, handled_specs
+from ..handling.jobs import InFlight
+from ..handling.origin import is_importable, place_of
+from ..reporting.health import STALLED
+from ..reporting.reports import Reports
+from ..running.children import Children
+from ..running.completer import Completer
+from ..running.heartbeat import BEATS, Heartbeat
+from ..running.started import StartedTasks
+
+
+def make_context(
+    handlers: Sequence[Handler],
+    database: Database,
+    reports: Reports,
+    settings: Settings,
+    origin: str | None,
+    *,
+    memory: Any,
+) -> WorkerContext:
+    """Return what the parts of a run share.  Call it on the event loop of the run.
+
+    ``origin``: where child processes import the worker from; ``memory``: for the tasks that the run starts, see
+    :class:`.StartedTasks`.
+    """
+    _apply_leases(handlers, database, reports)
+    specs = handled_specs(handlers)
+    in_flight = InFlight()
+    completers = {
+        spec: Completer(database, adapter_for(database.engine(spec).dialect), in_flight, reports) for spec in specs
+    }
+    paused = PausedQueues(specs, database, settings.poll, reports)
+    children = _children(handlers, origin, reports)
+    context = WorkerContext(
+        name=settings.name or default_claimer(),
+        poll=settings.poll,
+        database=database,
+        paused=paused,
+        in_flight=in_flight,
+        completers=completers,
+        children=children,
+        apart=_children_for_suspects(handlers, origin, reports) | children,
+        reports=reports,
+        started=StartedTasks(memory),
+    )
+    context.started.claim_by(context.tokens.worker)
+    return context
+
+
+def make_fetchers(handlers: Sequence[Handler], context: WorkerContext) -> list[Any]:
+    """Return the fetchers, one for each handler in the same order, and make them known to the suspects."""
+    fetchers = [
+        (each.fetcher or (LockModeFetcher if each.mode == "lock" else Fetcher))(each, context) for each in handlers
+    ]
+    context.suspects.lanes = fetchers
+    return fetchers
+
+
+def make_heartbeats(handlers: Sequence[Handler], context: WorkerContext) -> list[Heartbeat]:
+    """Return the threads that extend leases, one for each queue.  They have not been started."""
+    specs, database = handled_specs(handlers), context.database
+    own = SharedConnections(database.own, len(specs))
+    return [Heartbeat(spec, handlers, database, context.in_flight, context.reports, own=own) for spec in specs]
+
+
+def _apply_leases(handlers: Sequence[Handler], database: Database, reports: Reports) -> None:
+    """Limit the silence of connections, and the time without an answer in which the worker counts as ready."""
+    within = transaction_limit(min(handler.lease for handler in handlers))
+    for spec in handled_specs(handlers):
+        track(database.engine(spec), within)
+    reports.pulse.ready_within = min(STALLED, within.total_seconds() * BEATS)
+
+
+def _children(handlers: Sequence[Handler], origin: str | None, reports: Reports) -> dict[Handler, Children]:
+    """Return the child processes of handlers with ``isolation="process"``."""
+    return {
+        handler: Children(place_of(handler, handlers, origin), handler, reports)
+        for handler in handlers
+        if handler.isolation == "process" and origin is not None
+    }
+
+
+def _children_for_suspects(
+    handlers: Sequence[Handler], origin: str | None, reports: Reports
+) -> dict[Handler, Children]:
+    """Return the child processes in which suspected tasks of the other handlers run, if these can import the worker."""
+    if not is_importable(origin):
+        return {}
+    return {
+        handler: Children(place_of(handler, handlers, origin), handler, reports)
+        for handler in handlers
+        if handler.mode == "lease" and handler.fetcher is None and handler.isolation is None
+    }

@@ -1,0 +1,87 @@
+"""What a run does before it claims anything: it checks the schema and releases the tasks of processes that died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy.orm import Session
+
+from ...diagnostics.check import verify_companions, verify_queues
+from ...diagnostics.unadopted import unintended_tasks
+from ...dialects import adapter_for
+from ...operations.crashes import Crash, recover
+from ...queue.spec import QueueSpec
+from ..database.backoff import Backoff, passes, until_success
+from ..database.deadlines import SHORTEST_MAINTENANCE, maintenance_limit
+from ..fetching.context import WorkerContext
+from ..handling.handlers import Handler, handled_specs
+from ..reporting.reports import logger
+
+LONGEST_SCHEMA_CHECK = timedelta(minutes=10)
+"""The longest time that checking the schema of a queue may take.  The first try gets less, and each later one more."""
+
+
+class Preparation:
+    """The steps of one run before its first claim.  They are retried until the database answers."""
+
+    def __init__(self, handlers: Sequence[Handler], context: WorkerContext, crashes: Iterable[Crash]) -> None:
+        self._specs = handled_specs(handlers)
+        self._locked = {handler.spec for handler in handlers if handler.mode == "lock"}
+        self._context = context
+        self._crashes = crashes
+        """The deaths of earlier processes, whose tasks are to be released."""
+        self._schema_within = SHORTEST_MAINTENANCE
+
+    async def run(self) -> None:
+        """Check the schema, start the child processes, and release the tasks of earlier processes.
+
+        Raises :class:`.SchemaMismatchError` if the tables do not match the models, and
+        :class:`.UnsupportedDialectError` if this server has no locks that ``mode="lock"`` can rely on.
+        """
+        await until_success(self._check_schema, self._backoff("check the schema"), self._passes)
+        loop = asyncio.get_running_loop()
+        children = self._context.children.values()
+        await asyncio.gather(*[loop.run_in_executor(None, each.prepare) for each in children])
+        for crash in self._crashes:
+            await until_success(partial(self._recover, crash), self._backoff("release tasks"), self._passes)
+        self._context.started.recovered()
+
+    async def _check_schema(self) -> None:
+        run, within = self._context.database.run, self._schema_within
+        self._schema_within = min(2 * within, LONGEST_SCHEMA_CHECK)  # for the next try, if this one times out
+        for spec in self._specs:
+            await run(partial(_check_queue, spec=spec, needs_locks=spec in self._locked), within)
+        engine = self._context.database.engine
+        for spec in {(engine(spec), spec.table.metadata): spec for spec in self._specs}.values():
+            await run(partial(_check_companions, spec=spec), within)
+        await self._context.paused.verify()
+
+    async def _recover(self, crash: Crash) -> None:
+        """Before anything is claimed: a task that was held by its lock alone could be claimed again at once."""
+        for spec in self._specs:
+            within = maintenance_limit(spec.options.lease)
+            found = await self._context.database.run(partial(recover, spec=spec, crash=crash), within)
+            self._context.reports.recovered(spec, found)
+
+    def _backoff(self, what: str) -> Backoff:
+        return Backoff(what, self._context.reports, *{self._context.adapter(spec) for spec in self._specs})
+
+    def _passes(self, error: BaseException) -> bool:
+        return any(passes(error, self._context.adapter(spec)) for spec in self._specs)
+
+
+def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> None:
+    """``needs_locks``: this queue has handlers of ``mode="lock"``."""
+    connection = session.connection(spec.bind_arguments)
+    if needs_locks:
+        adapter_for(connection.dialect).server.check_locks(connection)
+    verify_queues(connection, [spec])
+    for finding in unintended_tasks(connection, spec):
+        logger.warning("%s; %s", finding.message, finding.fix)
+
+
+def _check_companions(session: Session, spec: QueueSpec) -> None:
+    verify_companions(session.connection(spec.bind_arguments), spec.table.metadata)
