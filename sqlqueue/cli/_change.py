@@ -1,4 +1,4 @@
-"""A change of many tasks: counted, confirmed, carried out in batches, and told."""
+"""A change of many tasks: counted, confirmed, carried out in batches, and reported."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _HINTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change of the tasks that match some criteria."""
+class ConfirmedChange:
+    """A change of the tasks that match some criteria, which the user is asked to confirm."""
 
     verb: str
     done: str

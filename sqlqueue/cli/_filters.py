@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -41,22 +42,26 @@ Equal = Annotated[
 Hung = Annotated[bool, typer.Option("--hung", help="Only running tasks whose lease has expired.")]
 
 
-def criteria(
-    spec: QueueSpec,
-    *,
-    status: Sequence[Status] | None = None,
-    topic: str | None = None,
-    ids: Sequence[str] | None = None,
-    error: str | None = None,
-    older_than: timedelta | None = None,
-    equal: Sequence[str] | None = None,
-    hung: bool = False,
-) -> list[Criterion]:
-    """Return the criteria of the given options, all of which must hold."""
-    return [
-        *filtering.criteria(spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, hung=hung),
-        *(each for text in equal or () for each in filtering.criteria(spec, equal=_equal(text))),
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """The options that select tasks, as they were given."""
+
+    status: Sequence[Status] | None = None
+    topic: str | None = None
+    ids: Sequence[str] | None = None
+    error: str | None = None
+    older_than: timedelta | None = None
+    where: Sequence[str] | None = None
+    """Each as ``COLUMN=VALUE``."""
+    hung: bool = False
+
+    def criteria(self, spec: QueueSpec) -> list[Criterion]:
+        """Return the criteria of the options, all of which must hold; refuses what the queue cannot be asked for."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "where"}
+        found = filtering.criteria(spec, **given)
+        for text in self.where or ():
+            found += filtering.criteria(spec, equal=_equal(text))
+        return found
 
 
 def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ..operations.mass_changes import CANCEL, RETRY, discarding
-from ._change import Change
+from ..operations.mass_changes import CANCEL, RETRY, MassChange, discarding
+from ..queue.spec import QueueSpec
+from ._change import ConfirmedChange
 from ._database import refusals
-from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria
+from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic
 from ._output import AsJson, Yes
 from ._queue import Queue, queue_of
 from ._target import Target, Url
@@ -48,21 +49,10 @@ def retry(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
+    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("retry"):
-        spec = queue_of(target, queue)
-        chosen = criteria(
-            spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
-        )
-        Change(
-            verb="retry",
-            done="available again",
-            spec=spec,
-            where=chosen,
-            affected=RETRY.states,
-            named=bool(ids),
-            hung=RETRY.hung,
-            batches=lambda session: RETRY.in_batches(session, spec, chosen),
-        ).carry_out(url, yes=yes, as_json=as_json)
+        change = _change("retry", "available again", RETRY, queue_of(target, queue), filters)
+        change.carry_out(url, yes=yes, as_json=as_json)
 
 
 def cancel(
@@ -95,20 +85,10 @@ def cancel(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
+    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("cancel"):
-        spec = queue_of(target, queue)
-        chosen = criteria(
-            spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
-        )
-        Change(
-            verb="cancel",
-            done="cancelled",
-            spec=spec,
-            where=chosen,
-            affected=CANCEL.states,
-            named=bool(ids),
-            batches=lambda session: CANCEL.in_batches(session, spec, chosen),
-        ).carry_out(url, yes=yes, as_json=as_json)
+        change = _change("cancel", "cancelled", CANCEL, queue_of(target, queue), filters)
+        change.carry_out(url, yes=yes, as_json=as_json)
 
 
 def discard(
@@ -142,18 +122,22 @@ def discard(
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
+    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("discard"):
-        spec = queue_of(target, queue)
-        chosen = criteria(
-            spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
-        )
-        change = discarding(reason)
-        Change(
-            verb="discard",
-            done="discarded",
-            spec=spec,
-            where=chosen,
-            affected=change.states,
-            named=bool(ids),
-            batches=lambda session: change.in_batches(session, spec, chosen),
-        ).carry_out(url, yes=yes, as_json=as_json)
+        change = _change("discard", "discarded", discarding(reason), queue_of(target, queue), filters)
+        change.carry_out(url, yes=yes, as_json=as_json)
+
+
+def _change(verb: str, done: str, change: MassChange, spec: QueueSpec, filters: Filters) -> ConfirmedChange:
+    """Return the change of the tasks that the filters select; ``done`` completes "3 tasks are"."""
+    chosen = filters.criteria(spec)
+    return ConfirmedChange(
+        verb=verb,
+        done=done,
+        spec=spec,
+        where=chosen,
+        affected=change.states,
+        named=bool(filters.ids),
+        hung=change.hung,
+        batches=lambda session: change.in_batches(session, spec, chosen),
+    )

@@ -20,7 +20,7 @@ from ..operations.pruning import is_prunable
 from ..queue.spec import QueueSpec
 from ..queue.status import FINAL
 from ._batches import STOPPED, Outcome, in_transactions
-from ._change import Change
+from ._change import ConfirmedChange
 from ._database import refusals, transact
 from ._output import AsJson, Yes, confirm, print_json, refusal, say
 from ._queue import Queue, queue_of
@@ -84,7 +84,7 @@ def prune(
         if older_than is None and (adopted or not spec.options.prunes):
             reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
             raise refusal(f"{reason}: use --older-than")
-        Change(
+        ConfirmedChange(
             verb="prune",
             done="deleted",
             spec=spec,

@@ -19,7 +19,7 @@ from ..operations.filtering import column
 from ..operations.pausing import paused
 from ..queue.spec import Criterion, QueueSpec
 from ._database import refusals, transact
-from ._filters import Age, Equal, Ids, Statuses, Topic, criteria
+from ._filters import Age, Equal, Filters, Ids, Statuses, Topic
 from ._output import AsJson, print_json, print_table, refusal, say
 from ._queue import Queue, queue_of, queues_of
 from ._statistics import Standing, print_by, print_standings, print_timeline
@@ -86,7 +86,8 @@ def stats(
         if (by and timeline) or ((bucket or since) and not timeline):
             raise refusal("--bucket and --since need --timeline, which cannot be combined with --by")
         specs = queues_of(target, queue) if not (by or timeline) else [queue_of(target, queue)]
-        chosen = [(spec, criteria(spec, topic=topic, equal=where)) for spec in specs]
+        filters = Filters(topic=topic, where=where)
+        chosen = [(spec, filters.criteria(spec)) for spec in specs]
         if by:
             print_by(by, transact(url, partial(_by, *chosen[0], by)), as_json=as_json)
         elif timeline:
@@ -143,8 +144,9 @@ def errors(
     """
     with refusals("errors"):
         spec = queue_of(target, queue)
-        chosen = criteria(spec, status=status, topic=topic, ids=ids, older_than=older_than, equal=where)
+        filters = Filters(status=status, topic=topic, ids=ids, older_than=older_than, where=where)
         cap = None if exact else LAST
+        chosen = filters.criteria(spec)
         found = transact(url, lambda session: operations.errors(session, spec.entity, *chosen, cap=cap))[:limit]
     if as_json:
         print_json([_failed(group) for group in found])

@@ -23,7 +23,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.clock import utcnow
 from ._database import refusals, transact
-from ._filters import Age, Equal, ErrorLike, Hung, Ids, Statuses, Topic, criteria, order
+from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic, order
 from ._list import columns_of, print_tasks
 from ._output import AsJson, print_json, print_table, say
 from ._queue import Queue, queue_of
@@ -72,9 +72,10 @@ def list_tasks(
     """
     with refusals("list"):
         spec = queue_of(target, queue)
-        chosen = criteria(
-            spec, status=status, topic=topic, ids=ids, error=error, older_than=older_than, equal=where, hung=hung
+        filters = Filters(
+            status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung
         )
+        chosen = filters.criteria(spec)
         terms = order(spec, order_by or ())
         wanted = None if columns is None else columns_of(spec, columns)
         found = transact(

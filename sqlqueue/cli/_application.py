@@ -1,0 +1,83 @@
+"""The program ``sqlqueue`` as a typer application: all commands, in the order of ``--help``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from inspect import cleandoc
+
+import typer
+from rich.markup import escape
+
+from ..bench.command import bench
+from ..demo.command import demo
+from ..prove.command import prove
+from .changes import cancel, discard, retry
+from .check import check
+from .dashboard import dashboard
+from .limits import limits, set_limit
+from .pausing import pause, resume
+from .pruning import prune
+from .sqltasks import sql_tasks
+from .stats import errors, stats
+from .tasks import list_tasks, show, why
+from .work import work
+from .workers import workers
+
+Command = Callable[..., None]
+
+_GENERAL: Sequence[Command] = (demo, check, work, dashboard, bench, prove, sql_tasks)
+_ON_CALL: Sequence[Command] = (
+    list_tasks,
+    stats,
+    errors,
+    show,
+    why,
+    retry,
+    cancel,
+    discard,
+    prune,
+    pause,
+    resume,
+    limits,
+    set_limit,
+    workers,
+)
+_NAMES: dict[Command, str] = {list_tasks: "list"}
+"""Names of commands that differ from their function's, in which hyphens replace underscores."""
+
+
+def make_application() -> typer.Typer:
+    """Return the application with all commands."""
+    made = typer.Typer(
+        add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_show_locals=False
+    )
+    made.callback()(_sqlqueue)
+    for command in _GENERAL:
+        _add(made, command)
+    for command in _ON_CALL:
+        _add(made, command, panel="Commands for on-call operators")
+    return made
+
+
+def _add(application: typer.Typer, command: Command, panel: str | None = None) -> None:
+    text = escape(cleandoc(command.__doc__ or ""))  # brackets in docstrings are literal, not rich markup
+    application.command(_NAMES.get(command), help=text, rich_help_panel=panel)(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sqlqueue {version('sqlalchemy-queue')} (SQLAlchemy {version('sqlalchemy')})")
+        raise typer.Exit
+
+
+_VERSION = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the versions.")
+
+
+def _sqlqueue(version: bool = _VERSION) -> None:
+    """Durable queues made of SQLAlchemy models, in the database that the application already has.
+
+    Applications import the library; these commands are for operators and deployments. To try it out:
+
+        sqlqueue demo .
+    """
