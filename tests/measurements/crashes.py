@@ -4,6 +4,9 @@ Makes its tables in databases that have none by their names, and drops them. Eac
 `sqlqueue work` with one process on a queue of innocent tasks and one poison task in their midst. To be held: no
 innocent dead letter, no innocent charged more than once, and the poison task out within three crashes and 30 seconds.
 
+Two times are shown. That from the start of the supervisor contains the throughput of the half of the innocent tasks
+that come before the poison task: among 10,000 it is number 5,001. The 30 seconds are those from its first start.
+
 The way `memory` needs cgroups of version 1 and their administrator: the kernel's OOM killer ends the process.
 """
 
@@ -55,13 +58,16 @@ class Figures(NamedTuple):
     """Worker processes that died."""
     crashes: int
     """What the poison task was charged."""
-    seconds: float
-    """From the start of the supervisor until the poison task was out."""
+    from_supervisor: float
+    """Seconds from the start of the supervisor until the poison task was out."""
+    from_poison: float
+    """Seconds from the first start of the poison task, as noted within 0.1 seconds, until it was out."""
     error: str
 
     @property
     def holds(self) -> bool:
-        return (self.dead, self.undone) == (0, 0) and self.charged <= 1 and self.crashes <= 3 and self.seconds <= 30
+        is_spared = (self.dead, self.undone) == (0, 0) and self.charged <= 1
+        return is_spared and self.crashes <= 3 and self.from_poison <= 30
 
 
 @contextmanager
@@ -106,26 +112,35 @@ def fill(engine: Engine, way: str, count: int, milliseconds: int) -> None:
         connection.execute(insert(Task), [*innocents, poison, *innocents])
 
 
-def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) -> float:
-    """Wait until all tasks are final, killing what hangs.  Returns the seconds until the poison task was."""
-    begun, out = time.monotonic(), PATIENCE
+def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) -> tuple[float, float]:
+    """Wait until all tasks are final, killing what hangs.
+
+    Returns the seconds until the poison task was final: from now on, and from its first start.
+    """
+    begun = started = time.monotonic()
+    out: float | None = None
     left = select(Task.id).where(Task.finished_at.is_(None)).limit(1)
     with engine.connect() as connection:
-        poison = left.where(Task.id == connection.scalar(select(Task.id).where(Task.name.startswith(POISON))))
+        number = connection.scalar(select(Task.id).where(Task.name.startswith(POISON)))
+        poison = select(Task.status, Task.crashes, Task.finished_at).where(Task.id == number)
+        is_waiting = True
         while time.monotonic() - begun < PATIENCE and supervisor.poll() is None:
             if named is not None:
                 kill(named)
-            if connection.scalar(poison) is None:
-                out = min(out, time.monotonic() - begun)
+            row = connection.execute(poison).one()
+            if is_waiting:
+                started, is_waiting = time.monotonic(), row.status == "available" and not row.crashes
+            if out is None and row.finished_at is not None:
+                out = time.monotonic()
             is_over = connection.scalar(left) is None
             connection.rollback()
             if is_over:
                 break
             time.sleep(0.1)
-    return out
+    return (PATIENCE, PATIENCE) if out is None else (out - begun, out - started)
 
 
-def judge(engine: Engine, log: str, seconds: float) -> Figures:
+def judge(engine: Engine, log: str, from_supervisor: float, from_poison: float) -> Figures:
     suspected = Counter(re.findall(r"(Task \S+) is suspected", log))
     with engine.connect() as connection:
         rows = list(connection.execute(select(Task.__table__)))
@@ -140,7 +155,8 @@ def judge(engine: Engine, log: str, seconds: float) -> Figures:
         undone=sum(done[row.id] != 1 for row in innocents),
         processes=log.count("has died"),
         crashes=poison.crashes,
-        seconds=seconds,
+        from_supervisor=round(from_supervisor, 1),
+        from_poison=round(from_poison, 1),
         error=poison.error or "",
     )
 
@@ -153,7 +169,7 @@ def measured(url: str, way: str, scene: str) -> Figures:
         with supervised(make_url(url), 1) as supervisor:
             seconds = wait(engine, supervisor, named if way == "hang" else None)
             log = stopped(supervisor)
-        return judge(engine, log, seconds)
+        return judge(engine, log, *seconds)
 
 
 def main() -> None:
@@ -168,8 +184,7 @@ def main() -> None:
         for scene in wanted.scenes:
             for way in wanted.ways:
                 found = measured(url, way, scene)
-                shown = found._replace(seconds=round(found.seconds, 1))
-                cells = make_url(url).get_backend_name(), scene, way, *shown, "yes" if found.holds else "NO"
+                cells = make_url(url).get_backend_name(), scene, way, *found, "yes" if found.holds else "NO"
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
