@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..parts.network import Network
+
+_LONGER = ", or longer if a statement takes longer"
+_REST = f"{_LONGER}; KeepAlive=10;KeepAliveInterval=3 in the connection string, as ODBC may still wait for the server"
 
 
 class SQLServerNetwork(Network):
@@ -16,3 +20,16 @@ class SQLServerNetwork(Network):
         "aioodbc": ("timeout",),
         "pymssql": ("login_timeout",),
     }
+
+    def driver_advice(self, connection: Any) -> str | None:
+        """Statements only: that a statement has ended in time is up to ODBC's driver, which may wait for the server."""
+        if getattr(getattr(connection, "_conn", None), "query_timeout", None) == 0:  # pymssql
+            limits = {"login_timeout": 10, "timeout": 60}
+            return f"create_engine(..., connect_args={limits}){_LONGER}"
+        if getattr(connection, "timeout", None) != 0:
+            return None
+        if inspect.iscoroutinefunction(connection.execute):  # aioodbc
+            arguments = "connect_args={'after_created': limit}"
+            return f"async def limit(connection): connection.timeout = 60; create_async_engine(..., {arguments}){_REST}"
+        listener = "lambda connection, _: setattr(connection, 'timeout', 60)"
+        return f"event.listen(engine, 'connect', {listener}){_REST}"

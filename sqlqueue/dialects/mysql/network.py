@@ -1,7 +1,8 @@
-"""The sockets of PyMySQL and aiomysql, which have no public name, and how long they wait."""
+"""The sockets of PyMySQL and aiomysql, which have no public name, and how long the drivers wait."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -28,11 +29,16 @@ class MySQLNetwork(Network):
     }
 
     def driver_advice(self, connection: Any) -> str | None:
-        present = (getattr(connection, name, "unknown") for name in ("_read_timeout", "_write_timeout"))  # PyMySQL
-        if None not in present:
-            return None
-        limits = {"read_timeout": 60, "write_timeout": 60}
-        return f"create_engine(..., connect_args={limits}), or longer if a statement takes longer"
+        limits = {name: 60 for name in ("read_timeout", "write_timeout") if hasattr(connection, f"_{name}")}
+        if any(getattr(connection, f"_{name}") is None for name in limits):  # PyMySQL has both, asyncmy one
+            return f"{_maker(connection)}(..., connect_args={limits}), or longer if a statement takes longer"
+        if not limits and getattr(connection, "connect_timeout", 0) is None:  # aiomysql
+            arguments = {"connect_timeout": 10}
+            return (
+                f"{_maker(connection)}(..., connect_args={arguments}), and asyncio.timeout() around what must not wait:"
+                " this driver has no limit for statements"
+            )
+        return None
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
         seconds = session_variable(connection, "wait_timeout")
@@ -62,6 +68,11 @@ class MariaDBNetwork(MySQLNetwork):
                 arguments = {"init_command": "SET SESSION idle_transaction_timeout = 300"}
                 fix = f"create_engine(..., connect_args={arguments}){_LONGER}"
                 yield f"idle_transaction_timeout is not set, and {message}", fix
+
+
+def _maker(connection: Any) -> str:
+    """Return the name of what makes an engine with this driver."""
+    return "create_async_engine" if inspect.iscoroutinefunction(connection.ping) else "create_engine"
 
 
 def session_variable(connection: Connection, name: str) -> int:

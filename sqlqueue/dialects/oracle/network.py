@@ -18,6 +18,16 @@ class OracleNetwork(Network):
         ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)
     )
 
+    def driver_advice(self, connection: Any) -> str | None:
+        if getattr(connection, "call_timeout", None) != 0:
+            return None
+        limits = {"tcp_connect_timeout": 10, "expire_time": 1}
+        listener = "lambda _, record: setattr(record.driver_connection, 'call_timeout', 60_000)"
+        return (
+            f"event.listen(engine, 'connect', {listener}), or longer if a call takes longer, and"
+            f" create_engine(..., connect_args={limits})"
+        )
+
     def limit_calls(self, connection: Any, within: timedelta) -> Undo:
         before = connection.call_timeout
         connection.call_timeout = milliseconds(within)

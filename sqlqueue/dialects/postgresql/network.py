@@ -19,21 +19,28 @@ _LIMITS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+_LIMITS_OF_ASYNCPG = {"timeout": 10, "command_timeout": 60}
 _UNSET = (None, "0")
+_UNKNOWN = object()
 _FOREVER = ("0", "0s")
 
 
 class PostgreSQLNetwork(Network):
-    """Drivers that use libpq, which the environment can configure, too."""
+    """Drivers that use libpq, which the environment can configure, too, and asyncpg."""
 
-    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(_OF_LIBPQ, ("connect_timeout",))
+    connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
+        **dict.fromkeys(_OF_LIBPQ, ("connect_timeout",)),
+        "asyncpg": ("timeout",),
+    }
 
     def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
-        if "PGCONNECT_TIMEOUT" in os.environ:
+        if driver in _OF_LIBPQ and "PGCONNECT_TIMEOUT" in os.environ:
             return {}
         return super().connect_limits(driver, within)
 
     def driver_advice(self, connection: Any) -> str | None:
+        if getattr(getattr(connection, "_config", None), "command_timeout", _UNKNOWN) is None:  # asyncpg
+            return f"create_async_engine(..., connect_args={_LIMITS_OF_ASYNCPG}), or longer if a statement takes longer"
         given = _parameters(connection)
         if given is None or all(given.get(name) not in _UNSET for name in ("keepalives_idle", "tcp_user_timeout")):
             return None

@@ -1,0 +1,73 @@
+"""What `check` advises for drivers that wait for a silent server without end.  Each fix is executed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, create_engine, event
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from sqlqueue.dialects import adapter_for
+from tests.drivers.cases import ODBC, ODBC_ASYNC, url_of
+from tests.drivers.tds import GREETINGS, FakeServer
+from tests.support.harness import Database
+
+DRIVERS = {"asyncpg": "postgresql", "aiomysql": "mysql", "asyncmy": "mysql"}
+
+
+async def advised(url: URL, **options: Any) -> str | None:
+    engine = create_async_engine(url, **options)
+    async with engine.connect() as connection:
+        raw = await connection.get_raw_connection()
+        found = adapter_for(engine.dialect).network.driver_advice(raw.driver_connection)
+    await engine.dispose()
+    return found
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_asynchronous_drivers(sync_db: Database, driver: str) -> None:
+    pytest.importorskip(driver)
+    if sync_db.url.get_backend_name() != DRIVERS[driver]:
+        pytest.skip("another engine's driver")
+    url = sync_db.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
+    advice = asyncio.run(advised(url))
+    assert advice is not None
+    options = re.search(r"create_async_engine\(\.\.\., connect_args=({.*?})\)", advice)
+    assert options is not None
+    assert asyncio.run(advised(url, connect_args=eval(options[1]))) is None
+
+
+def test_pyodbc() -> None:
+    with FakeServer(GREETINGS).listening() as port:
+        engine = create_engine(url_of(ODBC, port))
+        network = adapter_for(engine.dialect).network
+        with engine.connect() as connection:
+            advice = network.driver_advice(connection.connection.driver_connection)
+        engine.dispose()
+        assert advice is not None
+        eval(advice.partition(", or longer")[0], {"event": event, "engine": engine})
+        with engine.connect() as connection:
+            assert network.driver_advice(connection.connection.driver_connection) is None
+        engine.dispose()
+
+
+def test_aioodbc() -> None:
+    with FakeServer(GREETINGS).listening() as port:
+        url = url_of(ODBC_ASYNC, port)
+        advice = asyncio.run(advised(url))
+        assert advice is not None
+        function, _, options = advice.partition(", or longer")[0].partition("; create_async_engine(..., ")
+        names: dict[str, Any] = {}
+        exec(function, names)
+        assert asyncio.run(advised(url, **eval(f"dict({options}", names))) is None
+
+
+def test_oracledb() -> None:
+    """Without a server: that the driver has what is advised."""
+    oracledb = pytest.importorskip("oracledb")
+    assert all(hasattr(kind, "call_timeout") for kind in (oracledb.Connection, oracledb.AsyncConnection))
+    assert oracledb.ConnectParams(tcp_connect_timeout=10, expire_time=1).expire_time == 1
