@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.rows import rows
 
 LEASE = timedelta(seconds=15)
-"""Deadlines are a third of it."""
+"""Deadlines of transactions are their shortest, a third of it."""
 PATIENCE = 90.0
 """Seconds; a handler that was interrupted by the silence is called again after its backoff."""
 

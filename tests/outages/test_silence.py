@@ -17,6 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession, Worker
 from sqlqueue.worker.database import deadlines
+from sqlqueue.worker.database.backoff import LONGEST
 from tests.drivers.listeners import listener, stay_silent
 from tests.outages.blackhole import BlackHole, through
 from tests.outages.silence import LEASE, PATIENCE, tasks
@@ -47,7 +48,7 @@ def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, 
         event.listen(engine.session_engine, "connect", prepare)
     worker = Worker(engine.sessions(), poll=timedelta(seconds=0.5))
     for name, function, how in handlers:
-        worker.handler(Task, Task.name == name, lease=LEASE, concurrency=2, **how)(function)
+        worker.handler(Task, Task.name == name, **{"lease": LEASE, "concurrency": 2, **how})(function)
     running = Running(worker)
     try:
         yield worker
@@ -69,6 +70,21 @@ def test_idle_connections_are_replaced(db: Database, hole: BlackHole, pre_ping: 
         eventually(all_are(db, "completed"), within=PATIENCE)
         assert count(db, Ledger) == 3
         eventually(lambda: well(worker))
+
+
+@pytest.mark.requires("container")
+def test_claims_go_on_within_30_seconds_at_a_lease_of_a_minute(
+    db: Database, hole: BlackHole, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = timedelta(minutes=1)
+    assert deadlines.transaction_limit(lease) + timedelta(seconds=LONGEST) < timedelta(seconds=30)
+    with at_work(db, hole, ("any", with_session(db), {"lease": lease})):
+        db.insert(Task, tasks("any"))
+        eventually(all_are(db, "completed"))
+        assert hole.swallow()
+        db.insert(Task, tasks("any", "any"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+    assert "no response for 20 s" not in caplog.text
 
 
 @pytest.mark.requires("container")
