@@ -64,7 +64,7 @@ async def stop(request: Request) -> Response:
     site, viewer = site_of(request), viewer_of(request)
     change = site.changes.find(request.path_params["id"], viewer.name)
     if change is None:
-        raise HTTPException(404, "Nothing was stopped: this server process is not making the change. Try again.")
+        raise HTTPException(404, "Nothing was stopped: the change is not running in this server process. Try again.")
     change.stop = True
     logger.info("%s: stop: %s", readable(viewer.name), readable(change.what))
     return RedirectResponse(f"{links_of(request)()}?change={change.id}", 303)

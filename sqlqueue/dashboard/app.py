@@ -105,7 +105,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer without what the error says: it may name hosts, accounts and values."""
     logger.error("%s failed", request.url.path, exc_info=error)
-    text = "The database did not answer, or refused. The log of this process has the details."
+    text = "The database did not respond or rejected the request. See the log of this server process for details."
     return respond(request, "problem.html", status=503, problem=text)
 
 

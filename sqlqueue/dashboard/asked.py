@@ -58,7 +58,7 @@ def permitted(request: Request, actions: Container[Action]) -> Action:
     if action is None or action not in actions:
         raise HTTPException(404, "There is no such action.")
     if action not in viewer_of(request).may:
-        raise HTTPException(403, f"You may not do this: {action}.")
+        raise HTTPException(403, f"You are not allowed to do this: {action}.")
     return action
 
 

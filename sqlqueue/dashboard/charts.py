@@ -134,5 +134,5 @@ def _summary(buckets: Sequence[Bucket], period: str) -> str:
         f"{sum(getattr(each, kind) for each in buckets):,} {kind}" for kind in ("completed", "failed", "cancelled")
     ]
     ran = [each.run_time.p95 for each in buckets if each.run_time.p95 is not None]
-    took = f"; the longest run time (95 of 100 tasks take at most this) is {span(max(ran))}" if ran else ""
+    took = f"; the highest 95th-percentile run time is {span(max(ran))}" if ran else ""
     return f"Last {period}: {', '.join(parts)}{took}."

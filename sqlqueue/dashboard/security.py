@@ -56,7 +56,7 @@ class SameOrigin:
             await self._app(scope, receive, send)
             return
         logger.warning("refused a request from another origin: %s", scope["method"])
-        response = PlainTextResponse("This request does not come from a page of the dashboard.\n", 403)
+        response = PlainTextResponse("This request did not come from a page of this dashboard.\n", 403)
         await response(scope, receive, send)
 
 
@@ -97,4 +97,4 @@ def is_static(scope: Scope) -> bool:
 
 
 def _refusal(decision: Response | None) -> Response:
-    return PlainTextResponse("You may not see this dashboard.\n", 403) if decision is None else decision
+    return PlainTextResponse("You are not allowed to view this dashboard.\n", 403) if decision is None else decision

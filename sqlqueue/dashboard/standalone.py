@@ -94,7 +94,7 @@ def with_login(dashboard: ASGIApp, token: Token) -> ASGIApp:
 
 
 def _challenge() -> Response:
-    text = "Send the token, in the header Authorization: Bearer TOKEN\n"
+    text = "Send the token in a header: Authorization: Bearer TOKEN\n"
     return PlainTextResponse(text, 401, headers={"WWW-Authenticate": "Bearer"})
 
 

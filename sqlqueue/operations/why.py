@@ -131,7 +131,8 @@ def _state(seen: SeenTask) -> Reason | None:
         return _finished(status, values)
     if status is Status.RUNNING and moment > seen.now:
         since = values["claimed_at"]
-        text = f"it is running on {values['claimed_by']} since {moment_text(since)}, leased until {moment_text(moment)}"
+        text = f"it has been running on {values['claimed_by']} since {moment_text(since)}"
+        text = f"{text}, and is leased until {moment_text(moment)}"
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
         failed = f"attempt {tries} of {values['max_attempts']} failed, and " if status is Status.RETRYABLE else ""
@@ -147,9 +148,9 @@ def _state(seen: SeenTask) -> Reason | None:
 
 def _finished(status: Status, values: Any) -> Reason:
     moment, error = values["finished_at"], values["error"]
-    since = f"since {moment_text(moment)}" if moment else "and was so before its table became a queue"
+    when = f"at {moment_text(moment)}" if moment else "before its table became a queue"
     because = f": {error.partition(chr(10))[0]}" if status is Status.DISCARDED and error else ""
-    text = f"it is {status.value} {since}{because}"
+    text = f"it was {status.value} {when}{because}"
     return Reason(cause=Cause.FINISHED, text=text, since=moment, by=values["claimed_by"])
 
 
@@ -194,7 +195,7 @@ def _pauses(session: Session, seen: SeenTask) -> Iterator[Reason]:
     for pause in pauses_of(session, seen.spec, topic):
         what = "the queue" if pause.topic is None else f"the topic {pause.topic!r}"
         because = f": {pause.reason}" if pause.reason else ""
-        text = f"{what} has been paused by {pause.paused_by} since {moment_text(pause.paused_at)}{because}"
+        text = f"{what} was paused by {pause.paused_by} at {moment_text(pause.paused_at)}{because}"
         yield Reason(cause=Cause.PAUSED, text=text, since=pause.paused_at, by=pause.paused_by)
 
 

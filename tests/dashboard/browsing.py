@@ -20,7 +20,7 @@ def tab(browser: Any, **options: Any) -> Iterator[Any]:
         yield page
     finally:
         context.close()
-    assert said == []
+    assert not said, said
 
 
 def audit(page: Any, rules: list[str]) -> list[str]:

@@ -96,7 +96,7 @@ def test_actions_on_tasks_without_the_script(browser: Any, sessions: sessionmake
         page.get_by_text("Done:").wait_for()
 
         page.goto(f"{url}/queue/email?status=retryable")
-        page.get_by_text("All that match").click()
+        page.get_by_text("All matching tasks").click()
         page.get_by_role("link", name="Run now all").click()
         page.locator("form.confirm").get_by_text("4 tasks will be changed").wait_for()
         page.locator("form.confirm .primary").click()
@@ -108,20 +108,19 @@ def test_actions_on_tasks_without_the_script(browser: Any, sessions: sessionmake
 @pytest.mark.parametrize("scripts", [True, False])
 def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any], scripts: bool) -> None:
     """With the script, confirmations are dialogs; without, pages."""
-    register(sessions, "web-1:211", "web-2:212")
     with served(dashboard(sessions)) as url, tab(browser, java_script_enabled=scripts) as page:
         page.goto(f"{url}/queue/email")
         page.get_by_role("link", name="Pause").click()
         page.get_by_label("Reason").fill("the server is down")
         page.locator("form.confirm .primary").click()
-        page.get_by_text("has been paused by ada").wait_for()
+        page.get_by_text("was paused by ada").wait_for()
         page.get_by_role("link", name="Resume").click()
         page.locator("form.confirm .primary").click()
-        page.get_by_text("has been paused by ada").wait_for(state="detached")
+        page.get_by_text("was paused by ada").wait_for(state="detached")
 
         page.goto(f"{url}/limits")
         page.get_by_role("row", name="a.org").get_by_role("link", name="Set limit").click()
-        page.get_by_label("How many").fill("9")
+        page.get_by_label("Maximum running").fill("9")
         page.locator("form.confirm .primary").click()
         page.get_by_role("cell", name="9", exact=True).wait_for()
 
@@ -131,12 +130,13 @@ def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any]
         page.locator("form.confirm .primary").click()
         page.get_by_role("cell", name="PT5M").wait_for()
 
+        register(sessions, "web-1:211", "web-2:212")  # here, because they are live for half a minute
         page.goto(f"{url}/workers")
-        page.get_by_role("link", name="Set concurrency: all").click()
-        page.get_by_label("Calls of each handler").fill("2")
+        page.get_by_role("link", name="Set concurrency of all").click()
+        page.get_by_label("Concurrent calls").fill("2")
         page.locator("form.confirm .primary").click()
-        page.get_by_text("told 2 a handler").first.wait_for()
-        page.get_by_role("link", name="Drain: web-1:211").click()
+        page.get_by_text("set to 2 per handler").first.wait_for()
+        page.get_by_role("link", name="Drain web-1:211").click()
         page.locator("form.confirm .primary").click()
         page.get_by_role("row", name="web-1:211").get_by_text("live drain").wait_for()
     with sessions() as session:
@@ -173,7 +173,7 @@ def test_each_action_on_one_task_on_a_selection_and_on_all_that_match(
         page.get_by_label("Select 3", exact=True).check()
         page.get_by_role("button", name=action, exact=True).click()
         confirm(page, 2)
-        page.get_by_text("All that match").click()
+        page.get_by_text("All matching tasks").click()
         page.get_by_role("link", name=f"{action} all").click()
         confirm(page, 3)
     with sessions() as session:

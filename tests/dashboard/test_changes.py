@@ -37,7 +37,7 @@ def test_another_process_says_that_it_does_not_know_the_progress(
         assert answer.status_code == 200
         assert "Progress unknown:" in answer.text
         assert "data-soon" not in answer.text
-        assert 'href="/queue/email?status=available&amp;topic=news">Hide this' in answer.text
+        assert 'href="/queue/email?status=available&amp;topic=news">Dismiss' in answer.text
         id = begun.partition("change=")[2]
         stopped = other.post(f"/changes/{id}/stop")
         assert (stopped.status_code, "Nothing was stopped" in stopped.text) == (404, True)

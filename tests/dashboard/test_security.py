@@ -160,8 +160,8 @@ def test_the_token_of_a_claim_is_not_shown(sessions: sessionmaker[Any]) -> None:
 
 def test_tasks_cannot_be_filtered_by_a_column_that_is_not_named(sessions: sessionmaker[Any]) -> None:
     app = client(dashboard(sessions))  # filters: the recipient
-    assert "No such tasks" in app.get("/queue/email", params={"column.recipient": "nobody"}).text
-    assert "No such tasks" not in app.get("/queue/email", params={"column.secret": "nobody"}).text
+    assert "No matching tasks" in app.get("/queue/email", params={"column.recipient": "nobody"}).text
+    assert "No matching tasks" not in app.get("/queue/email", params={"column.secret": "nobody"}).text
 
 
 def test_no_change_is_made_by_following_a_link(sessions: sessionmaker[Any]) -> None:

@@ -52,7 +52,7 @@ def test_why_of_a_finished_task(db: Database, status: str) -> None:
     )
     (reason,) = why(db).reasons
     assert (reason.cause, reason.since) == (Cause.FINISHED, PAST)
-    assert reason.text.startswith(f"it is {status} since 2020-01-01 00:00:00 UTC")
+    assert reason.text.startswith(f"it was {status} at 2020-01-01 00:00:00 UTC")
     assert reason.text.endswith(": boom") == (status == "discarded")
 
 

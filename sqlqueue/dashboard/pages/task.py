@@ -46,7 +46,7 @@ async def show(request: Request) -> Response:
     key = identity_in(request, spec)
     detail = await site.read(("task", spec, key), lambda session: _read(session, site.exposure, spec, key), spec)
     if detail is None:
-        raise HTTPException(404, "There is no such task: it was deleted, or has never existed.")
+        raise HTTPException(404, "There is no such task: it was deleted or never existed.")
     return respond(
         request, "task.html", spec=spec, name=spec.table.fullname, task=detail, rest=_rest(detail.own), times=TIMES
     )

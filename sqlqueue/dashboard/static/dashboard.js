@@ -62,7 +62,7 @@ async function refresh() {
 }
 
 function tell() {
-  const text = failures ? "Not up to date: the dashboard does not answer." : "Refreshes by itself.";
+  const text = failures ? "Out of date: the dashboard is not responding." : "Refreshes automatically.";
   const place = document.getElementById("updated");
   if (place && place.textContent !== text) place.textContent = text;
 }
