@@ -228,6 +228,7 @@ def test_a_stop_before_the_start_is_respected(db: Database, workers: Workers) ->
     assert not thread.is_alive()
 
 
+@pytest.mark.requires("describes_tables_soon")
 def test_a_stop_during_the_start_leaves_nothing_under_way(db: Database, workers: Workers) -> None:
     engine = db.variant(pool_size=20)
     worker = workers.make(engine=engine, poll=LONG)

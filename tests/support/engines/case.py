@@ -77,6 +77,8 @@ class EngineCase:
     """The driver takes text parameters of more than 2,000 characters."""
     sends_control_characters: bool = True
     """A connection of the driver survives texts with control characters."""
+    describes_tables_soon: bool = True
+    """Each statement about the catalog ends within the time that a worker that is stopped waits for its own."""
     sends_fractions: bool = True
     """The driver sends times with fractions of a second."""
     statements_row: str = ""

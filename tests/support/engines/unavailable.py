@@ -32,6 +32,7 @@ SQL_SERVER = EngineCase(
     ),
     drops_any_column=False,
     reads_defaults_back=False,
+    impatient_sql="SET LOCK_TIMEOUT 100",
     grants="in {database}: ALTER ROLE db_owner ADD MEMBER {name}",
     condition=(
         "SELECT CAST(is_read_committed_snapshot_on AS int) FROM sys.databases WHERE database_id = DB_ID()",
@@ -98,6 +99,7 @@ BABELFISH = replace(
     obeys_hints=False,
     sends_long_texts=not _FREETDS,  # which SQLAlchemy declares as NVARCHAR(max)
     sends_control_characters=not _FREETDS,
+    describes_tables_soon=False,
     sends_fractions=_FREETDS,  # Babelfish does not describe its types to Microsoft's driver, so pyodbc cuts times
     changes_defaults=False,  # it does not know their names
     keeps_collations=False,
@@ -105,6 +107,7 @@ BABELFISH = replace(
     names_brackets=False,
     claims_in_schemas=False,
     hide_index=None,
+    impatient_sql=None,  # its error has a number of its own
     condition=None,
     another_database=None,
 )
