@@ -22,7 +22,7 @@ from ..sql.states import state
 from ..transaction.claims import claim_of
 from ..worker import Worker
 from ..worker.database.backoff import passes, pauses
-from ..worker.process.worker import handling_signals
+from ..worker.process.signals import handling_signals
 from .config import SQLTaskDatabase
 from .execution import Executor, Users
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models

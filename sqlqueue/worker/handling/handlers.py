@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from sqlalchemy.orm import QueryableAttribute
-from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.checks import count, duration
@@ -101,23 +99,10 @@ def handler_of(
 ) -> Handler:
     """Return a checked handler; :class:`.ArgumentError` for invalid arguments."""
     spec = spec_of(entity)
-    if mode not in get_args(Mode):
-        raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
     if not isinstance(options, Sequence):
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")
     takes_session = _takes_session(function, entity)
-    if mode == "lock" and not takes_session:
-        raise ArgumentError("mode='lock' is one transaction from claim to completion: the handler must take a session")
-    if mode == "at-most-once" and takes_session:
-        raise ArgumentError(
-            "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
-            " the handler must take only the task"
-        )
-    if mode == "at-most-once" and holding_slots(spec) is not None:
-        raise ArgumentError(
-            f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
-            f" limits of {entity.__name__} would have no effect"
-        )
+    _check_mode(mode, spec, takes_session=takes_session)
     _check_isolation(isolation, mode, max_tasks, max_memory)
     return Handler(
         function=function,
@@ -138,6 +123,23 @@ def handler_of(
     )
 
 
+def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
+    if mode not in get_args(Mode):
+        raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
+    if mode == "lock" and not takes_session:
+        raise ArgumentError("mode='lock' is one transaction from claim to completion: the handler must take a session")
+    if mode == "at-most-once" and takes_session:
+        raise ArgumentError(
+            "mode='at-most-once' completes a task before its handler is called, which has no transaction to share:"
+            " the handler must take only the task"
+        )
+    if mode == "at-most-once" and holding_slots(spec) is not None:
+        raise ArgumentError(
+            f"mode='at-most-once' completes a task before its handler is called, which frees its slot: the"
+            f" limits of {spec.entity.__name__} would have no effect"
+        )
+
+
 def _check_isolation(isolation: object, mode: Mode, max_tasks: int | None, max_memory: int | None) -> None:
     if isolation not in (None, *get_args(Isolation)):
         raise ArgumentError(f"isolation={isolation!r}: 'process' or None")
@@ -156,36 +158,6 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
     """Return whether calling ``function`` returns a coroutine; callable objects count."""
     plain = inspect.unwrap(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
-
-
-def overlapping(handler: Handler, others: Iterable[Handler]) -> Handler | None:
-    """Return the first of ``others`` that certainly shares tasks with ``handler`` and treats them differently.
-
-    Only equal criteria count: others may exclude each other in ways that cannot be seen here.  A function may be
-    registered several times, to reserve threads for urgent tasks.
-    """
-    for other in others:
-        related = issubclass(handler.entity, other.entity) or issubclass(other.entity, handler.entity)
-        same = other.entity is handler.entity and _are_equal(handler.where, other.where)
-        if same or (related and handler.function is not other.function and _covers(handler, other)):
-            return other
-    return None
-
-
-def _covers(one: Handler, other: Handler) -> bool:
-    """Return whether one of the two handles all tasks of the other."""
-    return any(not a.where and issubclass(b.entity, a.entity) for a, b in ((one, other), (other, one)))
-
-
-def _are_equal(some: tuple[Where, ...], others: tuple[Where, ...]) -> bool:
-    if len(some) != len(others):
-        return False
-    pairs = ((_clause(a), _clause(b)) for a, b in zip(some, others, strict=True))
-    return all(isinstance(a, ClauseElement) and isinstance(b, ClauseElement) and a.compare(b) for a, b in pairs)
-
-
-def _clause(criterion: Where) -> object:
-    return criterion.__clause_element__() if isinstance(criterion, QueryableAttribute) else criterion
 
 
 def _takes_session(function: Callable[..., Any], entity: type[QueueMixin]) -> bool:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from importlib.util import find_spec
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any
 
 from sqlalchemy.sql.base import ExecutableOption
 
@@ -20,34 +16,23 @@ from ..._support.logs import ALL_FRAMES
 from ...functions import RegisterTask, TaskFunction
 from ...functions.task import J
 from ...model.columns import LONGEST_NAME
-from ...model.mixins import QueueMixin, T
-from ...queue.spec import Where, spec_of
+from ...model.mixins import T
+from ...queue.spec import Where
 from ..concurrency.event_loop import cancel_others
 from ..concurrency.threads import DaemonThreads
 from ..database import database_of
 from ..database.base import Sessions
-from ..handling.function_tasks import Tasks
-from ..handling.handlers import BATCH, Handler, Isolation, Mode, Settings, handler_of, overlapping
+from ..handling.handlers import BATCH, Handler, Isolation, Mode, Settings, handler_of
 from ..handling.origin import origin_of
+from ..handling.registered import Register, RegisteredHandlers, check_model
 from ..reporting import make_reports
 from ..reporting.health import Health
 from ..reporting.reports import logger
 from .run import UNSUPERVISED, WorkerRun
+from .signals import handling_signals
 
-S = TypeVar("S")
-R = TypeVar("R")
 THREADS = 32
 """Threads for calls of ``asyncio.to_thread`` in coroutine handlers."""
-Task = TypeVar("Task")
-
-
-class Register(Protocol[Task]):
-    """A decorator that registers a handler and returns it unchanged."""
-
-    @overload
-    def __call__(self, function: Callable[[Task], R], /) -> Callable[[Task], R]: ...
-    @overload
-    def __call__(self, function: Callable[[S, Task], R], /) -> Callable[[S, Task], R]: ...
 
 
 class Worker:
@@ -84,8 +69,7 @@ class Worker:
         self._settings = Settings(
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
-        self.handlers: list[Handler] = []
-        self._tasks: dict[type[QueueMixin], Tasks] = {}
+        self._registered = RegisteredHandlers(is_async=self._database.is_async)
         self.supervision = UNSUPERVISED  # set in a process of a supervisor
         self._run: WorkerRun | None = None
         self._stop_first = self._has_run = False
@@ -95,6 +79,11 @@ class Worker:
         """Whether the last run ended without waiting, so that threads may still be running handlers."""
         self.is_worn = False
         """Whether the last run ended because its process had reached a limit of its supervisor."""
+
+    @property
+    def handlers(self) -> list[Handler]:
+        """The registered handlers, in the order in which child processes find them."""
+        return self._registered.handlers
 
     def handler(
         self,
@@ -140,7 +129,7 @@ class Worker:
         Raises :class:`.ArgumentError` for invalid arguments, and if another function of this worker is registered for
         the same tasks: for equal criteria, or for criteria that include these.
         """
-        _check_model("handler", entity)
+        check_model("handler", entity)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             handler = handler_of(
@@ -157,9 +146,7 @@ class Worker:
                 max_tasks=max_tasks,
                 max_memory=max_memory,
             )
-            self._check(handler)
-            self._refuse_overlap(handler, self.handlers)
-            self.handlers.append(handler)
+            self._registered.add(handler)
             return function
 
         return register
@@ -195,7 +182,7 @@ class Worker:
 
         Raises :class:`.ArgumentError` for invalid arguments and for a name that is taken.
         """
-        _check_model("task", entity)
+        check_model("task", entity)
         given = {
             "concurrency": concurrency,
             "timeout": timeout,
@@ -207,37 +194,10 @@ class Worker:
 
         def register(function: Callable[..., Any]) -> Any:
             task: TaskFunction[..., ..., Any, J] = TaskFunction(function, entity, name)
-            self._check(task)
-            tasks = self._tasks.setdefault(entity, Tasks(entity))
-            before = tasks.handler
-            handler = tasks.add(task, given)
-            others = [each for each in self.handlers if each is not before]
-            self._refuse_overlap(handler, others)
-            self.handlers = [*others, handler]
+            self._registered.add_task(task, given)
             return task
 
         return register
-
-    def _check(self, handler: Handler | TaskFunction[..., ..., Any, Any]) -> None:
-        if handler.takes_session and handler.is_coroutine != self._database.is_async:
-            kinds = ("coroutine", "an async_sessionmaker") if handler.is_coroutine else ("function", "a sessionmaker")
-            raise ArgumentError(f"{handler.name}: a {kinds[0]} that takes a session needs a worker of {kinds[1]}")
-        if handler.is_coroutine and find_spec("greenlet") is None:
-            raise ArgumentError(
-                f"{handler.name}: a coroutine needs greenlet, which is not installed: pip install 'SQLAlchemy[asyncio]'"
-            )
-
-    def _refuse_overlap(self, handler: Handler, others: Iterable[Handler]) -> None:
-        other = overlapping(handler, others)
-        if other is None:
-            return
-        names = {tasks.handler: f"@worker.task({entity.__name__})" for entity, tasks in self._tasks.items()}
-        first, second = (names.get(each, each.name) for each in (other, handler))
-        model = handler.entity.__name__
-        raise ArgumentError(
-            f"{first} and {second} are both registered for the same tasks of {model}, which would go to either at"
-            f" random: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind == 'a')"
-        )
 
     def run(self) -> None:
         """Work in the calling thread until SIGTERM, SIGINT or :meth:`stop`.
@@ -328,27 +288,3 @@ class Worker:
             self.stop()
         else:
             self._run.signalled()
-
-
-def _check_model(decorator: str, entity: object) -> None:
-    """Raise :class:`.ArgumentError` for a decorator without parentheses, which gets the function as the model."""
-    if callable(entity) and not isinstance(entity, type):
-        raise ArgumentError(f"@worker.{decorator} needs the model of the tasks: write @worker.{decorator}(Task)")
-    spec_of(entity)
-
-
-@contextmanager
-def handling_signals(heard: Callable[[], object]) -> Iterator[None]:
-    """Call ``heard`` on SIGTERM and SIGINT within the block.  Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, lambda *_: heard())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
