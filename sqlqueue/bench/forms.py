@@ -46,55 +46,69 @@ _Make = Callable[[Kind, str, Clients], Contender]
 
 def drains(plan: Plan, driver: str) -> list[Form]:
     """Return the ways to claim and complete jobs."""
-    batch, threads, few = plan.batch, plan.threads, max(plan.jobs // _SLOWER, 1)
+    return [*_batch_drains(plan, driver), *_single_drains(plan, driver), *_inserting_drains(plan, driver)]
+
+
+def _batch_drains(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways that claim many jobs at a time."""
+    batch = plan.batch
     many = partial(_loops, plan, driver, in_batches=True, threads=1)
-    single = partial(_loops, plan, driver, in_batches=False)
-    without = _worker("worker, handler(job)", partial(handle, handler=without_session))
+    plain = _worker("worker, handler(job)", partial(handle, handler=without_session))
     awaited = [_worker("worker, coroutine handler(job)", partial(handle, handler=coroutine))] * HAS_GREENLET
     called = replace(_worker("worker, @worker.task", run_calls), model=Call)
-    within = _worker("worker, handler(session, job)", partial(handle, handler=with_session))
-    writes = _worker("worker, handler(session, job)", partial(handle, handler=writing))
-    writes_locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"))
-    locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"))
     once = _worker("worker, mode='at-most-once'", partial(handle, handler=without_session, mode="at-most-once"))
     return [
-        _form(f"{batch} at a time", plan.jobs, many(apart, "claim_many, complete"), without, *awaited, called),
+        _form(f"{batch} at a time", plan.jobs, many(apart, "claim_many, complete"), plain, *awaited, called),
         _form(f"{batch} at a time, at most once", plan.jobs, many(at_most_once, "consume_many"), once),
+    ]
+
+
+def _single_drains(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways that commit each job."""
+    threads, few = plan.threads, _fewer(plan)
+    single = partial(_loops, plan, driver, in_batches=False)
+    leasing = _worker("worker, handler(session, job)", partial(handle, handler=with_session))
+    locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"))
+    return [
         _form("one by one, two commits", few, single(apart, "claim, complete", threads=1)),
-        _form(f"one by one, two commits, {threads} threads", few, single(apart, None, threads=threads), within),
+        _form(f"one by one, two commits, {threads} threads", few, single(apart, None, threads=threads), leasing),
         _form("one by one, one commit", few, single(together, "claim, complete", threads=1)),
         _form(f"one by one, one commit, {threads} threads", few, single(together, None, threads=threads), locking),
-        _form(
-            f"inserting a row, two commits, {threads} threads",
-            few,
-            single(apart_writing, None, threads=threads),
-            writes,
-        ),
-        _form(
-            f"inserting a row, one commit, {threads} threads",
-            few,
-            single(together_writing, None, threads=threads),
-            writes_locking,
-        ),
+    ]
+
+
+def _inserting_drains(plan: Plan, driver: str) -> list[Form]:
+    """Return the ways that commit each job with a row of its own."""
+    threads, few = plan.threads, _fewer(plan)
+    loops = partial(_loops, plan, driver, ours=None, in_batches=False, threads=threads)
+    leasing = _worker("worker, handler(session, job)", partial(handle, handler=writing))
+    locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"))
+    return [
+        _form(f"inserting a row, two commits, {threads} threads", few, loops(cycle=apart_writing), leasing),
+        _form(f"inserting a row, one commit, {threads} threads", few, loops(cycle=together_writing), locking),
     ]
 
 
 def enqueues(plan: Plan, driver: str) -> list[Form]:
     """Return the ways to enqueue jobs."""
     way = partial(_ways, driver)
-    few = max(plan.jobs // _SLOWER, 1)
 
     def contenders(enqueue: Enqueue, ours: str) -> list[Contender]:
         return way(ours, lambda clients: partial(Enqueueing, clients=clients, enqueue=enqueue))
 
     forms = [
-        Form(name="one by one, a commit each", jobs=few, contenders=contenders(one_by_one, "enqueue(job)")),
+        Form(name="one by one, a commit each", jobs=_fewer(plan), contenders=contenders(one_by_one, "enqueue(job)")),
         Form(name="in bulk, one commit", jobs=plan.jobs, contenders=contenders(in_bulk, "enqueue(Model, rows)")),
     ]
     if driver in YARDSTICKS and YARDSTICKS[driver].copies:
         copying = [each for each in contenders(by_copy, "enqueue(Model, rows, copy=True)") if each.kind != "orm"]
         forms.append(Form(name="by COPY, one commit", jobs=plan.jobs, contenders=copying))
     return forms
+
+
+def _fewer(plan: Plan) -> int:
+    """Return the number of jobs for contenders that commit each job."""
+    return max(plan.jobs // _SLOWER, 1)
 
 
 def _form(name: str, jobs: int, contenders: Sequence[Contender], *more: Contender) -> Form:
