@@ -116,16 +116,16 @@ def resident_memory() -> int:
     return pages * resource.getpagesize()
 
 
-LAST_WORDS = 3.0
+CLEANUP_LIMIT = 3.0
 """Seconds that a process has for its cleanup at the end."""
 
 
 def end_soon() -> None:
-    """End this process with status 0 after at most :data:`LAST_WORDS` seconds.
+    """End this process with status 0 after at most :data:`CLEANUP_LIMIT` seconds.
 
     Python waits for all threads that are not daemons, and handlers may have started some.
     """
-    timer = threading.Timer(LAST_WORDS, os._exit, [0])
+    timer = threading.Timer(CLEANUP_LIMIT, os._exit, [0])
     timer.daemon = True
     timer.start()
 

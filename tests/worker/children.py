@@ -57,7 +57,7 @@ def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
 
 def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
     """Start a thread that never ends: one of the event loop, or one that is joined at the exit."""
-    processes.LAST_WORDS = 0.3
+    processes.CLEANUP_LIMIT = 0.3
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
 
     @worker.handler(Task, concurrency=1)

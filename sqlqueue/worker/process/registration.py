@@ -35,8 +35,8 @@ from ..reporting.reports import logger
 FORGET = timedelta(hours=1)
 """The age of the last report at which the row of a dead worker is removed."""
 FORGET_EVERY = timedelta(minutes=5)
-LAST_WORDS = timedelta(seconds=5)
-"""For removing the row when the worker ends."""
+REMOVAL_LIMIT = timedelta(seconds=5)
+"""For removing the rows when the worker ends."""
 
 
 class Resizable(Protocol):
@@ -122,13 +122,13 @@ class Registration:
         """End :meth:`run`, which runs in this task, and remove the rows: the worker ends in order."""
         self._leaving = True
         self._news.set()
-        await asyncio.wait({running}, timeout=LAST_WORDS.total_seconds())  # it might write a row after the removal
+        await asyncio.wait({running}, timeout=REMOVAL_LIMIT.total_seconds())  # it might write a row after the removal
         await cancel(running)
         if self._context.reports.pulse.away_seconds:
             return  # others remove the rows later
         for (_, table), spec in self._places.items():
             with suppress(Exception):
-                await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), LAST_WORDS)
+                await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), REMOVAL_LIMIT)
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from ..._support.exc import ArgumentError, ProcessDiedError
-from ..._support.processes import CONTEXT, LAST_WORDS, MIB, ending, kill_group
+from ..._support.processes import CLEANUP_LIMIT, CONTEXT, MIB, ending, kill_group
 from ..._support.tracing import present_trace
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
@@ -190,7 +190,7 @@ class _Child:
 
     def _death(self) -> ProcessDiedError:
         with _ONE_AT_A_TIME:
-            self._process.join(LAST_WORDS)
+            self._process.join(CLEANUP_LIMIT)
             status: int | None = self._process.exitcode
         return ProcessDiedError(f"its process {ending(status)}", status=status)
 
