@@ -119,6 +119,21 @@ def serve_health(
     bound.
     """
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server(address, _pages(health, metrics))
+    except (OSError, OverflowError) as error:
+        raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
+    threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
+    return server
+
+
+def _pages(health: Callable[[], Health | None], metrics: Callable[[], bytes | None]) -> type[BaseHTTPRequestHandler]:
+    """Return the class that answers requests for the pages of :func:`serve_health`."""
+
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics" and (text := metrics()) is not None:
@@ -142,13 +157,4 @@ def serve_health(
         def log_message(self, format: str, *arguments: Any) -> None:
             """Do not log probes, which come every few seconds."""
 
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        daemon_threads = True
-
-    try:
-        server = Server(address, Page)
-    except (OSError, OverflowError) as error:
-        raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
-    threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
-    return server
+    return Page
