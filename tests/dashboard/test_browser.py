@@ -269,11 +269,11 @@ def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: ses
 
 
 def test_a_page_follows_a_running_worker(browser: Any, sessions: sessionmaker[Any]) -> None:
-    """Figures change without a reload, while a selection, the focus and the scroll position stay."""
+    """Figures change without a reload, while a selection, the focus and what is seen stay."""
     from playwright.sync_api import expect
 
     worker = Worker(sessions)
-    go = threading.Event()
+    go, place = threading.Event(), "document.activeElement.getBoundingClientRect().top"
 
     @worker.handler(Email, concurrency=2)
     def send(email: Email) -> None:
@@ -284,13 +284,13 @@ def test_a_page_follows_a_running_worker(browser: Any, sessions: sessionmaker[An
         box = page.locator("#tasks [name=key]").nth(30)
         box.check()
         box.focus()
-        chosen, scrolled = box.input_value(), page.evaluate("scrollY")
+        chosen, seen_at = box.input_value(), page.evaluate(place)
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
         go.set()
         tile = page.locator(".tiles li", has_text="available").locator("b")
         expect(tile).not_to_have_text("78", timeout=60_000)
         assert page.evaluate("document.activeElement.value") == chosen
-        assert page.evaluate("scrollY") == scrolled
+        assert page.evaluate(place) == pytest.approx(seen_at, abs=1)  # browsers scroll if lines above wrap differently
         worker.stop()
         thread.join(60)
