@@ -47,7 +47,7 @@ def _usable(url: str | URL) -> URL:
     return database_url(parsed)
 
 
-class Executor:
+class RequestExecutor:
     """Executes each request on a connection of its own, in one transaction, so that session settings do not leak."""
 
     def __init__(self, users: Users, *, timeout: timedelta, limit: int) -> None:

@@ -24,7 +24,7 @@ from ..worker import Worker
 from ..worker.database.backoff import passes, pauses
 from ..worker.process.signals import handling_signals
 from .config import SQLTaskDatabase
-from .execution import Executor, Users
+from .execution import RequestExecutor, Users
 from .model import SQLTaskMixin, SQLTaskModels, sql_task_models
 
 logger = logger_of("sqlqueue")
@@ -54,7 +54,7 @@ def handle_sql_tasks(
     ``concurrency``: how many requests run at once; ``response_limit``: the maximum characters of a response.
     Raises :class:`.ArgumentError` for URLs whose driver cannot execute requests.
     """
-    executor = Executor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
+    executor = RequestExecutor(Users.of(url, users or {}), timeout=timeout, limit=response_limit)
 
     @worker.handler(entity, concurrency=concurrency)
     def execute_request(session: Session, task: SQLTaskMixin) -> None:

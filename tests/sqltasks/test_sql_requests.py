@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from sqlqueue import ArgumentError
 from sqlqueue.dialects.parts.requests import Answer
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
-from sqlqueue.sqltasks.execution import Executor, Users
+from sqlqueue.sqltasks.execution import RequestExecutor, Users
 from sqlqueue.sqltasks.response import response
 from sqlqueue.sqltasks.watchdog import Watchdog
 from tests.support.harness import Database
@@ -29,8 +29,8 @@ ENDLESS = f"SELECT SUM({' * '.join(f'd{n}.n' for n in range(12))}) AS n FROM {MU
 """A million millions of rows to go through."""
 
 
-def executor(db: Database, **options: Any) -> Executor:
-    return Executor(Users.of(db.url, {}), **{"timeout": timedelta(minutes=1), "limit": 1_000_000, **options})
+def executor(db: Database, **options: Any) -> RequestExecutor:
+    return RequestExecutor(Users.of(db.url, {}), **{"timeout": timedelta(minutes=1), "limit": 1_000_000, **options})
 
 
 def run(db: Database, request: str, *, timeout: float | None = None, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def test_any_value_of_any_driver_makes_a_valid_response() -> None:
 
 
 def _memory_of(url: URL, request: str, told: Any) -> None:
-    small = Executor(Users.of(url, {}), timeout=timedelta(minutes=2), limit=10_000)
+    small = RequestExecutor(Users.of(url, {}), timeout=timedelta(minutes=2), limit=10_000)
     small.execute("SELECT 1", user=None, timeout=None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = json.loads(small.execute(request, user=None, timeout=None))

@@ -20,7 +20,7 @@ TICK = 0.005
 """Seconds between two checks whether the running tasks have ended."""
 
 
-class Lane(Protocol):
+class HoldableFetcher(Protocol):
     """A fetcher that can be held up."""
 
     @property
@@ -75,7 +75,7 @@ class Suspects:
     """Runs suspects one after the other, while this process runs nothing else."""
 
     def __init__(self) -> None:
-        self.lanes: Sequence[Lane] = ()
+        self.lanes: Sequence[HoldableFetcher] = ()
         """All fetchers of the process."""
         self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
         self._some = asyncio.Event()
