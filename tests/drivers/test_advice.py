@@ -41,6 +41,25 @@ def test_asynchronous_drivers(sync_db: Database, driver: str) -> None:
     assert asyncio.run(advised(url, connect_args=eval(options[1]))) is None
 
 
+async def found_descriptor(url: URL) -> int | None:
+    engine = create_async_engine(url)
+    async with engine.connect() as connection:
+        raw = await connection.get_raw_connection()
+        descriptor = adapter_for(engine.dialect).network.descriptor(raw.driver_connection)
+    await engine.dispose()
+    return descriptor
+
+
+@pytest.mark.requires("container")
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_sockets_of_asynchronous_drivers_are_found(sync_db: Database, driver: str) -> None:
+    pytest.importorskip(driver)
+    if sync_db.url.get_backend_name() != DRIVERS[driver]:
+        pytest.skip("another engine's driver")
+    url = sync_db.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
+    assert asyncio.run(found_descriptor(url)) is not None
+
+
 def test_pyodbc() -> None:
     with FakeServer(GREETINGS).listening() as port:
         engine = create_engine(url_of(ODBC, port))

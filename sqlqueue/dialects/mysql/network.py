@@ -56,7 +56,8 @@ class MySQLNetwork(Network):
         if own is not None:
             return int(own.fileno())
         stream = getattr(connection, "_writer", None)  # aiomysql
-        return socket_of(stream) if stream is not None else super().descriptor(connection)
+        transport = getattr(connection, "_transport", None) if stream is None else stream.transport  # asyncmy
+        return super().descriptor(connection) if transport is None else socket_of(transport)
 
 
 class MariaDBNetwork(MySQLNetwork):

@@ -71,8 +71,7 @@ def _note(code: str, message: str, fix: str) -> Finding:
     return Finding(severity=Severity.NOTE, code=code, message=message, fix=fix)
 
 
-def socket_of(stream: Any) -> int | None:
-    """Return the descriptor of an asyncio stream's socket."""
-    transport = getattr(stream, "transport", None)
-    found = None if transport is None else transport.get_extra_info("socket")
+def socket_of(transport: Any) -> int | None:
+    """Return the descriptor of an asyncio transport's socket."""
+    found = transport.get_extra_info("socket")
     return None if found is None else int(found.fileno())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, func, select
 
-from ..parts.network import Network
+from ..parts.network import Network, socket_of
 
 _OF_LIBPQ = ("psycopg", "psycopg_async", "psycopg2", "psycopg2cffi")
 _LIMITS = {
@@ -45,6 +45,10 @@ class PostgreSQLNetwork(Network):
         if given is None or all(given.get(name) not in _UNSET for name in ("keepalives_idle", "tcp_user_timeout")):
             return None
         return f"create_engine(..., connect_args={_LIMITS})"
+
+    def descriptor(self, connection: Any) -> int | None:
+        transport = getattr(connection, "_transport", None)  # asyncpg
+        return super().descriptor(connection) if transport is None else socket_of(transport)
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
         if connection.scalar(select(func.current_setting("idle_in_transaction_session_timeout"))) in _FOREVER:
