@@ -45,29 +45,6 @@ def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Databa
 
 
 @pytest.mark.requires("container")
-def test_connections_that_became_idle_in_the_meantime_are_closed(sync_db: Database, greedy: BlackHole) -> None:
-    """They are as silent as the one that was not made, and each would take a deadline of its own."""
-    greedy.is_greedy = False
-    engine = create_engine(through(greedy, sync_db.url), pool_size=2)
-    track(engine, timedelta(seconds=2))
-    with ThreadPoolExecutor() as pool:
-        busy = engine.connect()
-        greedy.is_greedy = True
-        attempt = pool.submit(engine.connect)
-        eventually(lambda: engine.pool.checkedout() == 2)  # type: ignore[attr-defined]
-        busy.close()
-        assert greedy.swallow() == 1
-        try:
-            assert wait([attempt], timeout=60).done
-            greedy.is_greedy = False
-            statement = pool.submit(_prioritize, engine)
-            assert wait([statement], timeout=60).done
-        finally:
-            greedy.close()
-    engine.dispose()
-
-
-@pytest.mark.requires("container")
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])
 def test_a_command_gives_up_a_connection_that_is_never_made(
     sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch, driver: str

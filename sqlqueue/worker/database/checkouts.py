@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol
@@ -128,20 +127,11 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: weakref.WeakSet[Socket] = weakref.WeakSet()
 
-    def on_connecting(self, dialect: Any, _record: object, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Connect.  If that takes too long, close those that are idle now: they may be as silent, and take as long."""
-        within = min(self._within, CONNECT)
-        for name, limit in self._network.connect_limits(dialect.driver, within).items():
+    def on_connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+        for name, limit in self._network.connect_limits(dialect.driver, min(self._within, CONNECT)).items():
             if name not in options:
                 options[name] = limit
                 self._given.add(name)
-        begun = time.monotonic()
-        try:
-            return dialect.connect(*arguments, **options)
-        except Exception:
-            if time.monotonic() - begun >= within.total_seconds():
-                self.shut_down_idle()
-            raise
 
     def on_connect(self, _: object, record: Any) -> None:
         self._network.lift_limits(record.driver_connection, self._given)
