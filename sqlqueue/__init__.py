@@ -222,7 +222,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """SQLAlchemy's asyncio extension needs greenlet, which is not installed for those who do without."""
+    """Import ``AsyncQueueSession`` on first use, since it needs greenlet, which may not be installed."""
     if name == "AsyncQueueSession":
         from .asyncio import AsyncQueueSession  # noqa: PLC0415
 

@@ -14,13 +14,13 @@ pytest.register_assert_rewrite("sqlqueue.testing.conformance")
 
 @pytest.fixture
 def queue_worker() -> Any:
-    """To be overridden: the application's :class:`.Worker`."""
+    """The application's :class:`.Worker`; applications override this fixture."""
     raise ConfigurationError("define a fixture queue_worker that returns your sqlqueue.Worker")
 
 
 @pytest.fixture
 def queue_session() -> Any:
-    """To be overridden: the session of a test, sync or async."""
+    """The session of a test, sync or async; applications override this fixture."""
     raise ConfigurationError("define a fixture queue_session that returns the session of a test")
 
 

@@ -48,8 +48,8 @@ def new_token() -> int:
 class WorkerTokens:
     """The tokens of one worker's claims: negative, and in a range that no other worker has.
 
-    So a row that is ``running`` tells whether a worker holds it, and the rows that a worker held when its process died
-    can be found without anything else being written.
+    So a ``running`` row shows whether a worker holds it, and the rows that a worker held when its process died can be
+    found without writing anything else.
     """
 
     def __init__(self, worker: int | None = None) -> None:
@@ -67,4 +67,4 @@ class WorkerTokens:
 
 
 _LOWER = 32
-"""The bits of a token that tell the claims of a worker apart."""
+"""The bits of a token that distinguish the claims of one worker."""

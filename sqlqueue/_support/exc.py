@@ -63,7 +63,7 @@ class UnsupportedDialectError(SQLQueueError):
 
 
 class UnsupportedIsolationError(SQLQueueError):
-    """An error for a claim at an isolation ``level`` at which ``dialect`` refuses it, or makes it wrong."""
+    """An error for a claim at an isolation ``level`` at which ``dialect`` refuses it, or a claim would be wrong."""
 
     def __init__(self, message: str, *, dialect: str, level: str) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class ClaimLostError(SQLQueueError):
 
 
 class UnsettledClaimError(SQLQueueError):
-    """An error for a commit with unsettled claims made by ``lease=None``, which are ``claims``."""
+    """An error for a commit that would drop ``claims``, which were made with ``lease=None`` and are not settled."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         super().__init__(

@@ -34,7 +34,7 @@ def start(target: Callable[..., object], *args: object, name: str | None = None,
 
 def _undisturbed(target: Callable[..., object], *args: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _CAN_BLOCK:  # or the programs that it starts could not be interrupted either
+    if _CAN_BLOCK:  # otherwise the programs that it starts could not be interrupted either
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     target(*args)
 
@@ -54,7 +54,7 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def lead_group() -> None:
-    """Make this process the leader of a group of its own, which :func:`kill_group` ends, and its parent's death too.
+    """Make this process the leader of its own group, which ends by :func:`kill_group` or when its parent dies.
 
     Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, as a service manager
     sends them to every process; the programs that it starts obey them.

@@ -60,7 +60,7 @@ def keep_alive(descriptor: int, within: timedelta) -> None:
 
 
 def is_local(descriptor: int) -> bool:
-    """Return whether both ends are on this machine, and no network is between them: a socket with a file's name."""
+    """Return whether both ends are on this machine without a network between them: a socket with a file's name."""
     try:
         with _opened(descriptor) as copy:
             return copy.family == getattr(socket, "AF_UNIX", None)

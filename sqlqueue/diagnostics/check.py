@@ -79,7 +79,7 @@ def verify_schema(connection: Connection, target: Target) -> None:
 
 
 def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
-    """Do as :func:`verify_schema`, for the tables of these queues alone."""
+    """Do the same as :func:`verify_schema`, for the tables of these queues only."""
     with _left_as_found(connection):
         adapter_for(connection.dialect).server.verify(connection)
         found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
@@ -87,7 +87,8 @@ def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
 
 
 def verify_companions(connection: Connection, metadata: MetaData) -> None:
-    """Do as :func:`verify_schema`, for the tables beside the queues: those of the history and of the workers."""
+    """Do the same as :func:`verify_schema`, for the tables beside the queues: those of the history and of the
+    workers."""
     with _left_as_found(connection):
         found = list(of_companions(connection, metadata))
     _refuse(found)

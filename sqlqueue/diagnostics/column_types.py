@@ -67,7 +67,7 @@ def inexact_keys(spec: QueueSpec, collations: Mapping[str, str | None]) -> Itera
 def inexact_primary_keys(
     spec: QueueSpec, collations: Mapping[str, str | None], exact: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """Yield notes about texts of the model's own primary key, whose collation is the application's choice."""
+    """Yield notes about text columns of the model's own primary key, whose collation is the application's choice."""
     for column in spec.primary_key:
         collation = collations.get(column.name)
         if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
@@ -100,7 +100,7 @@ def _of_column(dialect: Dialect, spec: QueueSpec, column: Column[Any], live: Ref
 
 
 def wrong_type(dialect: Dialect, column: Column[Any], found: ReflectedColumn) -> Iterator[tuple[Severity, str]]:
-    """Yield how the type of a live column is another than that of ``column``, and how bad that is."""
+    """Yield how the type of a live column differs from that of ``column``, and the severity."""
     implemented: Any = column.type.dialect_impl(dialect)
     declared, live = getattr(implemented, "impl_instance", implemented), found["type"]
     if None in (_family(declared), _family(live)):

@@ -23,7 +23,7 @@ _ALTER = "in a migration, alter the column to what the model declares"
 def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Finding]:
     """Yield findings about the history and the register of workers, if the application has them.
 
-    What settlements and workers could not write to is an error; without an index, reading and pruning are slow.
+    A table that settlements or workers could not write to is an error; without an index, reading and pruning are slow.
     """
     history, workers = history_of(metadata), worker_table(metadata)
     if history is not None:

@@ -16,7 +16,7 @@ from ..sql.clock import utcnow
 EVERY = timedelta(seconds=10)
 """The time between two reports of a worker."""
 LIVE = timedelta(seconds=35)
-"""The age of the last report up to which a worker is taken to be alive: three reports may be missed."""
+"""The maximum age of the last report of a live worker: three reports may be missed."""
 
 
 def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:

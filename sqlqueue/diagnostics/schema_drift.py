@@ -56,7 +56,7 @@ class MissingIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongIndex:
-    """The difference that the live index with the name of ``index`` is another; ``reason`` says how."""
+    """The difference that the live index with the name of ``index`` is not as declared; ``reason`` says how."""
 
     spec: QueueSpec
     index: Index
@@ -151,7 +151,8 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
 def unlike_indexes(
     connection: Connection, table: Table, indexes: Iterable[Index]
 ) -> Iterator[tuple[Index, LiveIndex | None, str]]:
-    """Yield those of ``indexes`` that the live table does not have, or has otherwise: each with what it is, and why."""
+    """Yield those of ``indexes`` that the live table lacks or has in another form, each with the difference and the
+    reason."""
     adapter = adapter_for(connection.dialect)
     live = adapter.schema.live_indexes(connection, table)
     for index in indexes:

@@ -66,7 +66,7 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
 def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:
         return "utcdefault()"
-    # without parentheses, most engines accept nothing but CURRENT_TIMESTAMP
+    # most engines accept no other expression than CURRENT_TIMESTAMP without parentheses
     return f"({compiler.process(adapter_for(compiler.dialect).types.default(), **{**kw, 'literal_binds': True})})"
 
 

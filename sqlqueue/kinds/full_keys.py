@@ -1,4 +1,4 @@
-"""Limit keys of which as many tasks run as may run at once."""
+"""Explains why a task waits for a slot: its limit key has as many running tasks as it may have."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .new_slots import slots_of
 from .slots import usage
 
 _MOST = 20
-"""Holders that are named."""
+"""The number of holders that a reason names."""
 
 
 def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Reason]:
-    """Yield the reason for which a task with a ``limit_key`` gets no slot."""
+    """Yield the reason why a task with a ``limit_key`` gets no slot."""
     spec, key, slots = seen.spec, seen.values["limit_key"], slots_of(seen.spec)
     found: Any = adapter.rows.execute(session, slots, usage(slots).where(slots["slot_key"] == key)).one_or_none()
     limit, running = (spec.options.limit, 0) if found is None else found[1:]

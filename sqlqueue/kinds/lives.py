@@ -1,4 +1,4 @@
-"""The common part of kinds whose tasks have all their attempts again in each stage or run."""
+"""What the kinds have in common whose tasks get all their attempts again in each stage or run."""
 
 from __future__ import annotations
 

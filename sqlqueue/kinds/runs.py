@@ -106,8 +106,8 @@ class Renewals:
     def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
         """Schedule the next runs and write ``kept``, with one statement for all runs due at the same time.
 
-        If ``spent``, schedule only tasks that have used up their attempts.  Return the primary keys of claims that
-        still hold their rows, and the claims that have no next run or have attempts left.
+        If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
+        their rows, and the claims that have no next run or have attempts left.
         """
         runs = self._runs()
         groups: defaultdict[datetime | str, list[Claim]] = defaultdict(list)

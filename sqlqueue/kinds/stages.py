@@ -25,7 +25,7 @@ LONGEST_STAGE = 64
 
 
 class Stages(SeveralLives):
-    """Moves a completed task to its next stage, where it has all its attempts again."""
+    """Moves a completed task to its next stage, where it gets all its attempts again."""
 
     def problem(self, options: QueueOptions, roles: Container[str]) -> str | None:
         if "stage" in roles and not options.stages:

@@ -45,7 +45,7 @@ class Fenced:
         return [claim.identity for claim in self.claims]
 
     def of(self, claims: Sequence[Claim]) -> Fenced:
-        """Return the same with ``claims``, some of these."""
+        """Return the same with only ``claims``, a part of these."""
         return replace(self, claims=claims)
 
     def without(self, identities: Container[Identity]) -> Fenced:

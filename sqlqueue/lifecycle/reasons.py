@@ -1,4 +1,4 @@
-"""Reasons for which a task is not running, as values."""
+"""The reasons why a task is not running, as values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cause(StrEnum):
     PAUSED = "paused"
     """Its queue or its topic is paused."""
     UNSERVED = "unserved"
-    """No live worker serves its queue, or knows its function; told only if workers are registered."""
+    """No live worker serves its queue, or knows its function; known only if workers are registered."""
     SUSPECT = "suspect"
     """It may have crashed a worker process: a worker does not run it beside other tasks, see ``max_crashes``."""
     LIMIT = "limit"
@@ -40,7 +40,7 @@ class Cause(StrEnum):
     KEY_ORDER = "key-order"
     """Other tasks with the same key come first."""
     UNCOMMITTED = "uncommitted"
-    """Only the asking transaction sees the row, which it has inserted."""
+    """Only the transaction that asks sees the row, which it has inserted."""
     LOCKED = "locked"
     """A transaction that has not ended holds the lock of its row."""
     ORDER = "order"
@@ -65,7 +65,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One reason for which a task is not running."""
+    """One reason why a task is not running."""
 
     cause: Cause
     """What kind of reason it is."""
@@ -80,7 +80,7 @@ class Reason:
     holders: tuple[Holder, ...] = ()
     """The tasks that run instead, in the order of their claims; 20 at most."""
     ahead: int | None = None
-    """How many tasks come first; 1,000 or more are 1,000."""
+    """How many tasks come first, counted up to 1,000."""
     estimate: timedelta | None = None
     """How long these take at the rate of the last minute."""
 

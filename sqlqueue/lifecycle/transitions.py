@@ -22,7 +22,7 @@ from .held import Held, stamp
 from .kind import assigned, holds_tasks, kinds_of
 
 NONE: ColumnElement[int] = literal_column("0", Integer)
-"""The ``crashes`` of a task that is no suspect."""
+"""The ``crashes`` of a task that is not a suspect."""
 
 
 def taking(spec: QueueSpec, claimed_by: str, lease: timedelta, token: int | None = None) -> tuple[Assignment, ...]:
@@ -54,7 +54,7 @@ def taking_over(spec: QueueSpec) -> list[Assignment]:
 
 
 def suspected(spec: QueueSpec) -> ColumnElement[int]:
-    """The ``crashes`` of a task whose process has crashed: counted already if it was a suspect before."""
+    """Return the ``crashes`` of a task whose process has crashed: already counted if it was a suspect before."""
     crashes = spec["crashes"]
     return case((crashes == NONE, literal_column("1", Integer)), else_=crashes)
 

@@ -57,8 +57,8 @@ class Attempt:
     def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Prospect:
         """Predict what follows a failure with this cause and delay.
 
-        A prediction: another process may have enqueued the task to run again, which only its row shows, and the delay
-        that is stored differs by the policy's jitter.
+        The prediction can be wrong: another process may have enqueued the task to run again, which only its row shows,
+        and the delay that is stored differs by the policy's jitter.
         """
         policy = policy_for(self.spec.options.retry, cause)
         if self.number >= self.most or (policy is None and retry_in is None):

@@ -36,7 +36,7 @@ CRASHED = "crashed in every attempt: its lease expired each time without a settl
 
 
 def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
-    """Make tasks ``available`` that are ``retryable``, ``discarded`` or hung and satisfy ``where``.  Return how many.
+    """Make ``retryable``, ``discarded`` and hung tasks that satisfy ``where`` ``available``.  Return how many.
 
     Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer has
     lost the claim even if it resumes.  Raises :class:`.DuplicateTaskError` if another task has taken the ``unique_key``
@@ -59,13 +59,13 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
 
 
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
-    """Make tasks ``cancelled`` that satisfy ``where`` and are not final; return how many."""
+    """Cancel all tasks that satisfy ``where`` and are not final; return how many."""
     told = Told(AttemptOutcome.CANCELLED)
     return _end_limited(session, spec, where, partial(_end, values=ending(spec, Status.CANCELLED), told=told), limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
-    """Make tasks ``discarded`` that satisfy ``where`` and are not final; return how many."""
+    """Discard all tasks that satisfy ``where`` and are not final; return how many."""
     values, told = [*ending(spec, Status.DISCARDED), (spec["error"], text)], Told(AttemptOutcome.DISCARDED, text)
     return _end_limited(session, spec, where, partial(_end, values=values, told=told), limit)
 

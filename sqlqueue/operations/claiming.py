@@ -111,7 +111,7 @@ def claim_wanted(
 
 
 class Claimer(NamedTuple):
-    """What claims write: who claims, until when, and by which token."""
+    """What claims write: the name of the claimer, the lease, and the tokens."""
 
     name: str
     lease: timedelta | None
@@ -160,7 +160,7 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> lis
 
 
 def _lock(session: Session, wanted: Wanted, limit: int) -> list[Any]:
-    """Take tasks by their locks alone.  Only where a worker that held one has crashed is something written."""
+    """Claim tasks by locking their rows. Writes only to rows whose worker has crashed."""
     spec = wanted.spec
     tasks = take(session, wanted, limit)
     if tasks:

@@ -28,9 +28,9 @@ class Started(NamedTuple):
     table: str
     identity: Identity
     token: int | None
-    """Its claim's; ``None`` if its row's lock alone held it."""
+    """The token of its claim; ``None`` if the claim only locked its row."""
     charged: bool
-    """Whether this says, of a suspect, that its crash was counted in advance, and not that this process ran it."""
+    """Whether the task is a suspect whose crash was counted in advance, instead of a task that this process ran."""
 
 
 class Crash(NamedTuple):
@@ -49,10 +49,10 @@ class Recovered(NamedTuple):
     """The tasks of a process that died."""
 
     returned: int
-    """How many were released, because they had not been started, or had ended."""
+    """How many were released because they had not been started, or had already ended."""
     suspects: list[Claim]
     convicted: list[Claim]
-    """Suspects that have crashed the most processes that they may."""
+    """Suspects that have crashed as many processes as ``max_crashes`` allows."""
     text: str
     """Their error."""
 
@@ -69,9 +69,9 @@ def conviction(crashes: int, reason: str | None) -> str:
 
 
 def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
-    """Release the tasks that a dead process held, in the session's transaction.  It counts no attempt of any.
+    """Release the tasks that a dead process held, in the session's transaction.  None of their attempts count.
 
-    The tasks that ran in it become suspects; those that have crashed ``max_crashes`` processes with that are discarded.
+    The tasks that ran in it become suspects; those that have now crashed ``max_crashes`` processes are discarded.
     """
     adapter = open_(session, spec, Access.CHANGE)
     mine = [each for each in crash.started if each.table == spec.table.fullname]
@@ -101,7 +101,8 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
 
 
 def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]) -> list[tuple[Claim, int]]:
-    """The claims whose tokens are within ``bounds`` and that still hold their rows, with the crashes of the tasks."""
+    """Return the claims with tokens within ``bounds`` that still hold their rows, and how often each task has
+    crashed."""
     ready, due = picks(spec, within(session, spec))
     step = ready if adapter.schema.indexes_all else due  # running tasks are few, and all that are due may be many
     state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
@@ -116,7 +117,7 @@ def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int
 def _suspect_locked(
     adapter: Adapter, session: Session, spec: QueueSpec, started: Sequence[Started], text: str
 ) -> list[Claim]:
-    """Count the crash of tasks that were held by their locks, of which the rows tell nothing."""
+    """Count the crash of tasks that were claimed by locks alone, whose rows do not show the claim."""
     values = [(spec["crashes"], spec["crashes"] + literal_column("1")), (spec["error"], text)]
     changed: list[Identity] = []
     for some in adapter.keys.batches(spec, [each.identity for each in started]):

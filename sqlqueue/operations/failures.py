@@ -54,12 +54,12 @@ def errors(
     """Return failures grouped by their text, the most frequent first.
 
     If the application has a :class:`.HistoryMixin`, each failed attempt in the history counts: one that failed, was
-    discarded or crashed, whether or not its task was completed or deleted since.  Of more than ``cap``, those that
-    ended last are read.
+    discarded or crashed, whether or not its task was completed or deleted since.  If there are more than ``cap``, the
+    ones that ended last are read.
 
     Otherwise each task that is not completed counts once, by its last error.  This is also what is counted of the tasks
     that satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does
-    not know the columns of tasks.  Of more than ``cap``, the last by primary key are read.
+    not know the columns of tasks.  If there are more than ``cap``, the last ones by primary key are read.
 
     Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` tells.  ``cap=None`` reads all.  One
     query, which locks nothing.
@@ -91,7 +91,7 @@ def errors(
 
 
 class _Failures(NamedTuple):
-    """The failures to be grouped: a message and a time, the key, and what puts the last one first."""
+    """The failures to group: a message and a time, the key, and the order that puts the last one first."""
 
     rows: CTE
     key: Sequence[ColumnElement[Any]]

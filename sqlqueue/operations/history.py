@@ -37,7 +37,7 @@ class PastAttempt:
     claimed_by: str | None
     """The name of the claimer; ``None`` if the claim was given without it."""
     started_at: datetime | None
-    """When it was claimed; ``None`` if only a lock held the row, which tells no time."""
+    """When it was claimed; ``None`` if the claim only locked the row, which records no time."""
     finished_at: datetime
     """When it ended, or was found to have crashed, by the database's clock."""
     error: str | None

@@ -23,15 +23,15 @@ from ..sql.clock import utcnow
 Traced: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
 HUNG = "crashed: its lease expired without a settlement"
-"""The error of an attempt whose claimer was not heard of again."""
+"""The error of an attempt that its claimer never settled."""
 HASHED = "sha256:"
-"""Begins a key of which only the hash is stored."""
+"""The prefix of a key of which only the hash is stored."""
 _LEFT_OUT = "\n[...]\n"
-"""In place of the middle of a traceback that is too long."""
+"""Replaces the middle of a traceback that is too long."""
 
 
 class Told(NamedTuple):
-    """How attempts ended, and why."""
+    """The end of attempts as the history records it: the outcome, the error and the traceback."""
 
     outcome: AttemptOutcome
     error: str | None = None

@@ -56,7 +56,7 @@ class WorkerInfo:
     """A worker, as of its last report."""
 
     id: str
-    """Names one life of the worker, in commands for it alone."""
+    """Identifies one run of the worker, for commands to it alone."""
     name: str
     """Its name, which is in ``claimed_by`` of its tasks."""
     host: str
@@ -101,10 +101,10 @@ class WorkerInfo:
 def workers(session: AnySession, target: Target, *, limit: int | None = MOST) -> list[WorkerInfo]:
     """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
 
-    Of a model, those that serve its queue.  Workers whose last report is older than 35 seconds are among them, until
-    others remove their rows after an hour; ``is_live`` tells, by the database's clock.  Of more than ``limit`` rows,
-    those are read that reported last; ``None`` reads all.  One statement without locks.  Empty if the application has
-    no model for workers, see :class:`.WorkerMixin`.
+    For a model, these are the workers that serve its queue.  Workers whose last report is older than 35 seconds are
+    among them, until others remove their rows after an hour; ``is_live`` tells, by the database's clock.  If there are
+    more than ``limit``, those that reported last are read; ``None`` reads all.  One statement without locks.  Empty if
+    the application has no model for workers, see :class:`.WorkerMixin`.
     """
     if limit is not None:
         count("limit", limit)
@@ -160,7 +160,7 @@ def set_concurrency(session: AnySession, target: Target, number: int | None, wor
     other queues.  A model as ``target`` chooses the workers that serve its queue.  To limit what runs across all
     workers, see :class:`.LimitMixin`.
 
-    Running calls continue: fewer slots take effect as they end.  It holds for the life of the worker.  ``target``,
+    Running calls continue: fewer slots take effect as they end.  It applies until the worker ends.  ``target``,
     ``worker``, transaction, return value and errors as for :func:`drain_workers`.
     """
     given = None if number is None else count("number", number)

@@ -33,7 +33,7 @@ def reschedule(
     schedule: Schedule | str | None = None,
     drift: bool | None = None,
 ) -> int:
-    """Give tasks that satisfy ``where`` a ``schedule``, or restart them on their own.  Return how many.
+    """Give tasks that satisfy ``where`` a ``schedule``, or restart them on the one they have. Return how many.
 
     Waiting and ended tasks run next at the schedule's first time from now on.  A running task continues, and its next
     run follows the new schedule.  ``drift``: see :class:`.RecurringMixin`.  Without a ``schedule``, tasks that have

@@ -39,10 +39,10 @@ class Settlement:
     """What a settling operation does to claimed tasks."""
 
     how: ClassVar[str | None]
-    """The name of the outcome, which a second settlement is rejected with; ``None`` if the claims continue."""
+    """The name of the outcome, for the error of a second settlement; ``None`` if the claims continue."""
 
     outcome: ClassVar[AttemptOutcome]
-    """What the history says of the attempts; only of settlements with a name."""
+    """The outcome that the history records; only settlements with a name have one."""
 
     like: ClassVar[Hashable | None] = None
     """The statement cache key, if the assignments depend on nothing but how the rows are held."""
@@ -188,7 +188,7 @@ class Releasing(Settlement):
 
 
 class Returning(Settlement):
-    """Release tasks that were not started, which says nothing of whether they crash a process."""
+    """Release tasks that were not started; whether they crash a process remains unknown."""
 
     how, like = "released", "returned"
     outcome = AttemptOutcome.RELEASED
@@ -198,7 +198,7 @@ class Returning(Settlement):
 
 
 class Charging(Settlement):
-    """Count the crash of suspects in advance: should they crash another process, that needs no writing."""
+    """Count the crash of suspects in advance, because a process that they crash may not be able to write it."""
 
     how, like = None, "charged"
 
@@ -233,7 +233,7 @@ class Suspecting(Settlement):
 
 @dataclass(frozen=True)
 class Convicting(Discarding):
-    """Give tasks up that have crashed too many processes; a recurring one goes on to its next run."""
+    """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
     outcome = AttemptOutcome.CRASHED
 

@@ -243,7 +243,7 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
 
 
 def _is_news(spec: QueueSpec, how: str | None) -> bool:
-    """Whether a task may be claimable now that was not before."""
+    """Whether the settlement may have made a task claimable."""
     return how == "released" or (how is not None and any(kind.announces(spec, how) for kind in kinds_of(spec)))
 
 

@@ -44,8 +44,8 @@ class QueueStats:
     capped: frozenset[str] = frozenset()
     """The states and attribute names whose figures are lower bounds because counting stopped at the cap."""
     unserved_functions: Mapping[str, timedelta] = field(default_factory=dict)
-    """How long calls have waited of functions that no worker seems to know, by function: the oldest call has been
-    claimable for more than five minutes, and none is running under a lease.  Empty for models that are not of
+    """The functions that no worker seems to know, and how long the oldest call of each has waited: it has been
+    claimable for more than five minutes, and no call is running under a lease. Empty for models that do not derive from
     ``JobMixin``, and from :func:`stats_by`."""
 
     def __getitem__(self, status: str) -> int:
@@ -89,9 +89,9 @@ def stats(
     fewer than ``cap`` are final.  In a larger group, counting stops at ``cap``, and :attr:`QueueStats.capped` names the
     figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.
 
-    A criterion that no index covers reads all rows, unless ``scan`` is given: then at most so many rows of each group
-    are looked at, the last of final tasks, and :attr:`QueueStats.capped` names what may be more.  Tasks that were final
-    before the table became a queue may be left out then.
+    A criterion that no index covers reads all rows, unless ``scan`` is given: then at most that many rows of each group
+    are read (of final tasks, the last ones), and :attr:`QueueStats.capped` names the figures that may be too low.
+    Tasks that were final before the table became a queue may be left out then.
 
     One statement, with ``scan`` up to six, and for function jobs a few more for each function.
     """
@@ -175,7 +175,7 @@ def hung(entity: type[QueueMixin]) -> Criterion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Count:
-    """What is counted, and how far."""
+    """Which tasks are counted, and up to which number."""
 
     adapter: Adapter
     session: Session

@@ -76,7 +76,7 @@ class Bucket:
     run_time: Durations = Durations()
     """How long the completed ones ran, from their claim to the end; of tasks the last claim."""
     waiting_time: Durations = Durations()
-    """How long tasks waited that were completed, from their creation to their last claim.  Always of tasks."""
+    """How long completed tasks waited, from their creation to their last claim.  Always of tasks."""
     capped: bool = False
     """Whether what ended in it may have been left out, see the ``cap`` of :func:`timeline`."""
     attempts: bool = False
@@ -97,21 +97,21 @@ def timeline(
     which is not over yet; empty buckets are included.  A bucket divides a day, or is whole days (weeks begin on
     Monday), in UTC.  Times are ``finished_at`` by the database's clock.
 
-    If the application has a :class:`.HistoryMixin`, attempts are counted that ended then, whatever became of their
+    If the application has a :class:`.HistoryMixin`, the attempts that ended then are counted, whatever became of their
     tasks: each failure that was retried, each run of a recurring task and each stage.  Released and snoozed attempts
     are not counted.  An attempt that crashed ended when that was found out.
 
-    Otherwise tasks are counted that finished then.  Those that were deleted, pruned or reactivated since are not, nor
-    are runs of recurring tasks, whose row is scheduled again.  This is also what is counted of the tasks that satisfy
-    ``where``, or other criteria of the session, and for a subclass that shares its table: the history does not know the
-    columns of tasks.
+    Otherwise the tasks that finished then are counted. Those that were deleted, pruned or reactivated since are not,
+    nor are runs of recurring tasks, whose row is scheduled again.  This is also what is counted of the tasks that
+    satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does not
+    know the columns of tasks.
 
     The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
     or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes
     the time until it was due.
 
-    ``cap``: read at most so many tasks, and attempts, the last that ended; :attr:`Bucket.capped` names the buckets that
-    may be incomplete.
+    ``cap``: the number of tasks, and of attempts, that are read at most, the last to end; :attr:`Bucket.capped` names
+    the buckets that may be incomplete.
 
     One query, with a history two, which lock nothing.  It reads the rows that finished within ``since`` by an index
     that begins with ``finished_at``, if there is one, else the table; attempts by an index of the history.  Raises
@@ -177,7 +177,7 @@ def _start(moment: datetime, bucket: timedelta) -> datetime:
 
 
 def _asked(rows: Subquery, measured: Sequence[str]) -> Executable:
-    """Return the statement that counts ``rows`` by bucket and by end, and measures their durations of these names."""
+    """Return the statement that counts ``rows`` by bucket and by end, and measures the named durations."""
     ranked = _ranked(rows, measured)
     ends = (func.count(case((ranked.c.ended == state(end), literal_column("1")))).label(end.value) for end in _ENDS)
     measures = (measure for name in measured for measure in _measures(ranked, name))

@@ -26,7 +26,7 @@ UNSERVED = timedelta(minutes=5)
 MOST_FUNCTIONS = 1_000
 """The most functions of one model that are looked at."""
 _FIRST = 1_000
-"""The number of calls, in claim order, among which the oldest is looked for."""
+"""The number of calls, in claim order, that are searched for the oldest."""
 
 
 def unserved_functions(
@@ -35,7 +35,8 @@ def unserved_functions(
     """Return the functions that no worker seems to know, with the time that their oldest claimable call has waited.
 
     These are the functions with a call that has been claimable for longer than ``after``, and none that is running
-    under a lease: a worker that is merely behind has some running.  Empty for models that are not of ``JobMixin``.
+    under a lease: a worker that is merely behind has some running.  Empty for models that do not derive from
+    ``JobMixin``.
 
     Takes a few short statements for each function, of at most 1,000, whose cost does not depend on the number of rows.
     Locks nothing.

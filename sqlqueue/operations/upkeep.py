@@ -63,7 +63,7 @@ def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
 def _look_at_all(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Look | None:
     """Look at the whole queue; return ``None`` if what comes first in it is not among the parts that are asked for.
 
-    To look at part after part takes much longer.
+    Looking at one part after another takes much longer.
     """
     (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
     parts = (each.first(column).scalar_subquery() for each in (every_ready, every_waiting))
@@ -91,7 +91,7 @@ def _look(available: datetime | None, scheduled: datetime | None, now: datetime)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
-    """Make up to ``limit`` scheduled or retryable tasks of ``where`` that have come due ``available``.
+    """Make up to ``limit`` due tasks that satisfy ``where``, scheduled or retryable, ``available``.
 
     Return how many.  They keep the time at which they came due, which orders them.  Claims take due tasks too, but only
     if there are not enough available ones; under load, promotion puts them in the position that their priority gives
@@ -109,7 +109,7 @@ def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit:
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
-    """Make tasks ``scheduled`` that are ``available`` for a later time, as other programs insert them.  Return how
+    """Make tasks that are ``available`` for a later time, as other programs insert them, ``scheduled``. Return how
     many.
 
     Every claim reads and skips such a task until it is scheduled.  Only the first ``limit`` available tasks that

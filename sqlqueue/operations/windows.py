@@ -168,7 +168,7 @@ class Windows:
         return self._window((*fixed, *rows), rest, order)
 
     def _better(self, terms: Sequence[Criterion]) -> Callable[[Window], Window]:
-        """Return a function that has a window read by a better index, if ``terms`` fix the columns of one.
+        """Return a function that makes a window use a better index, if ``terms`` fix the columns of one.
 
         These are the primary key, and an index of the application that finds at most ``scan`` rows, which are sorted.
         """

@@ -37,7 +37,7 @@ class Delivery:
     async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
         """Publish ``jobs`` and store their outcomes in ``outcomes``, which leaves out those not tried.
 
-        The messages of a key are published in order; after one that fails, no more of its key.
+        The messages of a key are published in order; after one that fails, no more of its key are published.
         """
         error = await self._try(jobs)
         if error is None or len(jobs) == 1:

@@ -59,7 +59,7 @@ def claim_messages(
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
     what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.
-    Where something else than :func:`claim_messages` has locked a message, those after it in its key may be locked too.
+    If anything other than :func:`claim_messages` has locked a message, those after it in its key may be locked too.
     """
     spec = outbox_of(entity)
     count("limit", limit)
@@ -99,10 +99,10 @@ class _Wanted(NamedTuple):
 
 
 def _locked_lines(session: Session, adapter: Adapter, wanted: _Wanted) -> tuple[list[list[Identity]], list[Identity]]:
-    """The messages of each key, and those of them that are locked now.
+    """The locked messages of each key.
 
     The first of a key is locked before those that follow it: these are left alone where another claim has the first.
-    In the place of keys that others are just claiming come those that are next.
+    Keys that others are claiming at the moment are replaced by the next ones.
     """
     lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
     while room := wanted.limit - len(mine):

@@ -1,4 +1,4 @@
-"""What is kept of finished attempts, and for how long."""
+"""The outcomes of attempts, and the options of the history that keeps them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._support.checks import count, duration
 from .._support.exc import ArgumentError
 
 LONGEST_TRACEBACK = 16_000
-"""In characters: 65,535 bytes are the most that a TEXT of MySQL holds, and a character may take four."""
+"""In characters: MySQL's TEXT holds 65,535 bytes at most, and a character may take four."""
 
 
 class AttemptOutcome(StrEnum):

@@ -25,7 +25,7 @@ class QueueOptions:
         The number of claims after which a failing task is discarded.  It is stored in each row; rows that
         other programs insert get the default of the column, which a migration sets.
     ``max_crashes``
-        The number of processes of workers that a task may crash before it is discarded, at least 2.  Crashes count no
+        The number of worker processes that a task may crash before it is discarded, at least 2.  Crashes count no
         attempts.  See :doc:`/how-to/retries`.
     ``retry``
         The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as

@@ -21,8 +21,8 @@ def ended(
 ) -> Select[Any]:
     """Return ``columns`` of the attempts at tasks of ``queue`` with one of ``outcomes``: all, or the last ``cap``.
 
-    For a cap each outcome is read by itself, from the end of its range in the index; one range for all of them would
-    have to be sorted.
+    With a cap, each outcome is read separately, from the end of its range in the index; a single range for all of them
+    would have to be sorted.
     """
     named = [column.label(name) for name, column in columns.items()]
     mine = (table.c.queue == queue, *criteria)

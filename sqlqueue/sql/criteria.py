@@ -28,7 +28,7 @@ def only(spec: QueueSpec, *criteria: Where) -> Criterion:
 
 
 def _own_criteria(spec: QueueSpec, given: Where) -> Criterion:
-    """Return the criterion on the queue's table alone; columns of joined subclasses are looked up by primary key."""
+    """Return the criterion on the queue's table alone; columns of joined subclasses are read by primary key."""
     criterion = given.__clause_element__() if isinstance(given, QueryableAttribute) else given
     if not isinstance(criterion, ColumnElement):
         example = f"{spec.entity.__name__}.id == 7"

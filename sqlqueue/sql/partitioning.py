@@ -28,7 +28,8 @@ def fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
 
 
 def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> _Listing:
-    """Return the first of ``columns`` for which one of ``terms`` lists values, with that term; twice ``None`` if none.
+    """Return the first of ``columns`` for which one of ``terms`` lists values, and that term; ``None`` for both if
+    there is none.
 
     Only lists that are short enough to read their values one by one count.  Raises :class:`.ArgumentError` for values
     that a text key cannot have: a claim compares them itself, and may send none of them.

@@ -42,7 +42,7 @@ def is_ready(spec: QueueSpec) -> Criterion:
 
 
 def is_early(spec: QueueSpec) -> Criterion:
-    """Return whether the row is available, but from a later time on."""
+    """Return whether the row is available only from a later time on."""
     return and_(is_available(spec), spec["available_at"] > utcnow())
 
 
@@ -72,11 +72,13 @@ def is_adopted(spec: QueueSpec) -> Criterion:
 
 
 def has_attempts(spec: QueueSpec) -> Criterion:
-    """Return whether the row may be claimed again: attempts are left, or a worker holds it, whose crash counts none."""
+    """Return whether the row may be claimed again: attempts are left, or a worker holds it, whose crash does not count
+    as one."""
     return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
 
 
 def come_due(spec: QueueSpec) -> tuple[Criterion, ...]:
+    """Return the conditions of rows that a claim takes once their time has come: waiting ones and expired leases."""
     return (
         spec["finished_at"].is_(None),
         has_come(spec),

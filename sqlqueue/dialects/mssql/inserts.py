@@ -8,7 +8,7 @@ from ..parts.inserts import Inserts
 
 
 class SQLServerInserts(Inserts):
-    """No upsert, and texts that are compared as if they were of one length."""
+    """No upsert; comparisons pad texts to the same length."""
 
     # https://learn.microsoft.com/en-us/sql/t-sql/language-elements/string-comparison-assignment
     drops_blanks: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from ..parts.requests import Interrupt, Requests, milliseconds
 
 
 class KilledRequests(Requests):
-    """The common part of MySQL and MariaDB."""
+    """What MySQL and MariaDB have in common."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {
         "pymysql": {},

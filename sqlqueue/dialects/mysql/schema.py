@@ -13,7 +13,7 @@ from .catalog import COLUMNS, STATISTICS, is_of
 
 
 class ListedSchema(Schema):
-    """The common part of MySQL and MariaDB."""
+    """What MySQL and MariaDB have in common."""
 
     # others pad texts with blanks
     exact_collations: ClassVar[tuple[str, ...]] = ("_0900_bin", "_nopad_bin")

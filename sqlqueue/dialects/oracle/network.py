@@ -1,4 +1,4 @@
-"""python-oracledb, which tells no socket and limits its calls itself."""
+"""python-oracledb, which does not expose its socket and limits its calls itself."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ class Errors(ABC):
     """An engine's error codes, and where its drivers store them."""
 
     transient: Collection[Any]
-    """Codes after which the same transaction may succeed at once: deadlocks, serialization failures, lock timeouts."""
+    """Codes of failures after which a retry of the transaction may succeed: deadlocks, serialization failures, lock
+    timeouts."""
     outages: Collection[Any]
     """Codes of a server that is unreachable, shutting down or starting."""
     duplicates: Collection[Any]
@@ -80,8 +81,8 @@ def wrapping(dialect: Dialect, connection: Any = None, statement: str | None = N
     """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
 
     SQLAlchemy does not while it sets an isolation level, which is the first statement to fail on a dead connection.
-    ``connection``: the driver's, if there is one; some drivers tell by its state that it is dead.
-    ``statement``: the one that the error is to name.
+    ``connection``: the driver's, if there is one; with some drivers, its state shows that it is dead. ``statement``:
+    the one that the error is to name.
     """
     driver = dialect.loaded_dbapi.Error
     try:

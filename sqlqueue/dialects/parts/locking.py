@@ -40,9 +40,9 @@ class Locking(ABC):
         return pick.divided is None
 
     def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
-        """Return how many of ``keys``, from the first on, a statement may name that has a limit.
+        """Return how many of ``keys``, from the first on, a statement with a limit may name.
 
-        That is: it locks them in this order, and no more of them than the limit.
+        It then locks them in this order, and no more of them than the limit.
         """
         return 0
 
@@ -55,7 +55,7 @@ class Locking(ABC):
         return pick.select(*columns).limit(pick.limit)
 
     def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return the statement by which a claim comes to the rows of ``pick``."""
+        """Return the statement by which a claim finds the rows of ``pick``."""
         return self.picking(pick, *columns) if self.is_served(pick) else self.looking(pick, *columns)
 
     def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:

@@ -51,19 +51,20 @@ class Network:
         return None
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
-        """Yield which setting lets the server wait for a silent client, and what to set."""
+        """Yield the settings that make the server wait for a silent client without end, and what to set instead."""
         return iter(())
 
     def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
         """Lift those of :meth:`connect_limits` that this driver would apply to statements, too."""
 
     def descriptor(self, connection: Any) -> int | None:
-        """Return the file descriptor of a driver's open connection, ``None`` if the driver does not tell."""
+        """Return the file descriptor of a driver's open connection; ``None`` if the driver does not expose it."""
         tell = getattr(connection, "fileno", None)
         return None if tell is None else int(tell())
 
     def limit_calls(self, connection: Any, within: timedelta) -> Undo | None:
-        """Let the driver itself end calls that take longer, if it tells no socket.  Returns what lifts the limit."""
+        """Make the driver itself end calls that take longer, if it does not expose its socket. Returns a function that
+        lifts the limit."""
         return None
 
 

@@ -20,7 +20,7 @@ from .locking import Locking
 OTHERS = 16
 """The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
 FURTHER = 8
-"""The factor by which a claim reads more rows each time that it did not get enough."""
+"""The factor by which a claim increases the number of rows that it reads each time it did not get enough."""
 R = TypeVar("R")
 Parameters: TypeAlias = Mapping[str, Any]
 
@@ -59,12 +59,12 @@ class Rows:
             return keys
         make = partial(self.locking.looking, replace(pick, limit=number), *pick.spec.primary_key)
         found = self.keys(session, pick.spec, pick.made.get((self, "look", number), make))
-        return list(dict.fromkeys(found))  # a collation may take two of the listed values for the same
+        return list(dict.fromkeys(found))  # a collation may consider two of the listed values to be equal
 
     def _look_at_all(self, session: Session, pick: Pick, number: int) -> list[Identity] | None:
         """Return the same, read from the whole queue; ``None`` if rows of other parts are among the first.
 
-        To read part after part takes longer, and is only needed then.
+        Only then are the parts read one after another, which takes longer.
         """
         whole, column, values = pick.undivided()
         make = partial(self.locking.looking, replace(whole, limit=number), *pick.spec.primary_key, column)

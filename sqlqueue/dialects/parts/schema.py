@@ -52,10 +52,10 @@ class Schema:
     """The ``Index`` option for a predicate; ``None`` if indexes have none, or use another dialect's option."""
 
     reviving: ClassVar[str | None] = None
-    """The statement that makes an index usable again that was disabled or not completed."""
+    """The statement that makes a disabled or incomplete index usable again."""
 
     exact_collations: ClassVar[tuple[str, ...]] = ("_bin", "_bin2")
-    """How collations end that tell all texts apart which the adapter takes as primary keys."""
+    """The endings of collations that distinguish all texts that the adapter accepts as primary keys."""
 
     alters_defaults: ClassVar[bool] = True
     """Whether the default of an existing column can be changed without copying its table."""

@@ -62,7 +62,7 @@ class Server(ABC):
     def check_locks(self, connection: Connection) -> None:
         """Raise :class:`.UnsupportedDialectError` where row locks keep others out only until the commit is certified.
 
-        Asks once for each engine.
+        Checks once per engine.
         """
         if connection.dialect not in self._clusters:
             self._clusters[connection.dialect] = self.cluster(connection)
@@ -75,7 +75,8 @@ class Server(ABC):
             )
 
     def cluster(self, connection: Connection) -> str | None:
-        """Return what this server is part of, if others there accept writes and do not see its row locks."""
+        """Return the cluster that this server is part of, if its other servers accept writes and do not see its row
+        locks."""
         return None
 
     def absent(self, url: URL) -> str | None:
@@ -91,7 +92,7 @@ class Server(ABC):
         return iter(())
 
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
-        """Return whose transaction holds the lock of a row; ``None`` where the server does not tell this account."""
+        """Return the owner of the transaction that has locked a row; ``None`` if this account cannot read it."""
         return None
 
     def missing_privileges(

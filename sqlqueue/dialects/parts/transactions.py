@@ -44,7 +44,7 @@ class Transactions:
         return session.begin_nested()
 
     def single_writer(self, engine: Engine) -> Hashable | None:
-        """Return what only one transaction at a time writes to, ``None`` where many do."""
+        """Return a key for the database, if only one transaction at a time writes to it; otherwise ``None``."""
         return None
 
     def begins_to_write(self, statement: str) -> bool:

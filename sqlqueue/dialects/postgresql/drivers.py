@@ -1,4 +1,4 @@
-"""The drivers for PostgreSQL that have features of their own here."""
+"""The drivers for PostgreSQL that have special features here."""
 
 PSYCOPG = ("psycopg", "psycopg_async")
 """Names of psycopg's dialects in SQLAlchemy, sync and async."""

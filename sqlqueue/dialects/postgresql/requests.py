@@ -14,7 +14,7 @@ from .streaming import stream
 
 
 class PsycopgRequests(Requests):
-    """The common part of PostgreSQL and CockroachDB."""
+    """What PostgreSQL and CockroachDB have in common."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 

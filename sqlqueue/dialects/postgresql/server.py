@@ -49,7 +49,7 @@ class PostgreSQLServer(Server):
             yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
 
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
-        # the transaction that locked a row last is a system column of it, unless several share the lock
+        # a system column shows the transaction that locked a row last, unless several share the lock
         last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
         told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
         owner = connection.execute(told).one_or_none()

@@ -8,6 +8,6 @@ from ..parts.transactions import Transactions
 
 
 class PostgreSQLTransactions(Transactions):
-    """As standard SQL has them."""
+    """Standard SQL's isolation levels and savepoints."""
 
     impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"

@@ -8,6 +8,6 @@ from ..parts.network import Network
 
 
 class SQLiteNetwork(Network):
-    """Return ``None``: a wait on SQLite is for another writer, until the driver's timeout."""
+    """No network: on SQLite, a call waits only for another writer, until the driver's timeout."""
 
     is_there: ClassVar[bool] = False
