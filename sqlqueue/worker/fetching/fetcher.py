@@ -24,6 +24,7 @@ from ..running.executor import Executor
 from ..running.isolated import IsolatedExecutor
 from ..running.pool import CoroutinePool, Pool, ThreadPool
 from .context import WorkerContext
+from .durations import Durations
 from .poller import Poller
 from .readiness import Readiness
 from .suspects import Apart, until
@@ -59,7 +60,7 @@ class Fetcher:
         """The jobs that wait until suspects have run; ``None`` if none need to."""
         self._suspects: set[Job] = set()
         """Those of the jobs that wait to be run alone."""
-        self._mean: float | None = None
+        self._durations = Durations()
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._readiness = Readiness(handler.entity, context)
@@ -172,14 +173,14 @@ class Fetcher:
                 await self._room.wait()
 
     def _ahead(self) -> int:
-        if self._mean is None or not self._holds:
+        if not self._holds:
             return 0
         # two batches: one runs while the next is claimed
-        return min(2 * self.handler.batch, int(self.slots * AHEAD / max(self._mean, 1e-6)))
+        return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD))
 
     def _freed_soon(self) -> int:
         """Return how many slots become free in a moment if all are busy."""
-        return 0 if self._mean is None else min(self.slots, int(self.slots * GATHER / max(self._mean, 1e-6)))
+        return min(self.slots, self._durations.calls_within(self.slots * GATHER))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
         wanted = self._context.wanted(self.handler)
@@ -279,8 +280,7 @@ class Fetcher:
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
         """Settle a finished job.  Called on any thread."""
-        if job.seconds is not None:
-            self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
+        self._durations.add(job.seconds)
         self._context.settle(job, outcome if self._holds else None)
         self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
         if len(self._jobs) <= self._enough and not self._room.is_set():

@@ -27,6 +27,7 @@ from ..handling.jobs import Job
 from ..handling.outcomes import COMPLETED, Outcome, convicted, write_outcomes
 from ..running.executor import Executor, closing
 from .context import WorkerContext
+from .durations import Durations
 from .fetcher import AHEAD
 
 _OPEN = (
@@ -70,7 +71,7 @@ class LockingExecutor(Executor):
         self._in_flight = context.in_flight
         self._runs_one = holding_slots(handler.spec) is not None
         """Whether each transaction runs one task; a limited queue would count the others as running."""
-        self._mean: float | None = None
+        self._durations = Durations()
         self.ending = self.held = False
 
     def work(self, found: Callable[[], bool]) -> None:
@@ -92,9 +93,9 @@ class LockingExecutor(Executor):
 
     def _ahead(self) -> int:
         """Return how many tasks to lock: as many as take a moment, since others cannot run them meanwhile."""
-        if self._runs_one or self._mean is None:
+        if self._runs_one:
             return 1
-        return max(1, min(self.handler.batch, int(AHEAD / max(self._mean, 1e-6))))
+        return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))
 
     def _transact(self, wanted: Wanted | None, limit: int, *, alone: bool = False) -> bool:
         """Claim and run up to ``limit`` tasks.  Returns whether to claim more at once."""
@@ -161,7 +162,7 @@ class LockingExecutor(Executor):
         else:
             job.end()
             transaction.reports.append(partial(self.reports.finished, job, COMPLETED))
-        self._measure(job)
+        self._durations.add(job.seconds)
 
     def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> None:
         session = transaction.session
@@ -212,7 +213,3 @@ class LockingExecutor(Executor):
             self.reports.retried(job, error)
             return True
         return self.adapter.errors.is_outage(error)
-
-    def _measure(self, job: Job) -> None:
-        if job.seconds is not None:
-            self._mean = job.seconds if self._mean is None else 0.9 * self._mean + 0.1 * job.seconds
