@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import URL, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlqueue.dialects import adapter_for
+from sqlqueue.dialects.parts.network import Network
 from tests.drivers.cases import ODBC, ODBC_ASYNC, url_of
 from tests.drivers.tds import GREETINGS, FakeServer
 from tests.support.harness import Database
@@ -18,46 +20,42 @@ from tests.support.harness import Database
 DRIVERS = {"asyncpg": "postgresql", "aiomysql": "mysql", "asyncmy": "mysql"}
 
 
-async def advised(url: URL, **options: Any) -> str | None:
+async def asked(url: URL, ask: Callable[[Network, Any], Any], **options: Any) -> Any:
+    """Return what ``ask`` returns for the network of an engine and a connection of its driver."""
     engine = create_async_engine(url, **options)
     async with engine.connect() as connection:
         raw = await connection.get_raw_connection()
-        found = adapter_for(engine.dialect).network.driver_advice(raw.driver_connection)
+        found = ask(adapter_for(engine.dialect).network, raw.driver_connection)
     await engine.dispose()
     return found
 
 
-@pytest.mark.requires("container")
-@pytest.mark.parametrize("driver", DRIVERS)
-def test_asynchronous_drivers(sync_db: Database, driver: str) -> None:
+async def advised(url: URL, **options: Any) -> Any:
+    return await asked(url, lambda network, driver: network.driver_advice(driver), **options)
+
+
+@pytest.fixture(params=DRIVERS)
+def asynchronous(request: pytest.FixtureRequest, sync_db: Database) -> URL:
+    """The URL of the server for an asynchronous driver."""
+    driver = request.param
     pytest.importorskip(driver)
     if sync_db.url.get_backend_name() != DRIVERS[driver]:
         pytest.skip("another engine's driver")
-    url = sync_db.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
-    advice = asyncio.run(advised(url))
+    return sync_db.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
+
+
+@pytest.mark.requires("container")
+def test_asynchronous_drivers(asynchronous: URL) -> None:
+    advice = asyncio.run(advised(asynchronous))
     assert advice is not None
     options = re.search(r"create_async_engine\(\.\.\., connect_args=({.*?})\)", advice)
     assert options is not None
-    assert asyncio.run(advised(url, connect_args=eval(options[1]))) is None
-
-
-async def found_descriptor(url: URL) -> int | None:
-    engine = create_async_engine(url)
-    async with engine.connect() as connection:
-        raw = await connection.get_raw_connection()
-        descriptor = adapter_for(engine.dialect).network.descriptor(raw.driver_connection)
-    await engine.dispose()
-    return descriptor
+    assert asyncio.run(advised(asynchronous, connect_args=eval(options[1]))) is None
 
 
 @pytest.mark.requires("container")
-@pytest.mark.parametrize("driver", DRIVERS)
-def test_the_sockets_of_asynchronous_drivers_are_found(sync_db: Database, driver: str) -> None:
-    pytest.importorskip(driver)
-    if sync_db.url.get_backend_name() != DRIVERS[driver]:
-        pytest.skip("another engine's driver")
-    url = sync_db.url.set(drivername=f"{DRIVERS[driver]}+{driver}")
-    assert asyncio.run(found_descriptor(url)) is not None
+def test_the_sockets_of_asynchronous_drivers_are_found(asynchronous: URL) -> None:
+    assert asyncio.run(asked(asynchronous, lambda network, driver: network.descriptor(driver))) is not None
 
 
 def test_pyodbc() -> None:
