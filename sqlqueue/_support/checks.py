@@ -13,10 +13,10 @@ LONGEST_DURATION = timedelta(days=36_525)
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
     """Return ``value`` if it is a positive ``timedelta``, or zero with ``zero``, of at most a hundred years."""
     if not isinstance(value, timedelta) or value < timedelta(0) or not (value or zero):
-        kind = "that is not negative" if zero else "that is positive"
-        raise ArgumentError(f"{name}={value!r}: give a timedelta {kind}")
+        kind = "a timedelta of at least zero" if zero else "a positive timedelta"
+        raise ArgumentError(f"{name}={value!r}: give {kind}")
     if value > LONGEST_DURATION:
-        raise ArgumentError(f"{name}={value!r}: give a timedelta of at most a hundred years")
+        raise ArgumentError(f"{name}={value!r}: give a timedelta of at most 100 years")
     return value
 
 
@@ -24,7 +24,7 @@ def count(name: str, value: object) -> int:
     """Return ``value`` if it is a positive ``int``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise ArgumentError(f"{name}={value!r}: give a positive whole number")
+    raise ArgumentError(f"{name}={value!r}: give a positive integer")
 
 
 def text(name: str, value: object, longest: int | None = None) -> str:
@@ -32,9 +32,11 @@ def text(name: str, value: object, longest: int | None = None) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"{name}={value!r}: expected str, got {type(value).__name__}")
     if not is_storable(value):
-        raise ArgumentError(f"{name}={value!r}: leave out NUL and lone surrogates, which engines cannot store")
+        raise ArgumentError(
+            f"{name}={value!r}: remove NUL characters and lone surrogates, which databases cannot store"
+        )
     if longest is not None and _units(value) > longest:
-        raise ArgumentError(f"{name}={value[:40]!r}...: it has {_units(value)} characters, give at most {longest}")
+        raise ArgumentError(f"{name}={value[:40]!r}...: it has {_units(value)} characters; give at most {longest}")
     return value
 
 
@@ -45,7 +47,7 @@ def key(name: str, value: object, longest: int | None = None) -> str:
     """
     checked = text(name, value, longest)
     if not checked or checked.endswith(" "):
-        raise ArgumentError(f"{name}={value!r}: give a text that is not empty and does not end in a space")
+        raise ArgumentError(f"{name}={value!r}: give a non-empty string that does not end in a space")
     return checked
 
 

@@ -101,7 +101,7 @@ class UnsettledClaimError(SQLQueueError):
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         super().__init__(
-            f"{len(claims)} claim(s) made with lease=None are not settled, the first is {claims[0]}: complete, fail or"
+            f"{len(claims)} claim(s) made with lease=None are not settled; the first is {claims[0]}: complete, fail or"
             " release them before the commit, or roll back. Nothing was committed."
         )
         self.claims = tuple(claims)

@@ -52,9 +52,9 @@ def _not_json_alone(value: object, name: str) -> str | None:
         case None | bool():
             return None
         case str():
-            return None if is_storable(value) else f"{name} has NUL or a lone surrogate"
+            return None if is_storable(value) else f"{name} contains a NUL character or a lone surrogate"
         case int():
-            return None if -_LONGEST_INTEGER <= value < _LONGEST_INTEGER else f"{name} has more than 64 bits"
+            return None if -_LONGEST_INTEGER <= value < _LONGEST_INTEGER else f"{name} needs more than 64 bits"
         case float():
             return None if math.isfinite(value) else f"{name} is {value}"
     return f"{name} is a {type(value).__name__}"

@@ -98,7 +98,7 @@ def ending(status: int | None) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    return f"was killed by {name}" + (", possibly for lack of memory" if number == signal.SIGKILL else "")
+    return f"was killed by {name}" + (", possibly because memory ran out" if number == signal.SIGKILL else "")
 
 
 MIB = 1024 * 1024

@@ -47,7 +47,7 @@ def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str 
 def _unknown(op: ModifyTableOps, spec: QueueSpec, role: str) -> ConfigurationError:
     table, name = op.table_name, spec[role].name
     return ConfigurationError(
-        f"{spec.entity.__name__}: {table} is a queue already and has no column {name} ({role}). Write the migration"
+        f"{spec.entity.__name__}: {table} is already a queue but has no column {name} ({role}). Write the migration"
         f" that renames it: op.alter_column({table!r}, '<current name>', new_column_name={name!r}, existing_type=...)",
         model=spec.entity,
     )

@@ -36,14 +36,20 @@ Only = Annotated[
     typer.Option("--only", metavar="SECTIONS", help=f"Sections to measure: {', '.join(SECTIONS)}."),
 ]
 Jobs = Annotated[
-    int, typer.Option("--jobs", min=1, help="enqueue, drain: number of jobs; a fifth of it where each is committed.")
+    int,
+    typer.Option(
+        "--jobs", min=1, help="enqueue, drain: number of jobs; a fifth as many where each job is committed separately."
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="enqueue, drain, growth: number of rounds.")]
 Processes = Annotated[
-    str, typer.Option("--processes", metavar="1,2", help="drain: numbers of processes that work at once.")
+    str, typer.Option("--processes", metavar="1,2", help="drain: numbers of concurrent processes, separated by commas.")
 ]
 Threads = Annotated[
-    int, typer.Option("--threads", min=1, help="drain: threads of a worker, and of the code it is compared with.")
+    int,
+    typer.Option(
+        "--threads", min=1, help="drain: number of threads in a worker and in the code that it is compared with."
+    ),
 ]
 Batch = Annotated[int, typer.Option("--batch", min=2, help="drain: number of jobs that a loop claims at once.")]
 Payload = Annotated[int, typer.Option("--payload", min=0, metavar="BYTES", help="Length of each job's text.")]
@@ -51,7 +57,12 @@ KeyOption = Annotated[Key, typer.Option("--key", help="Primary key of the jobs."
 Tasks = Annotated[int, typer.Option("--tasks", min=20, help="pickup: number of tasks enqueued one by one.")]
 Idle = Annotated[float, typer.Option("--idle", min=1, help="pickup: seconds for which an idle worker is observed.")]
 Sizes = Annotated[
-    str, typer.Option("--sizes", metavar="0,1000", help="growth: numbers of finished tasks, and of scheduled ones.")
+    str,
+    typer.Option(
+        "--sizes",
+        metavar="0,1000",
+        help="growth: numbers of finished tasks (and of scheduled tasks), separated by commas.",
+    ),
 ]
 Delay = Annotated[
     float,
@@ -59,18 +70,16 @@ Delay = Annotated[
         "--delay",
         min=0,
         metavar="MS",
-        help="Milliseconds that a proxy adds to the network each way; 0 for no proxy. roundtrips: at least 1.",
+        help="Milliseconds of latency that a proxy adds in each direction; 0 for no proxy. roundtrips: at least 1.",
     ),
 ]
-Peers = Annotated[
-    bool, typer.Option("--peers", help="Measure other libraries instead, beside sqlqueue; only on PostgreSQL.")
-]
+Peers = Annotated[bool, typer.Option("--peers", help="Compare sqlqueue with other libraries instead; PostgreSQL only.")]
 Environments = Annotated[
     Path | None,
     typer.Option(
         "--environments",
         metavar="DIRECTORY",
-        help="--peers: where virtual environments are made and kept; a temporary directory by default.",
+        help="--peers: the directory in which virtual environments are kept; by default a temporary one.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")]
@@ -113,8 +122,9 @@ def bench(
 
     growth: drains among hundreds of thousands of other tasks. Slow, and only with --only growth.
 
-    --peers: procrastinate, chancy, pgqueuer, oban and, with Node.js, graphile-worker, in their latest releases, beside
-    sqlqueue and the same by hand. A library that cannot be installed or fails is named with the reason.
+    --peers: procrastinate, chancy, pgqueuer, oban and, with Node.js, graphile-worker, in their latest releases,
+    compared with sqlqueue and with hand-written code. A library that cannot be installed or that fails is listed with
+    the reason.
 
     Tables and schemas named sqlqueue_bench_... are created and dropped. Exit status: 0; 2 if it cannot measure; 130 if
     it was stopped.
@@ -147,7 +157,7 @@ def bench(
 def _sections(only: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in only.split(","))
     if unknown := [name for name in names if name not in SECTIONS]:
-        raise typer.BadParameter(f"--only names {unknown[0]!r}: give some of {', '.join(SECTIONS)}, with commas")
+        raise typer.BadParameter(f"--only names {unknown[0]!r}: choose from {', '.join(SECTIONS)}, separated by commas")
     return names
 
 
@@ -155,9 +165,9 @@ def _numbers(option: str, given: str, *, least: int) -> tuple[int, ...]:
     try:
         numbers = tuple(int(number) for number in given.split(","))
     except ValueError as error:
-        raise typer.BadParameter(f"{option}={given}: give numbers with commas, as in 1,2") from error
+        raise typer.BadParameter(f"{option}={given}: give numbers separated by commas, as in 1,2") from error
     if min(numbers) < least or len(set(numbers)) < len(numbers):
-        raise typer.BadParameter(f"{option}={given}: give different numbers, each at least {least}")
+        raise typer.BadParameter(f"{option}={given}: give distinct numbers, each at least {least}")
     return numbers
 
 

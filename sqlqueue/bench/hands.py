@@ -158,7 +158,7 @@ class Working:
     def check(self) -> None:
         """Raise :class:`.BenchError` if the worker has ended."""
         if not self._thread.is_alive():
-            raise BenchError("the worker has ended")
+            raise BenchError("the worker has exited")
 
     def end(self) -> None:
         """Do nothing: the worker keeps looking for jobs."""

@@ -133,7 +133,7 @@ def _slowed(engine: Engine, delay: float) -> Iterator[Engine]:
 def _refuse_present(engine: Engine) -> None:
     present = [name for name in inspect(engine).get_table_names() if name.startswith("sqlqueue_bench_")]
     if present:
-        raise BenchError(f"the table {present[0]} already exists: drop it, if it is left from another run")
+        raise BenchError(f"the table {present[0]} already exists: drop it if an earlier run left it behind")
 
 
 def _plan(engine: Engine, wanted: Wanted, processes: tuple[int, ...]) -> Plan:
@@ -194,7 +194,7 @@ def _growth(engine: Engine, wanted: Wanted, say: Say) -> Grown:
 
 def _peers(engine: Engine, wanted: Wanted, say: Say) -> PeerReport:
     if engine.dialect.name != "postgresql":
-        raise BenchError("other libraries are measured on PostgreSQL alone")
+        raise BenchError("other libraries are measured only on PostgreSQL")
     plan = PeerPlan(
         jobs=wanted.jobs,
         rounds=wanted.rounds,

@@ -22,9 +22,9 @@ def show(console: Console, report: Report) -> None:
     """Print ``report`` as tables."""
     _show_facts(console, report.machine)
     if report.wanted.delay:
-        console.print(f"A proxy adds {report.wanted.delay:g} ms to the network each way.")
+        console.print(f"A proxy adds {report.wanted.delay:g} ms of latency in each direction.")
     if report.yardstick is None and (report.enqueue or report.drain):
-        console.print("There is no yardstick for this driver: nothing is compared with SQL written by hand.")
+        console.print("There is no hand-written baseline for this driver, so nothing is compared.")
     if report.enqueue is not None:
         _show_contest(console, "Enqueue", report.enqueue)
     if report.drain is not None:
@@ -103,7 +103,7 @@ def _show_round_trips(console: Console, figures: Sequence[RoundTrips]) -> None:
         "round trips",
         "statements",
         "ms",
-        title="Round trips, 1 ms or more each way",
+        title="Round trips, with 1 ms or more of latency in each direction",
         title_justify="left",
         box=SIMPLE_HEAD,
     )
@@ -117,7 +117,7 @@ def _show_round_trips(console: Console, figures: Sequence[RoundTrips]) -> None:
 
 
 def _show_growth(console: Console, grown: Grown) -> None:
-    columns = ("finished tasks", "jobs/s", "of the first size's", "server microseconds/job")
+    columns = ("finished tasks", "jobs/s", "relative to the first", "server microseconds/job")
     table = Table(*columns, title="Growth", title_justify="left")
     for figure in grown.amid:
         rate, ratio = figure.rate, figure.ratio
@@ -137,10 +137,10 @@ def _show_snapshot(console: Console, held: HeldSnapshot) -> None:
         f" {held.ratio:.2f} times the speed of the first."
     )
     if held.server is None:
-        console.print("This server does not report its own working time.")
+        console.print("This server does not report how long it spends on statements.")
         return
     first, *_, last = held.server.microseconds
     console.print(
-        f"The server itself took {first:,.1f} microseconds per task in the first tenth, {last:,.1f} in the last:"
+        f"The server itself spent {first:,.1f} microseconds per task in the first tenth, {last:,.1f} in the last:"
         f" {held.server.ratio:.2f} times as long, and {held.server.ratio_to_least:.2f} times as long as in the fastest."
     )

@@ -93,9 +93,13 @@ class ConfirmedChange:
         number = outcome.changed
         told = f"{tasks(number, self.spec)} {'is' if number == 1 else 'are'} {self.done}."
         if outcome.taken:
-            told += f"\n{outcome.taken} cannot be: another task has the same unique_key."
+            told += f"\n{outcome.taken} could not be changed: another task has the same unique_key."
         if outcome.protected:
-            stay = "stays: foreign keys reference it" if outcome.protected == 1 else "stay: foreign keys reference them"
+            stay = (
+                "is kept: foreign keys reference it"
+                if outcome.protected == 1
+                else "are kept: foreign keys reference them"
+            )
             told += f"\n{tasks(outcome.protected, self.spec)} {stay}."
         return told
 

@@ -20,7 +20,7 @@ from ..operations.pausing import Pause
 from ..queue.spec import QueueSpec
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: stable keys, times in ISO 8601.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def print_json(value: object) -> None:

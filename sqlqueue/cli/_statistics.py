@@ -36,9 +36,12 @@ def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
     print_table(["Queue", *present, "hung", "oldest", "last hour", "paused"], rows, numbers=len(present) + 3)
     for spec, each, _ in found:
         for name, age in each.unserved_functions.items():
-            say(f"{spec.entity.__name__}: no worker seems to know the function {name}, called {_whole(age)} ago.")
+            say(
+                f"{spec.entity.__name__}: no worker seems to have the function {name} registered; calls of it have"
+                f" waited for {_whole(age)}."
+            )
     if any(each.capped for _, each, _ in found):
-        say(f"+ at least: at most {CAP:,} tasks are counted in a group of states. --exact counts all.")
+        say(f"+ means at least: at most {CAP:,} tasks are counted per group of states. --exact counts all.")
 
 
 def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _import(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise refusal(f"there is no module {error.name}, here or installed") from error
+            raise refusal(f"there is no module {error.name}, neither in the current directory nor installed") from error
         raise refusal(f"{name} cannot be imported: {error}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

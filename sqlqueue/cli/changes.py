@@ -39,14 +39,15 @@ def retry(
 
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error 'ConnectionError%'
 
-    Without a filter, all such tasks are retried. For more than one, the command shows their number and asks first.
+    Without a filter, all such tasks are retried. For more than one, the command shows their number and asks for
+    confirmation.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
     another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
     filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
@@ -75,14 +76,14 @@ def cancel(
         sqlqueue cancel --url postgresql+psycopg://me@host/shop shop.models:Email --where campaign_id=12
 
     Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
-    For more than one task, the command shows their number and asks first.
+    For more than one task, the command shows their number and asks for confirmation.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
     another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
     filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
@@ -112,14 +113,15 @@ def discard(
         sqlqueue discard --url postgresql+psycopg://me@host/shop shop.models:Email --id 4711 --reason 'no such address'
 
     Workers notice at their next heartbeat; a running handler can no longer complete its task or commit its writes.
-    sqlqueue retry brings dead letters back. For more than one task, the command shows their number and asks first.
+    sqlqueue retry brings dead letters back. For more than one task, the command shows their number and asks for
+    confirmation.
 
     Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
 
     With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
     another task has the same unique_key) and stopped (by Ctrl-C).
 
-    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
     filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)

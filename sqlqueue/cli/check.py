@@ -39,8 +39,7 @@ def check(target: Target, url: Url, as_json: AsJson = False, strict: Strict = Fa
     Writes nothing and locks no rows: safe to run at any time.
 
     Exit status: 0 if the queues work, even with warnings and notes; 1 if there
-    is an error, or with --strict a warning; 2 for bad usage or a database that
-    does not answer.
+    is an error, or with --strict a warning; 2 for bad usage or a database that does not respond.
 
     With --json: an object of engine, version, queues, ok and findings; each
     finding with severity (error, warning, note), code, model, table, message

@@ -18,7 +18,7 @@ from ._target import Target, Url, load
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-Host = Annotated[str, typer.Option(help="The address to listen on. Others than loopback need a token.")]
+Host = Annotated[str, typer.Option(help="The address to listen on. Addresses other than loopback require a token.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
 Allow = Annotated[
     list[str] | None,
@@ -35,7 +35,7 @@ Token = Annotated[
         "--token",
         metavar="TOKEN",
         envvar="SQLQUEUE_DASHBOARD_TOKEN",
-        help="The token to log in with, 16 characters or more. Use the variable: others can see arguments.",
+        help="The token to log in with, 16 characters or more. Prefer the variable: other users can see arguments.",
     ),
 ]
 
@@ -53,11 +53,12 @@ def dashboard(
 
         sqlqueue dashboard --url postgresql+psycopg://me@host/shop shop.models:Base --allow retry --allow pause
 
-    It listens on the loopback address, where every program of this machine may read. On other addresses, and for
-    machines with several users, set SQLQUEUE_DASHBOARD_TOKEN to a random text: viewers log in with it. Put a proxy with
-    TLS in front of it there.
+    It listens on the loopback address, where any program on this machine can read it. On other addresses, and for
+    machines with several users, set SQLQUEUE_DASHBOARD_TOKEN to a random text: viewers log in with it. In that case,
+    also put a TLS proxy in front of it.
 
-    Applications mount the dashboard instead, with their own users: see the documentation of sqlqueue.dashboard.
+    Applications can mount the dashboard instead and use their own user accounts: see the documentation of
+    sqlqueue.dashboard.
 
     Exit status: 0 once it is stopped; 2 for bad usage.
     """

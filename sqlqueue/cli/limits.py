@@ -30,7 +30,7 @@ def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = F
 
     With --json: an array of objects with queue (its table), key, limit and running.
 
-    Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not answer.
+    Exit status: 0, even without keys; 2 for bad usage, a queue without limits, or a database that does not respond.
     """
     with refusals("limits"):
         specs = _limited(target, queue)
@@ -42,7 +42,7 @@ def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = F
         shown = [[spec.entity.__name__, each.limit, each.running, each.key] for spec, each in rows]
         print_table(["Queue", "limit", "running", "key"], shown, numbers=2)
     else:
-        say(f"No key of {', '.join(spec.entity.__name__ for spec in specs)} has been used.")
+        say(f"No limit_key of {', '.join(spec.entity.__name__ for spec in specs)} has been used yet.")
 
 
 def set_limit(
@@ -60,12 +60,12 @@ def set_limit(
         sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
 
     Running tasks continue. If they exceed the limit, no more of the key are claimed until the excess has ended. The
-    command asks first for a limit of 0, which stops the key, and for a key that no task has used.
+    command asks for confirmation of a limit of 0, which stops the key, and of a key that no task has used yet.
 
     With --json: an object of queue (its table), key, limit, before (null for an unknown key) and running.
 
     Exit status: 0, changed or not; 1 if you answer no; 2 for bad usage, a queue without limits, a database that does
-    not answer, or a missing --yes without a terminal.
+    not respond, or a missing --yes without a terminal.
     """
     with refusals("set-limit"):
         specs = _limited(target, queue)
@@ -77,7 +77,7 @@ def set_limit(
         if number == 0 and (before is None or before.limit):
             confirm(f"stop all tasks of {spec.entity.__name__} with the key {key!r}", yes=yes)
         elif before is None:
-            confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used", yes=yes)
+            confirm(f"set a limit for {key!r}, a key that no task of {spec.entity.__name__} has used yet", yes=yes)
         after = transact(url, lambda session: _set(session, spec, key, number))
     if as_json:
         print_json({**_facts(spec, after), "before": None if before is None else before.limit})

@@ -44,7 +44,7 @@ def pause(
     With --json: an object of queue, topic, changed (false if it was already paused) and paused, an array of topic (null
     for the whole queue), paused_at, paused_by and reason.
 
-    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not answer.
+    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
     with refusals("pause"):
         spec = queue_of(target, queue)
@@ -69,7 +69,7 @@ def resume(target: Target, *, url: Url, queue: Queue = None, topic: Topic = None
 
     With --json: the same object as sqlqueue pause; changed is false if it was not paused.
 
-    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not answer.
+    Exit status: 0, changed or not; 2 for bad usage, no such model, or a database that does not respond.
     """
     with refusals("resume"):
         spec = queue_of(target, queue)

@@ -38,11 +38,11 @@ Final = Annotated[
 ]
 Adopted = Annotated[
     bool,
-    typer.Option("--adopted", help="Delete instead the rows from before the table became a queue, by created_at."),
+    typer.Option("--adopted", help="Instead delete rows from before the table became a queue, by created_at."),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks. Default: all.")]
 OfHistory = Annotated[
-    bool, typer.Option("--history", help="Delete instead finished attempts at tasks, by when they ended.")
+    bool, typer.Option("--history", help="Instead delete the history of finished attempts, by the time they ended.")
 ]
 
 
@@ -63,7 +63,7 @@ def prune(
         sqlqueue prune --url postgresql+psycopg://me@host/shop shop.models:Email --older-than 30d
 
     Rows from before the table became a queue stay, unless --adopted selects exactly these. Rows that foreign keys
-    reference stay too. For more than one task, the command shows their number and asks first.
+    reference stay too. For more than one task, the command shows their number and asks for confirmation.
 
     With --history: deletes finished attempts at tasks of the queue instead, those that ended longer ago than the
     retention of the HistoryMixin, or --older-than. Tasks stay as they are.
@@ -73,7 +73,7 @@ def prune(
     With --json: an object of queue, action, tasks (how many were deleted), protected (how many stay, because foreign
     keys reference them) and stopped (by Ctrl-C). With --history: queue, action, attempts and stopped.
 
-    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not answer, or a
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.
     """
     with refusals("prune"):

@@ -66,7 +66,7 @@ def stats(
     them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks finished
     within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks each are
     counted that are available, otherwise unfinished, or final; --exact counts all. Below the table are the functions
-    whose calls have waited for more than five minutes while none was running: no worker seems to know them.
+    whose calls have waited for more than five minutes while none was running: no worker seems to have them registered.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
     and without options that select tasks, the attempts that ended: "failed" counts those that failed, were discarded or
@@ -80,7 +80,7 @@ def stats(
     unfinished. With --timeline: start, completed, failed, cancelled, attempts (whether these are attempts, instead of
     tasks), and run_time and waiting_time, with count, mean, p50 and p95. All times are in seconds.
 
-    Exit status: 0; 2 for bad usage or a database that does not answer.
+    Exit status: 0; 2 for bad usage or a database that does not respond.
     """
     with refusals("stats"):
         if (by and timeline) or ((bucket or since) and not timeline):
@@ -140,7 +140,7 @@ def errors(
     claimed), example (null if the history has only a hash of its key), capped (whether count is a lower bound) and
     attempts (whether attempts are counted, instead of tasks).
 
-    Exit status: 0, even without errors; 2 for bad usage or a database that does not answer.
+    Exit status: 0, even without errors; 2 for bad usage or a database that does not respond.
     """
     with refusals("errors"):
         spec = queue_of(target, queue)
@@ -155,7 +155,7 @@ def errors(
         print_table(["Example", "attempts" if found[0].attempts else "tasks", "last seen", "error"], rows, numbers=1)
         if found[0].capped:
             order = "" if found[0].attempts else " by primary key"
-            say(f"+ at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")
+            say(f"+ means at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")
     else:
         say(f"{spec.entity.__name__} has no such errors.")
 

@@ -68,7 +68,7 @@ def list_tasks(
     With --json: an array of objects with queue (its table), key, the queue's columns by their documented names, and
     columns, an object of the model's own.
 
-    Exit status: 0, even without tasks; 2 for bad usage or a database that does not answer.
+    Exit status: 0, even without tasks; 2 for bad usage or a database that does not respond.
     """
     with refusals("list"):
         spec = queue_of(target, queue)
@@ -103,7 +103,7 @@ def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: As
     attempt, outcome, claimed_by, started_at, finished_at, error and traceback, the latest first; null if there is
     no such task.
 
-    Exit status: 0, found or not; 2 for bad usage or a database that does not answer.
+    Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     with refusals("show"):
         spec = queue_of(target, queue)
@@ -131,7 +131,7 @@ def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJ
     With --json: an object with queue, key, status (null if there is no such task), at, and reasons, an array of
     objects with cause, text, since, until, by, holders, ahead and estimate (in seconds).
 
-    Exit status: 0, found or not; 2 for bad usage or a database that does not answer.
+    Exit status: 0, found or not; 2 for bad usage or a database that does not respond.
     """
     with refusals("why"):
         spec = queue_of(target, queue)

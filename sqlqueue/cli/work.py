@@ -52,7 +52,7 @@ Health = Annotated[
 
 MaxTasks = Annotated[
     int | None,
-    typer.Option("--max-tasks", metavar="N", min=1, help="Replace a process that has run N tasks or a few more."),
+    typer.Option("--max-tasks", metavar="N", min=1, help="Replace a process once it has run N tasks or a few more."),
 ]
 MaxMemory = Annotated[
     int | None,
@@ -60,7 +60,7 @@ MaxMemory = Annotated[
         "--max-memory",
         metavar="MIB",
         min=1,
-        help="Replace a process that occupies more than MIB mebibytes of memory, without its child processes.",
+        help="Replace a process once it occupies more than MIB mebibytes of memory, not counting its child processes.",
     ),
 ]
 
@@ -106,7 +106,7 @@ def work(
     with _ending_on_sigterm():
         _worker(target)  # reports its problems once, not once per process
         if health is not None and health.port + processes - 1 > LARGEST_PORT:
-            raise refusal(f"--health: there are not {processes} ports from {health.port} on")
+            raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
         start = partial(_process, target, verbose, health, app_version)
         status = supervise(start, processes, Limits(max_tasks, max_memory))
     raise typer.Exit(status)

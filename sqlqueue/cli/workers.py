@@ -25,7 +25,9 @@ class Action(StrEnum):
 
 
 Do = Annotated[Action | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
-Number = Annotated[int | None, typer.Argument(metavar="[N]", min=1, help="With set-concurrency: calls at a time.")]
+Number = Annotated[
+    int | None, typer.Argument(metavar="[N]", min=1, help="With set-concurrency: the number of concurrent calls.")
+]
 Name = Annotated[str | None, typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id.")]
 
 
@@ -51,17 +53,17 @@ def workers(
     worker's grace period. Processes that end are not replaced by sqlqueue work. set-concurrency N: run N calls of each
     handler at a time; without N, as many as it was registered with. Workers respond within ten seconds.
 
-    With --json: an object of workers and unserved, an array of tables; after a command also told, how many workers are.
-    Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle, last_claim_at,
-    memory (bytes), command, concurrency and lanes: an array of queue, functions, whole, slots and busy.
+    With --json: an object of workers and unserved, an array of tables; after a command also told, the number of workers
+    that it was sent to. Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle,
+    last_claim_at, memory (bytes), command, concurrency and lanes: an array of queue, functions, whole, slots and busy.
 
-    Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not answer, or a
+    Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not respond, or a
     missing --yes without a terminal.
     """
     with refusals("workers"):
         base = load(target)
         if number is not None and action is not Action.SET_CONCURRENCY:
-            raise refusal("a number belongs to set-concurrency")
+            raise refusal("a number is allowed only with set-concurrency")
         check_registered(base)
         if action is Action.DRAIN or action is Action.STOP:
             confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
@@ -89,7 +91,7 @@ def _tell(session: Session, base: Any, action: Action, number: int | None, worke
 
 def _show(found: list[WorkerInfo], unserved: list[str], told: int | None) -> None:
     if told is not None:
-        say(f"{told} worker{'s are' if told != 1 else ' is'} told.")
+        say(f"The command was sent to {told} worker{'s' * (told != 1)}.")
     if found:
         headings = ["Worker", "busy", "slots", "MiB", "state", "seen", "started", "version", "serves"]
         print_table(headings, [_line(each) for each in found], numbers=3)
@@ -108,7 +110,7 @@ def _line(each: WorkerInfo) -> list[object]:
 def _state(each: WorkerInfo) -> str:
     if not each.is_live:
         return "dead"
-    return "live" if each.command is None else f"told to {each.command.value}"
+    return "live" if each.command is None else f"{each.command.value} requested"
 
 
 def _facts(each: WorkerInfo) -> dict[str, object]:

@@ -56,7 +56,7 @@ async def act(request: Request) -> Response:
     finally:
         site.snapshots.forget()
     if not number:
-        raise HTTPException(409, "No such worker is live anymore.")
+        raise HTTPException(409, "No such worker is live any more.")
     return RedirectResponse(links_of(request)("workers"), 303)
 
 

@@ -106,7 +106,7 @@ def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Positio
     try:
         texts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (binascii.Error, ValueError) as error:
-        raise ArgumentError("this address names no page of the queue") from error
+        raise ArgumentError("this URL does not identify a page of the queue") from error
     if not isinstance(texts, list) or len(texts) != len(columns) or not all(isinstance(each, str) for each in texts):
-        raise ArgumentError("this address names no page of the queue")
+        raise ArgumentError("this URL does not identify a page of the queue")
     return tuple(value(column, each) for column, each in zip(columns, texts, strict=True))

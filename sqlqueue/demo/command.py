@@ -28,7 +28,7 @@ URL = Annotated[
     ),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the tables for inspection.")]
-Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that another demo has left.")]
+Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an earlier demo left behind.")]
 
 
 def demo(
@@ -61,6 +61,6 @@ def demo(
         display.complain(f"sqlqueue demo: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        display.complain("Stopped. The workers have ended" + ("." if keep else ", and the tables are dropped."))
+        display.complain("Stopped. The workers have ended" + ("." if keep else ", and the tables were dropped."))
         raise typer.Exit(130) from None
     raise typer.Exit(0 if tally.is_clean else 1)

@@ -94,11 +94,11 @@ class _Member:
     def receive(self) -> None:
         """Wait for the next message of the process; :class:`.DemoError` if it ends or does not answer."""
         if not self._channel.poll(_PATIENCE):
-            raise DemoError(f"{self.name} does not answer")
+            raise DemoError(f"{self.name} does not respond")
         try:
             self._channel.recv()
         except EOFError as error:
-            raise DemoError(f"{self.name} has ended with an error") from error
+            raise DemoError(f"{self.name} exited with an error") from error
 
     def stop(self) -> None:
         with suppress(OSError):  # it has already ended

@@ -70,10 +70,10 @@ def _plain(text: str) -> Text:
 def _rows(tally: Tally, seconds: float) -> Iterator[tuple[str, str, str]]:
     yield "files", f"{tally.files:,}", "enqueued in one transaction"
     yield "done", f"{tally.done:,}", "completed, with result and receipt"
-    yield "taken over", f"{tally.taken_over:,}", "of these, after the lease of another worker had ended"
+    yield "taken over", f"{tally.taken_over:,}", "of these, after another worker's lease expired"
     yield "failed", f"{tally.failed:,}", "retried, then given up"
     yield "lost", _alarm(tally.lost), "files that are neither done nor failed"
-    yield "done twice", _alarm(tally.twice), "receipts beyond a file's first"
+    yield "done twice", _alarm(tally.twice), "additional receipts for the same file"
     yield "rate", f"{tally.done / seconds:,.0f}/s", f"{seconds:.1f} s, including the wait for the lease"
 
 

@@ -38,7 +38,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
         seconds = time.monotonic() - started
         crew.stop()
         for name in crew.crashed:
-            display.complain(f"{name} has ended with an error")
+            display.complain(f"{name} exited with an error")
     with Session() as session:
         tally = count(session, len(found))
     display.report(tally, seconds)

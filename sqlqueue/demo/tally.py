@@ -24,7 +24,7 @@ class Tally:
     failed: int
     """Files given up after the last attempt."""
     twice: int
-    """The number of receipts beyond a file's first."""
+    """The number of additional receipts for the same file."""
     errors: Sequence[ErrorGroup]
 
     @property

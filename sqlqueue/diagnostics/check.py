@@ -162,11 +162,11 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
     level = adapter.transactions.present_level(connection)
     if level is None or level in adapter.transactions.harmless_levels:
         return
-    severity, outcome = Severity.WARNING, "can fail, be refused or block others"
+    severity, outcome = Severity.WARNING, "can fail, be rejected or block others"
     if adapter.transactions.chosen_level(connection) is None:
         severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
-        severity, outcome = Severity.ERROR, "is refused, and other calls commit one by one"
+        severity, outcome = Severity.ERROR, "is rejected, and every other statement is committed on its own"
     yield Finding(
         severity=severity,
         code="isolation-level",

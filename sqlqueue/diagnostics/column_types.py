@@ -73,8 +73,8 @@ def inexact_primary_keys(
         if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
             continue
         message = (
-            f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= takes tasks for the same whose"
-            " keys are not the same to the letter"
+            f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= treats tasks as the same"
+            " although their keys differ"
         )
         fix = "nothing, if this is intended; otherwise declare a collation that distinguishes them, and migrate"
         yield Finding.of(spec, Severity.NOTE, "inexact-primary-key", message, fix)

@@ -40,7 +40,7 @@ class CockroachDB(Adapter):
     """CockroachDB.  Uses PostgreSQL's SQL, claims included; has no NOTIFY, and another format of EXPLAIN."""
 
     def __init__(self) -> None:
-        needed = "a SKIP LOCKED that passes over locked rows before it counts them"
+        needed = "a SKIP LOCKED that skips locked rows before it counts them"
         product = Product(dialect="cockroachdb", name="CockroachDB", minimum=(24, 2, 3), needed=needed)
         super().__init__(
             product,

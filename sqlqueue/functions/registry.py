@@ -24,14 +24,14 @@ class Functions(Generic[J]):
     def add(self, task: AnyTask[J]) -> None:
         """Register ``task``; :class:`.ArgumentError` if its name is taken or it is a function of the other kind."""
         if task.name in self._tasks:
-            raise ArgumentError(f"a task {task.name!r} already exists: give one of them another name, by name='...'")
+            raise ArgumentError(f"a task {task.name!r} already exists: give one of them another name with name='...'")
         if any(each.is_coroutine != task.is_coroutine for each in self._tasks.values()):
             kinds = (
                 ("a coroutine function", "functions") if task.is_coroutine else ("a function", "coroutine functions")
             )
             raise ArgumentError(
                 f"{task.name} is {kinds[0]}, the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
-                " calls all of them. Give it its own model"
+                " calls all of them. Give it a model of its own"
             )
         self._tasks[task.name] = task
         self.takes_session = self.takes_session or task.takes_session

@@ -99,7 +99,8 @@ def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
     before = history_of(table.metadata)
     if before is not None and before.table is not table:
         raise ConfigurationError(
-            f"one table holds the history of queues, not {before.table} and {table}: keep one HistoryMixin"
+            f"the history of all queues belongs in one table, not in {before.table} and {table}: derive only one"
+            " model from HistoryMixin"
         )
     if not isinstance(cls.__history__, HistoryOptions):
         raise ConfigurationError(f"{cls.__name__}.__history__ must be a HistoryOptions, not {cls.__history__!r}")

@@ -55,5 +55,7 @@ def pause_table(metadata: MetaData) -> Table | None:
     found = [table for table in mapped if table is not None and table.metadata is metadata]
     if len(found) > 1:
         names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(f"a MetaData may have one table of paused queues, not {names}: keep one PauseMixin")
+        raise ConfigurationError(
+            f"a MetaData can have only one table of paused queues, not {names}: derive only one model from PauseMixin"
+        )
     return found[0] if found else None

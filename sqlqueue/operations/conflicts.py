@@ -51,8 +51,8 @@ class Conflicts:
         for some in adapter.keys.batches(spec, meets):
             if adapter.rows.exists(session, spec, and_(adapter.keys.key_in(spec, mine), or_(*some))):
                 raise ArgumentError(
-                    f"this transaction holds one of these tasks of {spec.entity.__name__} by lease=None: complete it"
-                    " before enqueueing it again, or claim it with a lease"
+                    f"this transaction holds one of these tasks of {spec.entity.__name__} with lease=None: complete"
+                    " it before enqueueing it again, or claim it with a lease"
                 )
 
     def _group(

@@ -19,7 +19,7 @@ from .duplicates import translating
 def copy_rows(session: Session, adapter: Adapter, spec: QueueSpec, rows: list[dict[str, Any]]) -> None:
     """Load ``rows``, which all have the same keys, in the session's transaction."""
     if spec.mapper.inherits is not None or len(spec.mapper.tables) > 1:
-        raise ArgumentError("copy=True loads one table: not for an inheriting class")
+        raise ArgumentError("copy=True writes to a single table and does not support classes with mapped inheritance")
     names = list(rows[0])
     for number, row in enumerate(rows):
         if list(row) != names:  # the order may differ

@@ -85,7 +85,9 @@ def declare_schedules(
     session = session_of(session)
     declaration = Declaration.of(spec, tasks)
     if where and not remove_missing:
-        raise ArgumentError("where= says which tasks may be removed: give remove_missing=True, or leave it out")
+        raise ArgumentError(
+            "where= limits which tasks may be removed: give remove_missing=True as well, or omit where="
+        )
     chosen = only(spec, *within(session, spec, where))
     declaring = _Declaring(session, open_(session, spec, Access.CLAIM), declaration)
     outcomes = declaring.apply(chosen if remove_missing else None)
@@ -213,7 +215,8 @@ def _log(spec: QueueSpec, outcomes: Mapping[Outcome, Sequence[object]]) -> None:
     for outcome, keys in outcomes.items():
         if outcome == "stopped":
             logger.warning(
-                "%s %s: declared, but cancelled, discarded or unscheduled, and left so; reschedule() restarts them",
+                "%s %s: declared, but cancelled, discarded or unscheduled, and therefore left unchanged; reschedule()"
+                " restarts them",
                 spec.entity.__name__,
                 list(keys),
             )

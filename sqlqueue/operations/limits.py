@@ -45,7 +45,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     spec = spec_of(entity)
     slots = slots_of(spec)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise ArgumentError(f"limit={limit!r}: give a whole number, not negative")
+        raise ArgumentError(f"limit={limit!r}: give an integer of at least 0")
     checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
     adapter = open_(session, slots, Access.CLAIM)

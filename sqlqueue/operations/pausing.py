@@ -145,7 +145,9 @@ def _key(spec: QueueSpec, topic: str | None) -> str:
     if topic is None:
         return spec.table.fullname
     if TOPICS not in kinds_of(spec):
-        raise ArgumentError(f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause all of it")
+        raise ArgumentError(
+            f"{spec.entity.__name__} has no topics: derive it from TopicMixin, or pause the whole queue"
+        )
     checks.key("topic", topic, LONGEST_TOPIC)
     return f"{spec.table.fullname}:{topic}"
 

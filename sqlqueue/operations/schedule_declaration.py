@@ -90,7 +90,7 @@ def _values(spec: QueueSpec, number: int, task: Mapping[str, Any] | RecurringMix
     untold = (*_WRITTEN_BY_THE_QUEUE, *(role for kind in kinds_of(spec) for role in kind.untold))
     refused = sorted({spec.attributes[role] for role in untold} & row.keys())
     if refused:
-        raise ArgumentError(f"row {number}: leave out {', '.join(refused)}: the queue itself writes that")
+        raise ArgumentError(f"row {number}: leave out {', '.join(refused)}: only the queue writes them")
     if spec.attributes["schedule"] not in row:
         raise ArgumentError(
             f"row {number}: {spec.attributes['schedule']} is missing: give an Every(...) or a Cron(...)"

@@ -187,7 +187,7 @@ def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
     if not lanes:
         yield Reason(cause=Cause.UNSERVED, text="no live worker serves the queue")
     elif function is not None and all(lane.functions and function not in lane.functions for lane in lanes):
-        yield Reason(cause=Cause.UNSERVED, text=f"no live worker knows the function {function!r}")
+        yield Reason(cause=Cause.UNSERVED, text=f"no live worker has registered the function {function!r}")
 
 
 def _pauses(session: Session, seen: SeenTask) -> Iterator[Reason]:

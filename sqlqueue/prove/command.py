@@ -28,12 +28,12 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help="The database to prove it on, with a sync driver: postgresql+psycopg://user:password@host/name.",
+        help="The database to test, with a sync driver: postgresql+psycopg://user:password@host/name.",
     ),
 ]
-Minutes = Annotated[float, typer.Option("--minutes", min=0, help="For how long workers suffer faults.")]
+Minutes = Annotated[float, typer.Option("--minutes", min=0, help="How long faults are injected.")]
 Workers = Annotated[int, typer.Option("--workers", "-w", min=3, max=32, help="Number of worker processes.")]
-Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an interrupted proof has left.")]
+Drop = Annotated[bool, typer.Option("--drop", help="Replace the tables that an interrupted run left behind.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 _WIDE = 120
 """Width in characters if the output is not a terminal."""

@@ -46,7 +46,7 @@ def tables(url: str, *, drop: bool) -> Iterator[Engine]:
         present = [name for name in Base.metadata.tables if inspect(engine).has_table(name)]
         if present and not drop:
             names = ", ".join(present)
-            raise ProofError(f"{names}: these tables exist. If an interrupted proof has left them, add --drop")
+            raise ProofError(f"{names}: these tables exist. If an interrupted run left them behind, add --drop")
         Base.metadata.drop_all(engine)
         stack.callback(Base.metadata.drop_all, engine)
         Base.metadata.create_all(engine)

@@ -34,7 +34,7 @@ Show = Callable[[str], None]
 def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Report:
     """Inflict faults for ``duration``, play the scenes meanwhile, wait for all tasks, and return what was observed."""
     if not hasattr(signal, "SIGSTOP"):
-        raise ProofError("this system cannot stop and continue processes: run it on Linux or macOS")
+        raise ProofError("this operating system cannot suspend and resume processes: run it on Linux or macOS")
     with engine.connect() as connection:
         adapter_for(connection.dialect).server.verify(connection)
     Session, begun = sessions(engine), time.monotonic()
@@ -155,7 +155,7 @@ class _Scenes(threading.Thread):
                 if not self._passes(error):
                     raise
                 time.sleep(LEASE.total_seconds() / 10)
-        raise ProofError(f"the database had no room for the scene about {scene.promise!r}")
+        raise ProofError(f"conflicts with other transactions kept this scenario from finishing: {scene.promise!r}")
 
     def _passes(self, error: DBAPIError) -> bool:
         with self._session() as session:

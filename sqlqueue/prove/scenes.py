@@ -195,7 +195,7 @@ def hold_locks(Session: Sessions) -> None:
 
 
 SCENES: Sequence[Scene] = (
-    Scene("a claim that has lost its task cannot complete it", "late completions, refused", late),
+    Scene("a claim that has lost its task cannot complete it", "late completions, rejected", late),
     Scene("a lease keeps others out", "claims of tasks under a lease, without effect", leased),
     Scene("a transaction that is cut off leaves no trace", "open transactions whose connection was ended", cut),
     Scene("a task goes to one claimer", f"tasks claimed by {_THREADS} threads at the same time", exclusive),

@@ -81,7 +81,7 @@ class QueueOptions:
         duration("lease", self.lease)
         count("max_attempts", self.max_attempts)
         if count("max_crashes", self.max_crashes) == 1:
-            raise ArgumentError("max_crashes=1: give 2 or more, for the first crash may be that of another task")
+            raise ArgumentError("max_crashes=1: give 2 or more, because another task may have caused the first crash")
         if not callable(self.retry):
             raise ArgumentError(f"retry={self.retry!r}: give a callable from the attempt to a timedelta")
         if self.on_complete not in ("keep", "delete"):
@@ -110,4 +110,4 @@ class QueueOptions:
 
 def _check_names(option: str, names: tuple[object, ...]) -> None:
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ArgumentError(f"{option}={names!r}: give names, each only once")
+        raise ArgumentError(f"{option}={names!r}: give names without duplicates")

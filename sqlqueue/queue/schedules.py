@@ -34,7 +34,7 @@ class Every:
 
     def __post_init__(self) -> None:
         if duration("interval", self.interval) < _SHORTEST:
-            raise ArgumentError(f"interval={self.interval!r}: give at least a second")
+            raise ArgumentError(f"interval={self.interval!r}: give at least one second")
 
     def __str__(self) -> str:
         seconds = f"{self.interval.total_seconds() % 86400:f}".rstrip("0").rstrip(".")

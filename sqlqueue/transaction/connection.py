@@ -113,8 +113,8 @@ def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
     """
     if session.get_bind(mapper=spec.mapper, clause=statement) is not session.get_bind(**spec.bind_arguments):
         raise ArgumentError(
-            f"this session has another engine for the {statement.__visit_name__.upper()} of {spec.entity.__name__}"
-            " than for its UPDATE, see its get_bind: use a session with one engine for both"
+            f"this session uses different engines for the {statement.__visit_name__.upper()} and the UPDATE of"
+            f" {spec.entity.__name__}, see its get_bind(): use a session with one engine for both"
         )
 
 

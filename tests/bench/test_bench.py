@@ -54,7 +54,7 @@ def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: py
     monkeypatch.delitem(YARDSTICKS, "pysqlite")
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--jobs", 5, "--rounds", 2)
     assert result.exit_code == 0, result.stderr
-    assert "no yardstick for this driver" in result.stdout
+    assert "no hand-written baseline for this driver" in result.stdout
     assert "enqueue(job)" in result.stdout
     assert "by hand " not in result.stdout
 
@@ -96,8 +96,8 @@ def test_growth_is_shown_as_text(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), *GROWTH)
     assert result.exit_code == 0, result.stderr
     told, untold = (
-        "The server itself took" in result.stdout,
-        "server does not report its own working time" in result.stdout,
+        "The server itself spent" in result.stdout,
+        "server does not report how long it spends" in result.stdout,
     )
     assert told != untold
     if sync_db.case.name != "mysql":

@@ -23,9 +23,9 @@ from tests.support.processes import PROGRAM
     ("arguments", "reason"),
     [
         (["--only", "drain,dance"], "--only names 'dance'"),
-        (["--processes", "1,x"], "give numbers with commas"),
+        (["--processes", "1,x"], "give numbers separated by commas"),
         (["--processes", "0"], "each at least 1"),
-        (["--processes", "2,2"], "different numbers"),
+        (["--processes", "2,2"], "distinct numbers"),
         (["--sizes", "0,-1"], "each at least 0"),
         (["--key", "text"], "'text' is not one of"),
         (["--url", "sqlite://"], "an in-memory database"),

@@ -84,7 +84,7 @@ def test_contenders_take_turns_and_leave_no_tables(sync_db: Database, tmp_path: 
     broken.write_text("raise SystemExit('it does not start')")
     tried = [*named("psycopg by hand", "sqlqueue, function job"), Contender(who="broken", script=broken)]
     found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
-    assert found.missing == {"broken": "it has ended: it does not start"}
+    assert found.missing == {"broken": "it has exited: it does not start"}
     assert [each.who for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
     for figure in found.figures:
         assert figure.jobs_per_second[1].median > 0
@@ -121,7 +121,7 @@ def test_contenders_without_requirements_need_no_environment(tmp_path: Path) -> 
 def test_other_engines_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(application(), ["bench", "--url", f"sqlite:///{tmp_path}/bench.db", "--peers"])
     assert result.exit_code == 2
-    assert "on PostgreSQL alone" in result.stderr
+    assert "only on PostgreSQL" in result.stderr
 
 
 @pytest.mark.requires("notifies")

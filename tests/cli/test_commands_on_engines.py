@@ -121,7 +121,10 @@ def test_tasks_with_a_taken_key_are_counted(sync_db: Database) -> None:
     sync_db.insert(Listing, [{**FAILED, "former_key": key} for key in "abcde"])
     sync_db.insert(Listing, [{"unique_key": "c"}])
     told_ = told(sync_db, "retry", "--yes", target="Listing")
-    assert told_ == "4 tasks of Listing are available again.\n1 cannot be: another task has the same unique_key.\n"
+    assert (
+        told_
+        == "4 tasks of Listing are available again.\n1 could not be changed: another task has the same unique_key.\n"
+    )
 
 
 @pytest.mark.parametrize("driver", ["sync_driver", "async_driver"])

@@ -10,10 +10,10 @@ from tests.cli.invoking import out, run, words
 
 
 def test_limits_are_listed_and_set(url: str) -> None:
-    assert out("limits", model="Visit") == "No key of Visit has been used."
+    assert out("limits", model="Visit") == "No limit_key of Visit has been used yet."
     asked = run("set-limit", "a.org", "3", model="Visit")
     assert (asked.exit_code, asked.stdout) == (2, "")
-    assert "a key that no task of Visit has used, and there is no terminal to confirm it: use --yes" in asked.stderr
+    assert "a key that no task of Visit has used yet, and there is no terminal to confirm it: use --yes" in asked.stderr
     set_it = ["set-limit", "a.org", "3", "--json", "--yes"]
     assert json.loads(out(*set_it, model="Visit")) == {
         "queue": "visit",
@@ -38,7 +38,7 @@ def test_limits_are_listed_and_set(url: str) -> None:
         (["set-limit", "x", "1"], "Task", "the queues have no limits"),
         (["set-limit", "x", "1"], "Base", "queues with limits: use --queue with one of"),
         (["set-limit", "x", "many"], "Visit", "Invalid value for 'N'"),
-        (["set-limit", "x" * 1000, "1", "--yes"], "Visit", "it has 1000 characters, give at most"),
+        (["set-limit", "x" * 1000, "1", "--yes"], "Visit", "it has 1000 characters; give at most"),
     ],
 )
 def test_limits_that_cannot_be_set(url: str, arguments: list[str], model: str, said: str) -> None:

@@ -49,14 +49,14 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     heading, figures, note = out("stats").splitlines()
     assert heading.split()[1:6] == ["available", "running", "completed", "cancelled", "discarded"]
     assert figures.split()[1:6] == ["1", "0", "0+", "0+", "2+"]  # what was not counted may be in any final state
-    assert note.startswith("+ at least:")
+    assert note.startswith("+ means at least:")
     heading, figures = out("stats", "--exact").splitlines()
     assert heading.split()[1:4] == ["available", "running", "discarded"]
     assert figures.split()[1:4] == ["1", "0", "3"]
     assert json.loads(out("stats", "--json"))[0]["capped"][-1] == "total"
     _, figures, note = out("errors").splitlines()
     assert figures.split()[1] == "2+"
-    assert note.startswith("+ at least:")
+    assert note.startswith("+ means at least:")
     assert json.loads(out("errors", "--json"))[0]["capped"] is True
     assert out("errors", "--exact").splitlines()[1].split()[1] == "3"
 

@@ -47,7 +47,7 @@ def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
     ("status", "arguments", "said"),
     [
         (2, ["--health", "host"], "'host' is not an address: give PORT, HOST:PORT or [IPV6]:PORT, as in 0.0.0.0:8080"),
-        (2, ["--health", "65535", "--processes", "2"], "--health: there are not 2 ports from 65535 on"),
+        (2, ["--health", "65535", "--processes", "2"], "--health: there are fewer than 2 ports from 65535 upwards"),
         (2, ["--max-tasks", "0"], "greater than or equal to 1"),
         (2, ["--max-memory", "-1"], "greater than or equal to 1"),
         (3, ["--health", "192.0.2.1:8080"], "cannot serve health checks on 192.0.2.1 port 8080: "),

@@ -140,7 +140,7 @@ def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
-    assert errors == "Stopped. The workers have ended, and the tables are dropped.\n"
+    assert errors == "Stopped. The workers have ended, and the tables were dropped.\n"
     assert eventually_empty(program.pid)
     with connect(url, poolclass=NullPool).connect() as connection:
         assert inspect(connection).get_table_names() == []

@@ -241,7 +241,7 @@ def test_one_table_for_all_queues() -> None:
     class First(HistoryMixin, Common):
         __tablename__ = "first"
 
-    with pytest.raises(ConfigurationError, match="keep one HistoryMixin"):
+    with pytest.raises(ConfigurationError, match="derive only one model from HistoryMixin"):
 
         class Second(HistoryMixin, Common):
             __tablename__ = "second"

@@ -148,7 +148,7 @@ def test_a_pause_stores_any_reason(db: Database) -> None:
     ("call", "said"),
     [
         (lambda session: session.pause(Task, "news"), "has no topics"),
-        (lambda session: session.pause(Mail, ""), "topic='': give a text that is not empty"),
+        (lambda session: session.pause(Mail, ""), "topic='': give a non-empty string"),
         (lambda session: session.pause(Mail, 7), "topic=7: expected str, got int"),
         (lambda session: session.pause(Task, paused_by=""), "1 to 200 characters"),
         (lambda session: session.pause(QueuePause), "not a queue model"),

@@ -70,7 +70,7 @@ def test_jitter_spreads_retries(policy: Any) -> None:
     [
         (lambda: ConstantBackoff(-MINUTE), "delay=.* not negative"),
         (lambda: ConstantBackoff(jitter=2), "give a jitter from 0 to 1"),
-        (lambda: LinearBackoff(60), "step=60: give a timedelta"),  # type: ignore[arg-type]
+        (lambda: LinearBackoff(60), "step=60: give a positive timedelta"),  # type: ignore[arg-type]
         (lambda: LinearBackoff(cap=None), "cap=None"),  # type: ignore[arg-type]
         (lambda: RetryByError({"ValueError": None}), "'ValueError' is not an exception class"),  # type: ignore[dict-item]
         (lambda: RetryByError({ValueError: 3}), "ValueError: 3 is neither a retry policy nor None"),  # type: ignore[dict-item]

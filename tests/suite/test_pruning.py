@@ -186,6 +186,6 @@ def test_the_command_reports_how_many_rows_stay(sync_db: Database) -> None:
     sync_db.insert(Mail, [{"id": n, **DONE} for n in (1, 2, 3)])
     sync_db.insert(Attachment, [{"mail_id": 1}])
     said = told(sync_db, "prune", "--yes", target="Mail").splitlines()
-    assert said == ["2 tasks of Mail are deleted.", "1 task of Mail stays: foreign keys reference it."]
+    assert said == ["2 tasks of Mail are deleted.", "1 task of Mail is kept: foreign keys reference it."]
     assert told(sync_db, "prune", "--yes", "--json", target="Mail")["protected"] == 1
     assert count(sync_db, Mail) == 1

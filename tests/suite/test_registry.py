@@ -158,6 +158,6 @@ def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
     assert causes(errand) == causes(call) == unserved
     register(fleet, "other", lane("errand_of_fleet"), lane("fleet_call", "shop.bill"))
     assert [cause for cause, _ in causes(errand)] == [Cause.READY]
-    assert causes(call) == [(Cause.UNSERVED, "no live worker knows the function 'shop.mail'")]
+    assert causes(call) == [(Cause.UNSERVED, "no live worker has registered the function 'shop.mail'")]
     register(fleet, "right", lane("fleet_call", "shop.mail"))
     assert [cause for cause, _ in causes(call)] == [Cause.READY]

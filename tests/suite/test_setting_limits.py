@@ -105,9 +105,9 @@ def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
     ("arguments", "message"),
     [
         ((Task, "a", 1), "Task has no limits: derive it from LimitMixin"),
-        ((Visit, "a", -1), "limit=-1: give a whole number, not negative"),
+        ((Visit, "a", -1), "limit=-1: give an integer of at least 0"),
         ((Visit, "a", True), "limit=True"),
-        ((Visit, "", 1), "key='': give a text that is not empty"),
+        ((Visit, "", 1), "key='': give a non-empty string"),
         ((Visit, 7, 1), "key=7"),
     ],
 )

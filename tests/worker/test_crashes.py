@@ -68,7 +68,7 @@ def test_the_poison_task_alone_is_discarded(sync_db: Database) -> None:
     [
         ("segv", "was killed by SIGSEGV", APART),
         ("leave", "exited with status 0", APART),
-        ("kill", "was killed by SIGKILL, possibly for lack of memory", ALONE),
+        ("kill", "was killed by SIGKILL, possibly because memory ran out", ALONE),
     ],
 )
 def test_the_poison_task_is_discarded_however_it_crashes(sync_db: Database, how: str, said: str, program: str) -> None:

@@ -65,10 +65,10 @@ def test_the_writes_of_a_zombie_are_rolled_back(
     with db.begin() as other:
         (successor,) = other.claim_many(Task, limit=1, claimed_by="other")
     blocking.release()
-    eventually(lambda: "is lost" in caplog.text)
+    eventually(lambda: "was lost" in caplog.text)
     assert count(db, Ledger) == 0
     assert (row(db, successor)["status"], row(db, successor)["claimed_by"]) == ("running", "other")
-    (line,) = [record for record in caplog.records if "is lost" in record.message]
+    (line,) = [record for record in caplog.records if "was lost" in record.message]
     assert (line.levelno, line.__dict__["queue"], line.__dict__["attempt"]) == (logging.WARNING, "Task", 1)
 
 

@@ -106,7 +106,7 @@ def test_a_hanging_child_is_killed_at_the_timeout_and_replaced(db: Database, lau
 @sync_on_one_engine
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly for lack of memory")],
+    [("exit", "exited with status 7"), ("die", "was killed by SIGKILL, possibly because memory ran out")],
 )
 def test_a_dying_child_is_charged_to_its_own_task_alone(
     sync_db: Database, launcher: Launcher, name: str, said: str

@@ -105,7 +105,7 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
     blocking.wait_for()
     take_over(db)
     eventually(lambda: blocking.lost == blocking.started)
-    eventually(lambda: "is lost, and its writes are dropped" in caplog.text)
+    eventually(lambda: "was lost, and its writes were rolled back" in caplog.text)
     blocking.release()
     with db.begin() as actor:
         actor.add(Task())

@@ -31,10 +31,10 @@ def of_a_lock(what: pytest.FixtureRequest) -> None: ...
     [
         (lambda: None, {}, "has no name: give one"),
         (7, {}, "7 is not a function"),
-        (none, {"name": ""}, "name='': give a text that is not empty"),
-        (none, {"name": "x" * 256}, "256 characters, give at most 255"),
-        (none, {"concurrency": 0}, "concurrency=0: give a positive whole number"),
-        (none, {"timeout": 5}, "timeout=5: give a timedelta"),
+        (none, {"name": ""}, "name='': give a non-empty string"),
+        (none, {"name": "x" * 256}, "256 characters; give at most 255"),
+        (none, {"concurrency": 0}, "concurrency=0: give a positive integer"),
+        (none, {"timeout": 5}, "timeout=5: give a positive timedelta"),
         (asynchronous, {}, "asynchronous: a coroutine that takes a session needs a worker of an async_sessionmaker"),
         (of_an_unknown, {}, "'Elsewhere' is not defined. Import it at the top level"),
         (of_a_lock, {}, "of_a_lock: its arguments cannot be stored as JSON: Unable to generate pydantic-core schema"),
@@ -69,7 +69,7 @@ def test_all_tasks_of_a_model_share_one_handler() -> None:
         worker.task(Job, concurrency=4)(example)
     with pytest.raises(ArgumentError, match=r"a task '.*none' already exists"):
         worker.task(Job)(none)
-    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it its own model"):
+    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it a model of its own"):
         worker.task(Job)(nothing_async)
     assert worker.handlers == [handler]
 

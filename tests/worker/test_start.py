@@ -47,7 +47,7 @@ def test_a_schema_mismatch_is_an_error(engine: Engine) -> None:
 
 def test_a_database_in_memory() -> None:
     engine = create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match="which a database in memory does not have: use a file"):
+    with pytest.raises(ConfigurationError, match="which an in-memory database does not offer: use a file"):
         worker_of(engine).run()
     engine.dispose()
 
@@ -76,7 +76,7 @@ def test_invalid_criteria_are_rejected(engine: Engine) -> None:
         ({"poll": 3}, "poll=3"),
         ({"grace": timedelta(-1)}, "grace="),
         ({"name": ""}, "name=''"),
-        ({"name": "n" * 201}, "201 characters, give at most 200"),
+        ({"name": "n" * 201}, "201 characters; give at most 200"),
     ],
     ids=str,
 )

@@ -82,7 +82,7 @@ def test_a_dead_process_is_replaced_and_sigterm_ends_all(engine: Engine, supervi
     _, errors = supervisor.communicate(timeout=20)
     assert supervisor.returncode == 0
     assert not any(map(lives, first | second))
-    assert errors.count("was killed by SIGKILL, possibly for lack of memory (-9), replaced in") == 2
+    assert errors.count("was killed by SIGKILL, possibly because memory ran out (-9), replaced in") == 2
 
 
 @pytest.mark.usefixtures("tables")

@@ -125,9 +125,9 @@ def test_a_worker_warns_of_them_once(
     workers.start(worker)
 
     def warnings() -> list[str]:
-        return [each.getMessage() for each in caplog.records if "no worker seems to know" in each.getMessage()]
+        return [each.getMessage() for each in caplog.records if "no worker seems to have" in each.getMessage()]
 
     eventually(warnings)
     time.sleep(0.5)
     (only,) = warnings()
-    assert "Job: no worker seems to know the function b" in only
+    assert "Job: no worker seems to have the function b registered" in only

@@ -36,7 +36,7 @@ def _in_python(contender: Contender, place: Path) -> tuple[str, ...]:
 def _in_node(contender: Contender, place: Path) -> tuple[str, ...]:
     node, npm = which("node"), which("npm")
     if node is None or npm is None:
-        raise PeerError("not installable: there is no Node.js with npm")
+        raise PeerError("cannot be installed: Node.js with npm is missing")
     place.mkdir(parents=True, exist_ok=True)
     _run(npm, "install", "--silent", "--prefix", str(place), *(f"{each}@latest" for each in contender.requirements))
     # packages are looked up from where the script is
@@ -51,4 +51,4 @@ def _run(*command: str) -> None:
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith(("ERROR", "npm error"))] or lines[-1:]
-        raise PeerError(f"not installable: {' '.join(errors)}")
+        raise PeerError(f"cannot be installed: {' '.join(errors)}")

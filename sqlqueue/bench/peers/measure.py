@@ -81,7 +81,7 @@ def measure_peers(
 
 def _refuse_present(engine: Engine, contenders: Sequence[Contender]) -> None:
     if present := {each.schema for each in contenders}.intersection(inspect(engine).get_schema_names()):
-        raise BenchError(f"the schema {min(present)} already exists: drop it, if it is left from another run")
+        raise BenchError(f"the schema {min(present)} already exists: drop it if an earlier run left it behind")
 
 
 @contextmanager

@@ -41,16 +41,16 @@ class Script:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except OSError:
-            raise self._failure("it has ended") from None
+            raise self._failure("it has exited") from None
 
     def answer(self) -> Any:
         """Return the next answer; :class:`.PeerError` if there is none."""
         try:
             line = self._answers.get(timeout=_PATIENCE)
         except Empty:
-            raise self._failure(f"no answer in {_PATIENCE} seconds") from None
+            raise self._failure(f"no response in {_PATIENCE} seconds") from None
         if not line:
-            raise self._failure("it has ended")
+            raise self._failure("it has exited")
         return json.loads(line)
 
     def ask(self, *command: object) -> Any:

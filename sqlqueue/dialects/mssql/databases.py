@@ -25,7 +25,7 @@ def findings_of_database(connection: Connection) -> Iterator[Finding]:
     # cast from sql_variant, which not every driver can read
     answer = cast(func.databasepropertyex(func.db_name(), "Updateability"), mssql.NVARCHAR(128))
     if connection.scalar(select(answer)) == "READ_ONLY":
-        yield read_only("this database is read-only, like a secondary", "connect to the primary")
+        yield read_only("this database is read-only, as a secondary is", "connect to the primary")
     # by name: on Azure, db_id() differs from this view's id
     asked = select(_DATABASES).where(_DATABASES.c.name == func.db_name())
     for name, has_versions, is_forced in connection.execute(asked):

@@ -12,8 +12,11 @@ from sqlalchemy import Connection, Integer, literal_column, select
 from ..parts.network import Network, socket_of
 
 _SHORT_ENOUGH = timedelta(hours=1)
-_LOCKED = "a client that vanishes in a transaction keeps its locks for so long, unless TCP gives it up before"
-_LONGER = ", or longer if a handler leaves its transaction alone for longer"
+_LOCKED = (
+    "a client that disappears during a transaction keeps its locks for that long, unless TCP closes the connection"
+    " first"
+)
+_LONGER = ", or longer if a handler keeps its transaction idle for longer"
 
 
 class MySQLNetwork(Network):
@@ -35,8 +38,8 @@ class MySQLNetwork(Network):
         if not limits and getattr(connection, "connect_timeout", 0) is None:  # aiomysql
             arguments = {"connect_timeout": 10}
             return (
-                f"{_maker(connection)}(..., connect_args={arguments}), and asyncio.timeout() around what must not wait:"
-                " this driver has no limit for statements"
+                f"{_maker(connection)}(..., connect_args={arguments}), and asyncio.timeout() around calls that must"
+                " not block: this driver has no time limit for statements"
             )
         return None
 

@@ -44,7 +44,7 @@ class MySQLServer(Server):
         if "tidb" in banner.lower():
             self.refuse(f"(TiDB, {banner})", "MySQL itself, or MariaDB,", "SKIP LOCKED, which TiDB does not support")
         if "vitess" in banner.lower():
-            lacked = "an order, unique indexes and atomic commits over all of its shards, which Vitess does not promise"
+            lacked = "ordering, unique indexes and atomic commits across all shards, which Vitess does not guarantee"
             self.refuse(f"(Vitess, {banner})", "MySQL itself, or MariaDB,", lacked)
         super().judge(version, banner)
 
@@ -72,14 +72,15 @@ class MySQLServer(Server):
         if storage and storage.upper() != "INNODB":
             name = live_name(connection, spec.table)
             message = (
-                f"{spec.table.fullname} is stored by {storage}, which has no transactions: claims are not exclusive"
+                f"{spec.table.fullname} uses the storage engine {storage}, which has no transactions: claims are not"
+                " exclusive"
             )
             fix = f"ALTER TABLE {name} ENGINE = InnoDB"
             yield Finding.of(spec, Severity.ERROR, "storage-engine", message, fix)
         partitioned = PARTITIONS.c.partition_name.is_not(None)
         parts = connection.scalar(select(func.count()).where(is_of(connection, spec.table, PARTITIONS), partitioned))
         if parts and not is_partitioned(spec.table):
-            message = f"{spec.table.fullname} has partitions that its model does not name: claims go out of order"
+            message = f"{spec.table.fullname} has partitions that its model does not declare: claims are out of order"
             fix = f'__table_args__ = {{"{self.product.dialect}_partition_by": "..."}}, as the table has it'
             yield Finding.of(spec, Severity.WARNING, "undeclared-partitions", message, fix)
 

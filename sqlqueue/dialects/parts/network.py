@@ -15,8 +15,8 @@ from ...queue.findings import Finding, Severity
 Undo: TypeAlias = Callable[[], object]
 
 _UNANSWERED = (
-    "if the network loses this connection without an error, whoever waits for an answer on it waits very long: workers"
-    " have deadlines of their own, other programs have not"
+    "if the network drops this connection without an error, a program that waits for a response waits for very long:"
+    " workers have their own deadlines, other programs do not"
 )
 
 

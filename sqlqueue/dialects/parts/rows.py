@@ -239,6 +239,6 @@ def in_order(spec: QueueSpec, found: Mapping[R, Any], wanted: Sequence[R]) -> li
     if hidden:
         raise ArgumentError(
             f"{spec.entity.__name__} {hidden[0]} is claimed but cannot be loaded: loader options or criteria of the"
-            " session hide it, or it is newer than what this transaction may see. Roll back."
+            " session hide it, or it is newer than this transaction's snapshot. Roll back."
         )
     return [found[each] for each in wanted]

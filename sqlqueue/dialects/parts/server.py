@@ -19,8 +19,8 @@ from .product import Product
 
 _NEEDS_LOCKS = "mode='lock', lease=None, and consume() of a queue with limits"
 _CERTIFIED = (
-    "its servers do not see each other's row locks, and reject one of two transactions that conflict only when it"
-    " commits, so that two workers could run the same task at once"
+    "its servers do not see each other's row locks, and reject one of two conflicting transactions only at its"
+    " commit, so two workers could run the same task at once"
 )
 _USE_LEASES = "claim with a lease, and commit the claim before the work begins, as handlers of mode='lease' do"
 
@@ -112,7 +112,7 @@ def read_only(reason: str, fix: str) -> Finding:
 
 def multi_primary(cluster: str) -> Finding:
     """Return the note about features that are refused on ``cluster``, a cluster with several primaries."""
-    message = f"this is {cluster}: {_CERTIFIED}. {_NEEDS_LOCKS} are refused here"
+    message = f"this is {cluster}: {_CERTIFIED}. {_NEEDS_LOCKS} are rejected here"
     return Finding(severity=Severity.NOTE, code="multi-primary", message=message, fix=_USE_LEASES)
 
 

@@ -77,7 +77,8 @@ class Transactions:
         advice = f"claim first in a transaction, or create_engine(..., isolation_level={READ_COMMITTED!r})"
         if level == AUTOCOMMIT or level in self.refused_levels:
             raise UnsupportedIsolationError(
-                f"a claim on {self.product.name} cannot run at {level}, in which this transaction has begun: {advice}",
+                f"a claim on {self.product.name} cannot run at {level}, the isolation level of this transaction:"
+                f" {advice}",
                 dialect=self.product.dialect,
                 level=level,
             )

@@ -53,12 +53,12 @@ class PostgreSQLNetwork(Network):
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
         if connection.scalar(select(func.current_setting("idle_in_transaction_session_timeout"))) in _FOREVER:
             message = (
-                "idle_in_transaction_session_timeout is not set: a client that vanishes in a transaction keeps its"
-                " locks until TCP gives the connection up, after two hours by default"
+                "idle_in_transaction_session_timeout is not set: a client that disappears during a transaction keeps"
+                " its locks until TCP closes the connection, after two hours by default"
             )
             fix = (
                 "ALTER ROLE CURRENT_USER SET idle_in_transaction_session_timeout = '5min', or longer if a handler"
-                " leaves its transaction alone for longer"
+                " keeps its transaction idle for longer"
             )
             yield message, fix
 

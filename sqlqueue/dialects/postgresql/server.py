@@ -42,7 +42,7 @@ class PostgreSQLServer(Server):
         relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.to_regclass(name), String)
         if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
             message = (
-                f"{spec.table.fullname} is distributed by Citus, which refuses FOR UPDATE over several shards: nothing"
+                f"{spec.table.fullname} is distributed by Citus, which rejects FOR UPDATE across shards: nothing"
                 " can be claimed"
             )
             fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"

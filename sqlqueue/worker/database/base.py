@@ -121,7 +121,8 @@ def engine_of(session: Session, spec: QueueSpec) -> Engine:
         raise ConfigurationError("a worker needs sessions bound to an engine, not to a connection", model=spec.entity)
     if isinstance(bind.pool, (SingletonThreadPool, StaticPool)):
         raise ConfigurationError(
-            "a worker needs a connection for each of its threads, which a database in memory does not have: use a file",
+            "a worker needs a connection for each of its threads, which an in-memory database does not offer: use a"
+            " file",
             model=spec.entity,
         )
     return bind

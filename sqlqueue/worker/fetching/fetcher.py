@@ -265,7 +265,7 @@ class Fetcher:
         if not lost:
             job.crashes, job.is_charged = job.crashes + 1, True
             return job in self._jobs
-        job.lose("its lease ended, or it was cancelled or deleted")
+        job.lose("its lease expired, or it was cancelled or deleted")
         reports.lost(job)
         self._suspects.discard(job)
         self._jobs.discard(job)

@@ -31,7 +31,7 @@ from .durations import Durations
 from .fetcher import AHEAD
 
 _OPEN = (
-    "a handler of mode='lock' must leave its transaction open, for nothing else holds its task: use"
+    "a handler of mode='lock' must leave its transaction open, because nothing else holds its task: use"
     " session.begin_nested() for a part that may fail, and no commit, rollback or close"
 )
 

@@ -145,7 +145,7 @@ class InFlight:
         self._jobs[job] = None
         if older is not None and older is not job and not older.settling:
             self.remove(older)
-            older.lose("its lease has ended, and the same worker has claimed it again")
+            older.lose("its lease expired, and the same worker has claimed it again")
 
     def remove(self, job: Job) -> None:
         """Forget a job that has ended."""

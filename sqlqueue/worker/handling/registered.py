@@ -81,8 +81,9 @@ class RegisteredHandlers:
         first, second = (names.get(each, each.name) for each in (other, handler))
         model = handler.entity.__name__
         raise ArgumentError(
-            f"{first} and {second} are both registered for the same tasks of {model}, which would go to either at"
-            f" random: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind == 'a')"
+            f"{first} and {second} are both registered for the same tasks of {model}, which would go to one of them"
+            f" arbitrarily: give them criteria that exclude each other, as in @worker.handler({model}, {model}.kind =="
+            " 'a')"
         )
 
 

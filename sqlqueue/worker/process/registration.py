@@ -154,7 +154,7 @@ class Registration:
             logger.info("worker %s runs %s calls of each handler", self._context.name, orders.concurrency or "its own")
         if orders.command == before.command or orders.command is None:
             return
-        logger.info("worker %s is told to %s", self._context.name, orders.command)
+        logger.info("worker %s received the command %s", self._context.name, orders.command)
         if orders.command == Command.DRAIN:
             run.drain()
         else:

@@ -178,7 +178,7 @@ class WorkerRun:
         """Stop the run once its process has reached a limit."""
         counts, held = self._context.reports.counts, self._context.in_flight
         reached = await self._limits.until_reached(lambda: counts["claimed"] - len(held))
-        logger.info("worker %s %s, and stops to be replaced", self._context.name, reached)
+        logger.info("worker %s %s; it stops so that it can be replaced", self._context.name, reached)
         self.is_worn = True
         self.stop(at_once=False)
 
@@ -247,4 +247,6 @@ async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> None:
     for task in ended:
         task.result()
     if pending:
-        logger.warning("some tasks could not be settled, for locks or an unreachable database: their leases will end")
+        logger.warning(
+            "some tasks could not be settled because of locks or an unreachable database: their leases will expire"
+        )

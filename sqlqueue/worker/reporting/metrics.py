@@ -83,7 +83,7 @@ class PrometheusReports(Reports):
         for queue, total in totals.items():
             slots.add_metric([queue], total["slots"])
             busy.add_metric([queue], total["busy"])
-        away = "Seconds for which the database has not answered the worker."
+        away = "Seconds for which the database has not responded to the worker."
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, self.pulse.away_seconds))
         yield from queue_metrics(self._overviews if self.wants_overview else {})
 

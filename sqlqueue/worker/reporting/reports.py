@@ -133,12 +133,12 @@ class Reports:
         if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.convicted)):
             logger.warning("%s: %d more tasks are suspected: %s", spec.entity.__name__, more, found.text)
         if found.returned:
-            logger.info("%s: %d tasks of a process that died are released", spec.entity.__name__, found.returned)
+            logger.info("%s: %d tasks of a process that died were released", spec.entity.__name__, found.returned)
 
     def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
         """Report a function whose calls no worker takes."""
         queue = spec.entity.__name__
-        text = "%s: no worker seems to know the function %s, whose calls have waited for %s"
+        text = "%s: no worker seems to have the function %s registered; its calls have waited for %s"
         logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
 
     def convicted(self, job: Job, text: str) -> None:
@@ -156,8 +156,8 @@ class Reports:
     def lost(self, job: Job) -> None:
         """Count and log a task that no longer belongs to this worker."""
         self.counts["lost"] += 1
-        reason = job.reason or "its lease ended, or it was cancelled, settled or deleted elsewhere"
-        self._say(logging.WARNING, "%s is lost, and its writes are dropped: %s", job, reason)
+        reason = job.reason or "its lease expired, or it was cancelled, settled or deleted elsewhere"
+        self._say(logging.WARNING, "%s was lost, and its writes were rolled back: %s", job, reason)
 
     def overdue(self, job: Job) -> None:
         """Count and log a handler in a thread that exceeds its timeout."""
@@ -169,7 +169,7 @@ class Reports:
         """Report that a handler is called again, because of ``error`` or what is known of it."""
         self.counts["retries"] += 1
         said = brief(error_text(error))
-        self._say(logging.INFO, "%s runs again at once, its transaction lost a conflict: %s", job, said)
+        self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)
 
     def reached(self) -> None:
         """Report that the database answered."""

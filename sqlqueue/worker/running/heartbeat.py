@@ -114,7 +114,7 @@ class Heartbeat(threading.Thread):
     def _lose(self, job: Job) -> None:
         if not job.settling:  # otherwise the job itself changed the row, or will notice
             self._in_flight.remove(job)
-            job.lose("its lease ended, or it was cancelled or deleted")
+            job.lose("its lease expired, or it was cancelled or deleted")
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
