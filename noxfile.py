@@ -1,4 +1,4 @@
-"""Every check of the project: `nox -s tests`, or `nox -l` for the others."""
+"""The project's checks: `nox -s tests` runs the tests, `nox -l` lists all sessions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 SQLALCHEMY = {"2.0": "SQLAlchemy~=2.0.38", "2.1": "SQLAlchemy~=2.1.0"}
 GRAMMARS = ["@griffithswaite/ts-plsql-parser", "antlr4@4.13.2"]
 
-# Its own requirement keeps SQLAlchemy 2.1 away, with which it works.
+# Its declared requirement excludes SQLAlchemy 2.1, although it works with that version.
 COCKROACHDB = "sqlalchemy-cockroachdb"
 DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 
-# The tests' child processes import everything anew; uv leaves the compiling to them, and some machines forbid it.
+# The tests' child processes import everything again. By default, uv does not compile to bytecode, and some machines
+# set PYTHONDONTWRITEBYTECODE.
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
-# The tests of an engine in one process, some engines at a time; on fewer cores too, since tests wait a lot.
+# The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
 SIDE_BY_SIDE = ("-n", "6")
 
 
@@ -40,7 +41,7 @@ def group(name: str) -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format and the one way of the layers."""
+    """Check style, format and the layers of the package."""
     session.install("-e", ".", *group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -49,8 +50,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """The package, tests/typing, which is never run, and the code of the documentation."""
-    session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))  # the documentation uses what tests do
+    """Type-check the package, tests/typing, which is never run, and the code in the documentation."""
+    # the documentation's code imports the tests' dependencies
+    session.install("-e", f".[{DRIVERS}]", *group("typing"), *group("test"))
     session.run("mypy")
     session.run("pyright")
     session.run("pytest", "tests/docs/test_types.py")
@@ -58,7 +60,7 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation as a site; a broken link, or a public name without a docstring, is an error."""
+    """Build the documentation; a broken link, or a public name without a docstring, is an error."""
     session.install("-e", ".[alembic,asyncio,cli,cron,dashboard]", *group("docs"))
     site = Path(session.create_tmp()).resolve() / "site"
     session.run("sphinx-build", "-W", "--keep-going", "-n", "-E", "-q", "docs", str(site), *session.posargs)
@@ -67,20 +69,20 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The suite on this Python with the newest SQLAlchemy, on every engine that can be had here."""
+    """Run the suite on this Python with the newest SQLAlchemy, on every engine that is available here."""
     run_tests(session, SQLALCHEMY["2.1"])
 
 
 @nox.session(python=PYTHONS)
 @nox.parametrize("sqlalchemy", list(SQLALCHEMY))
 def matrix(session: nox.Session, sqlalchemy: str) -> None:
-    """The suite on every Python with each SQLAlchemy."""
+    """Run the suite on every Python with each SQLAlchemy."""
     run_tests(session, SQLALCHEMY[sqlalchemy])
 
 
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
-    """The suite with the oldest versions that are supported."""
+    """Run the suite with the oldest supported versions."""
     requirements = [*PROJECT["project"]["dependencies"], *(one for name in DRIVERS.split(",") for one in EXTRAS[name])]
     run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
 
@@ -90,46 +92,45 @@ def run_tests(session: nox.Session, *versions: str) -> None:
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
-    # these have sessions of their own, with parsers, nodes and type checkers
+    # these have their own sessions, with parsers, clusters and type checkers
     apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
     command = ("pytest", "-o", f"cache_dir={cache}", *apart)
     try:
         session.run(*command, *SIDE_BY_SIDE, "--cache-clear", *session.posargs, env=COMPILING)
     except CommandFailed:
         failed = json.loads(failures.read_text()) if failures.exists() else session.error("pytest did not run")
-        session.warn("Failed tests run once more, one after another.")
+        session.warn("Failed tests are run once more, one after another.")
         again = ("--last-failed", "--last-failed-no-failures=none", "-n", "0")
         session.run(*command, *session.posargs, *again, env=COMPILING)
-        session.warn("\n".join(["Flaky: failed at first, and passed alone.", *failed]))
+        session.warn("\n".join(["Flaky: failed at first, passed when run alone.", *failed]))
 
 
 @nox.session
 def grammar(session: nox.Session) -> None:
-    """The statements for SQL Server and Oracle, by parsers of their languages; takes Node.js."""
+    """Parse the statements for SQL Server and Oracle with parsers of their languages; needs Node.js."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), "pythonnet", "dotnetcore2")
     session.install("--no-deps", "mssql-cli==1.0.0")
     node = Path(session.create_tmp()).resolve() / "node"
     session.run("npm", "install", "--silent", "--legacy-peer-deps", "--prefix", str(node), *GRAMMARS, external=True)
     parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
-    # a parser judges all statements at once, which takes minutes on a busy machine
+    # a parser checks all statements in one call, which takes minutes on a busy machine
     patient = ("-o", "faulthandler_timeout=660")
     session.run("pytest", "tests/grammar", *patient, *session.posargs, env=parsers)
 
 
 @nox.session
 def babelfish(session: nox.Session) -> None:
-    """The suite on Babelfish, which speaks T-SQL: `nox -s babelfish -- URL [pytest's options]`, of an empty database.
+    """Run the suite on Babelfish, which speaks T-SQL: `nox -s babelfish -- URL [pytest options]`.
 
-    All folders of tests that it can run, or those that are given.
-
-    Not part of any other session: it takes a server of https://babelfishpg.org, which comes as source.
+    The database must be empty. Runs all folders of tests that Babelfish supports, or the given ones. Not part of any
+    other session, because the server (https://babelfishpg.org) has to be built from source.
     """
     urls = [given for given in session.posargs if "://" in given] or [os.environ.get("SQLQUEUE_TEST_BABELFISH_URL")]
     if len(urls) != 1 or not urls[0]:
         session.error(
-            "Babelfish for PostgreSQL answers to SQL Server's protocol and dialect. Build it (https://babelfishpg.org),"
-            " run tests/support/babelfish.sql in its PostgreSQL database, make an empty one, and give its URL here or"
-            " as SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
+            "Babelfish for PostgreSQL supports SQL Server's protocol and dialect. Build it (https://babelfishpg.org),"
+            " run tests/support/babelfish.sql in its PostgreSQL database, create an empty database, and pass its URL"
+            " here or as SQLQUEUE_TEST_BABELFISH_URL: mssql+pyodbc://ada:password@host/queues?driver=FreeTDS&port=1433"
             "&TDS_Version=7.4&ClientCharset=UTF-8"
         )
     session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
@@ -146,21 +147,21 @@ def babelfish(session: nox.Session) -> None:
 
 @nox.session
 def clusters(session: nox.Session) -> None:
-    """A Galera cluster of three nodes, and PostgreSQL with a standby, in containers: what holds when nodes die."""
+    """Test a Galera cluster of three nodes, and PostgreSQL with a standby, in containers, while nodes die."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), SQLALCHEMY["2.1"], env=COMPILED)
     session.run("pytest", "tests/clusters", *session.posargs, env={**COMPILING, "SQLQUEUE_REQUIRE_CLUSTERS": "1"})
 
 
 @nox.session
 def stalls(session: nox.Session) -> None:
-    """How long readers and writers wait while a table of a million rows becomes a queue; for URLs of test databases."""
+    """Measure how long readers and writers wait while a large table becomes a queue; takes URLs of test databases."""
     session.install("-e", f".[{DRIVERS}]", *group("test"), env=COMPILED)
     session.run("python", "-m", "tests.measurements.stalls", *session.posargs)
 
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """The wheel as a user gets it: nothing but the package, and it runs outside of the checkout."""
+    """Check the wheel as a user installs it: it contains only the package, and runs outside the checkout."""
     session.install("build")
     directory = Path(session.create_tmp()).resolve()
     session.run("python", "-m", "build", "--outdir", str(directory / "dist"))

@@ -49,7 +49,7 @@ async def greet(session: AsyncQueueSession, welcome: Welcome) -> None:
 
 
 def stop_application(serving: asyncio.Task[None]) -> None:
-    """End the application if its worker cannot go on; the worker has logged why."""
+    """Shut down the application if its worker cannot continue; the worker has logged the reason."""
     if not serving.cancelled() and serving.exception() is not None:
         signal.raise_signal(signal.SIGTERM)
 
@@ -69,7 +69,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
-app.mount("/queues", Dashboard(Session, Base))  # without authorize: read-only, for this machine alone
+app.mount("/queues", Dashboard(Session, Base))  # without authorize: read-only, for this machine only
 
 
 @app.post("/customers", status_code=201)

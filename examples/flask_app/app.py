@@ -37,7 +37,7 @@ def init_db() -> None:
 @app.post("/reports/<int:year>")
 def order(year: int) -> Any:
     report = Report(year=year)
-    db.session.add(report)  # to enqueue is to insert
+    db.session.add(report)  # enqueueing is an insert
     db.session.commit()
     return {"id": report.id}, 202
 

@@ -10,5 +10,5 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from sqlqueue.dashboard import Dashboard
 
 with app.app_context():
-    dashboard = Dashboard(sessionmaker(db.engine), db.Model)  # without authorize: read-only, for this machine alone
+    dashboard = Dashboard(sessionmaker(db.engine), db.Model)  # without authorize: read-only, for this machine only
 app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/queues": ASGIMiddleware(dashboard)})  # type: ignore[method-assign]

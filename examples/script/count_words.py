@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 class Document(QueueMixin, Base):
     __tablename__ = "document"
     __queue__ = QueueOptions(
-        lease=timedelta(seconds=10),  # after a crash, others wait this long for what was being counted
+        lease=timedelta(seconds=10),  # how long others wait for a document whose counting crashed
         max_attempts=3,
         retry=RetryByError({UnicodeDecodeError: None}, otherwise=ExponentialBackoff(timedelta(seconds=1))),
     )
@@ -39,7 +39,7 @@ worker = Worker(Session)
 
 @event.listens_for(engine, "connect")
 def use_wal(connection: DBAPIConnection, record: object) -> None:
-    """Keep readers and the writer of SQLite from blocking each other."""
+    """Keep SQLite's readers and writer from blocking each other."""
     if engine.dialect.name == "sqlite":
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
@@ -52,7 +52,7 @@ def count(session: QueueSession, document: Document) -> None:
 
 
 def stop_when_done(ended: threading.Event) -> None:
-    """Stop the worker once nothing is left to do."""
+    """Stop the worker when no work is left."""
     while not ended.wait(0.2):
         with Session() as session:
             if session.stats(Document).unfinished == 0:
@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
     Base.metadata.create_all(engine)
     rows = [{"path": str(path.resolve())} for path in sorted(folder.rglob("*.txt"))]
     with Session.begin() as session:
-        session.enqueue(Document, rows, on_conflict="ignore")  # those of an earlier run stay as they are
+        session.enqueue(Document, rows, on_conflict="ignore")  # keep documents from an earlier run as they are
     ended = threading.Event()
     watching = threading.Thread(target=stop_when_done, args=(ended,))
     watching.start()
@@ -82,5 +82,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.CRITICAL)  # what failed is listed at the end
+    logging.basicConfig(level=logging.CRITICAL)  # failures are listed at the end
     main(Path(sys.argv[1]))

@@ -53,7 +53,7 @@ def order(request: Request) -> JSONResponse:
 
 
 def authorize(request: Request) -> Viewer | Response:
-    """Ask for the operator's password; an application with a login of its own looks at its session instead."""
+    """Require the operator's password; an application with its own login would check its session instead."""
     given = request.headers.get("authorization", "").removeprefix("Basic ")
     try:
         name, _, password = base64.b64decode(given).decode().partition(":")

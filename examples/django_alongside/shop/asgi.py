@@ -1,4 +1,4 @@
-"""Django with the dashboard of the queues beside it: ``uvicorn shop.asgi:application``."""
+"""Django with the dashboard of the queues mounted next to it: ``uvicorn shop.asgi:application``."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from starlette.routing import Mount
 from shop.queues import Base, Session
 from sqlqueue.dashboard import Dashboard
 
-dashboard = Dashboard(Session, Base)  # without authorize: read-only, for this machine alone
+dashboard = Dashboard(Session, Base)  # without authorize: read-only, for this machine only
 application = Starlette(routes=[Mount("/queues", dashboard), Mount("/", get_asgi_application())])

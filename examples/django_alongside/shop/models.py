@@ -1,4 +1,4 @@
-"""What Django stores, and its view of the queue."""
+"""Django's own model, and its model of the queue's table."""
 
 from django.db import models
 
@@ -14,5 +14,5 @@ class Welcome(models.Model):
     customer_id = models.BigIntegerField()
 
     class Meta:
-        managed = False  # its table belongs to shop.queues
+        managed = False  # shop.queues defines the table
         db_table = "welcome"

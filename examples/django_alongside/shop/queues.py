@@ -14,18 +14,18 @@ from sqlqueue import QueueMixin, QueueSession, Worker
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 django.setup()
 
-Key = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by an INTEGER alone
+Key = BigInteger().with_variant(Integer, "sqlite")  # SQLite generates keys only for INTEGER columns
 engine = create_engine(URL.create("sqlite", database=settings.DATABASES["default"]["NAME"]))
 Session = sessionmaker(engine, class_=QueueSession)
 worker = Worker(Session)
 
 
 class Base(DeclarativeBase):
-    """Tables that SQLAlchemy and Alembic make."""
+    """Tables that SQLAlchemy and Alembic create."""
 
 
 class DjangoTable(DeclarativeBase):
-    """Tables that Django makes, as far as handlers use them.  Alembic does not see them."""
+    """Tables that Django creates, as far as handlers use them. Alembic does not see them."""
 
 
 class Welcome(QueueMixin, Base):

@@ -1,4 +1,4 @@
-"""As few settings as the example needs."""
+"""The settings that the example needs."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DATABASE", str(Path(__file__).parent.parent / "shop.db")),
-        # SQLite has one writer: wait for it at the beginning of a transaction, and not in its middle
+        # SQLite has one writer: wait for it at the start of a transaction, not in the middle
         "OPTIONS": {
             "timeout": 30,
             "transaction_mode": "IMMEDIATE",

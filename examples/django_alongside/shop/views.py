@@ -14,7 +14,7 @@ from shop.models import Customer, Welcome
 def create(request: HttpRequest) -> JsonResponse:
     with transaction.atomic():
         customer = Customer.objects.create(name=request.POST["name"])
-        Welcome.objects.create(customer_id=customer.pk)  # to enqueue is to insert; both are committed, or neither
+        Welcome.objects.create(customer_id=customer.pk)  # enqueueing is an insert; both rows are committed, or neither
         if customer.name == "nobody":
             raise BadRequest("that is not a name")
     return JsonResponse({"id": customer.pk}, status=201)
