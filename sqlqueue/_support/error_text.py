@@ -16,7 +16,7 @@ _LONGEST = 2000
 def error_text(error: BaseException | str) -> str:
     """Return ``"TypeName: message"`` of an exception, or the string.  Does not fail, whatever the exception.
 
-    NUL and lone surrogates, which engines refuse, are escaped; text that is too long is cut, with an ellipsis.
+    NUL and lone surrogates, which engines reject, are escaped; text that is too long is cut, with an ellipsis.
     Raises :class:`.ArgumentError` for other types.
     """
     if not isinstance(error, (str, BaseException)):
@@ -30,7 +30,7 @@ def error_text(error: BaseException | str) -> str:
 
 
 def storable(text: str) -> str:
-    """Return ``text`` with NUL and lone surrogates, which engines refuse, escaped."""
+    """Return ``text`` with NUL and lone surrogates, which engines reject, escaped."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 

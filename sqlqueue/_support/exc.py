@@ -15,7 +15,7 @@
     ├── SchemaMismatchError         the live schema does not match the models
     └── ProcessDiedError            the child process of a handler died
 
-All errors carry their facts as attributes, and their messages say what to do.  None is ever wrapped in
+All errors carry their facts as attributes, and their messages contain the fix.  None is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
 """
 
@@ -34,7 +34,7 @@ class SQLQueueError(DontWrapMixin, Exception):
 
 
 class SQLQueueWarning(UserWarning):
-    """A warning that something works less well than it could; the text names the setting to change."""
+    """A warning about a suboptimal configuration; the text names the setting to change."""
 
 
 class ArgumentError(SQLQueueError, ValueError):
@@ -63,7 +63,8 @@ class UnsupportedDialectError(SQLQueueError):
 
 
 class UnsupportedIsolationError(SQLQueueError):
-    """An error for a claim at an isolation ``level`` at which ``dialect`` refuses it, or a claim would be wrong."""
+    """An error for a claim at an isolation ``level`` at which ``dialect`` rejects it, or at which a claim would be
+    wrong."""
 
     def __init__(self, message: str, *, dialect: str, level: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The library's loggers, which make text from outside safe to read."""
+"""The library's loggers, which escape text from outside."""
 
 from __future__ import annotations
 

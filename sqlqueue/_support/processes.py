@@ -64,7 +64,7 @@ def lead_group() -> None:
     os.setpgid(0, 0)
     parent = parent_process()
     assert parent is not None
-    with suppress(ImportError, OSError):  # what Linux has
+    with suppress(ImportError, OSError):  # only Linux has this
         from fcntl import F_GETFL, F_SETFL, F_SETOWN, F_SETSIG, fcntl  # noqa: PLC0415
 
         # by the kernel: C code that keeps the interpreter's lock would stop the thread below

@@ -1,4 +1,4 @@
-"""The sockets of drivers' connections: shutting them down from any thread, and noticing that the other end is gone."""
+"""The sockets of drivers' connections: shutting them down from any thread, and detecting that the other end is gone."""
 
 from __future__ import annotations
 

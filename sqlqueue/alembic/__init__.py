@@ -1,4 +1,4 @@
-"""The plugin for Alembic 1.18 and newer that teaches autogenerate about queues.  Alembic loads it by itself.
+"""The plugin for Alembic 1.18 and newer that makes autogenerate handle queues. Alembic loads it automatically.
 
 Without it, migrations of new queues are correct too, on the engine that they were generated on.  With it, a revision
 also

@@ -57,7 +57,7 @@ class Adoption:
 
 
 def initial_default(column: Column[Any]) -> Any:
-    """Return the value of ``column`` in existing rows of a table that is a queue already."""
+    """Return the value of ``column`` in existing rows of a table that is already a queue."""
     is_open = column.server_default is None and not column.nullable
     return _PLACEHOLDER if is_open and column.type.python_type is str else column.server_default
 

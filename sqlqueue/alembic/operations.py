@@ -194,7 +194,7 @@ def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
     dropping = [DropColumnOp.from_column_and_tablename(op.addition.schema, op.addition.table_name, c) for c in columns]
     lines = _render_in_batch(context, op.addition, dropping)
     with_default = {f"batch_op.drop_column({c.name!r})" for c in columns if c.server_default is not None}
-    # SQL Server refuses to drop a column that has a default
+    # SQL Server cannot drop a column that has a default
     return [f"{line[:-1]}, mssql_drop_default=True)" if line in with_default else line for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Processes that wait for tasks, as workers do, and report when they started each."""
+"""Processes that wait for tasks, as workers do, and report when they started each of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterat
 
 @contextmanager
 def listener_process(url: URL, *, counter: Counter = None) -> Iterator[Connection]:
-    """Yield the pipe of a process that does the same by hand, with only the driver; it takes no requests."""
+    """Yield the pipe of a process that does the same by hand, using only the driver; it accepts no requests."""
     with _process(_listen, url, counter) as (_, channel):
         yield channel
 

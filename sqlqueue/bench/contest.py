@@ -28,7 +28,7 @@ _RESOLUTION = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One way to do some work: its name, its kind, and its maker."""
+    """One way to do some work: its name, its kind, and the function that creates it."""
 
     who: str
     kind: Kind

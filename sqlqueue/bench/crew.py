@@ -80,7 +80,7 @@ def _process(plan: Plan) -> Iterator[Connection]:
 
 def _tell(channels: Sequence[Connection], message: object) -> None:
     for channel in channels:
-        with suppress(BrokenPipeError):  # the process has failed, and its answer says why
+        with suppress(BrokenPipeError):  # the process has failed, and its response contains the reason
             channel.send(message)
 
 

@@ -204,13 +204,13 @@ def _measured_drain(
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value]  # a server that does not count reports no time at all
+    known = [value for value in values if value]  # a server that does not measure it reports no time at all
     return round(median(known), 2) if len(known) == len(values) else None
 
 
 @contextmanager
 def _snapshot(connection: Connection, other: Model) -> Iterator[None]:
-    """Keep a read transaction open, on another table than the drained one, so that its locks block no one."""
+    """Keep a read transaction open, on a table other than the drained one, so that its locks block nothing."""
     levels = connection.dialect.get_isolation_level_values(connection.connection.dbapi_connection)  # type: ignore[arg-type]
     level = {"isolation_level": _SNAPSHOT} if _SNAPSHOT in levels else {}
     reading = connection.execution_options(stream_results=True, **level).execute(select(other.id))

@@ -1,4 +1,4 @@
-"""The work of a process in a measurement."""
+"""The work that one process does in a measurement."""
 
 from __future__ import annotations
 
@@ -192,9 +192,8 @@ def call() -> None:
 
 
 def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mode = "lease") -> None:
-    """Register a handler of jobs.
-
-    At most once, a worker claims only what it runs: as many run at a time as the yardstick claims at a time.
+    """Register a handler of jobs. In at-most-once mode, a worker claims only what it can run at once, so as many run at
+    a time as the yardstick claims at a time.
     """
     concurrency = plan.batch if mode == "at-most-once" else plan.threads
     worker.handler(plan.model, concurrency=concurrency, mode=mode)(handler)
@@ -206,7 +205,7 @@ def run_calls(worker: Worker, plan: Plan) -> None:
 
 
 class Enqueueing:
-    """Enqueueing of jobs by one client."""
+    """Enqueues jobs with one client."""
 
     def __init__(self, plan: Plan, tally: Tally, *, clients: Clients, enqueue: Enqueue) -> None:
         self._stack = ExitStack()

@@ -50,7 +50,7 @@ class UuidJob(QueueMixin, Base):
 
 
 class Note(Base):
-    """What a handler writes: a row of the application."""
+    """A row of the application, written by a handler."""
 
     __tablename__ = "sqlqueue_bench_note"
 

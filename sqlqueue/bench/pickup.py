@@ -1,4 +1,4 @@
-"""Measurements of how soon tasks are started, and of the costs of waiting for one."""
+"""Measurements of how soon tasks are started, and of what an idle worker costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pickup:
     scheduled: Delays
     """Delays from the scheduled time of a task to the call of its handler, by the database's clock."""
     by_hand: Delays | None
-    """Delays like ``enqueued`` of a process that listens and claims by the driver alone, if there is a yardstick."""
+    """Like ``enqueued``, for a process that listens and claims using the driver alone, if there is a yardstick."""
     idle_statements: float
     """Statements per second while there is nothing to do."""
 

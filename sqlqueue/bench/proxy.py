@@ -1,8 +1,8 @@
 """A TCP proxy between clients and the server, in a process of its own, which counts round trips and adds delays.
 
 A round trip is what a client waits for: it begins when the client sends after it has received something.  Messages that
-a driver sends without waiting for answers are one round trip.  To tell these apart, answers must take longer than the
-client needs to send the next message: so the counts are true only with a delay.
+a driver sends without waiting for responses are one round trip. To recognize these, responses must take longer than the
+client needs to send the next message, so the counts are correct only with a delay.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Proxy:
 
 @contextmanager
 def proxy(url: URL, delay: float) -> Iterator[Proxy]:
-    """Start a proxy to the server of ``url`` that delays everything by ``delay`` seconds each way, and yield it.
+    """Start a proxy to the server of ``url`` that delays everything by ``delay`` seconds in each direction, and yield
+    it.
 
-    Raises :class:`.BenchError` if the URL does not name the server's host.
+    Raises :class:`.BenchError` if the URL does not contain the server's host.
     """
     port = url.port or _PORTS.get(url.get_backend_name())
     if not url.host or port is None:
@@ -166,7 +167,7 @@ class _Lane:
             due, data = self._under_way.get()
             time.sleep(max(due - time.monotonic(), 0))
             self._on_delivery()
-            with suppress(OSError):  # the other side has gone, which the other direction notices
+            with suppress(OSError):  # the peer has disconnected, which the other direction notices
                 if data:
                     self._target.sendall(data)
                 else:

@@ -40,7 +40,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
 _QUIET = 0.03
 """Seconds without a round trip after which a worker is waiting."""
 _LONGEST = 1.0
-"""Seconds to wait for that, since workers that poll may be about to."""
+"""Seconds to wait for that, since a polling worker may query at any moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class _Meter:
 
     @contextmanager
     def reading(self, operation: str) -> Iterator[None]:
-        """Measure the operation that is done in this context."""
+        """A context manager that measures the operation within it."""
         statements, trips, begun = self._tally.statements, self._proxy.round_trips, time.perf_counter()
         yield
         seconds = time.perf_counter() - begun
@@ -172,7 +172,7 @@ def _job(contest: Contest, through: Proxy, who: str, make: MakeHand) -> RoundTri
 
 
 def _filled(contest: Contest, jobs: int) -> Callable[[], bool]:
-    """Return a function that tells whether all jobs are done.  Its first call, when counting has begun, adds them."""
+    """Return a function that returns whether all jobs are done. Its first call, after counting has begun, adds them."""
     filling = iter([jobs])
 
     def is_done() -> bool:

@@ -32,7 +32,7 @@ PEERS = "peers"
 _AMID = 2_000
 """Jobs drained from each queue of the growth measurement."""
 _LEAST_DELAY = 1.0
-"""Milliseconds each way when round trips are counted, see :mod:`.proxy`."""
+"""Milliseconds in each direction when round trips are counted, see :mod:`.proxy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Wanted:
     idle: float
     sizes: tuple[int, ...]
     delay: float
-    """Milliseconds that a proxy adds each way; 0 for no proxy."""
+    """Milliseconds that a proxy adds in each direction; 0 for no proxy."""
     environments: Path | None
     """The directory for the environments of other libraries; ``None`` for a temporary one."""
 
@@ -100,7 +100,7 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
         Base.metadata.create_all(engine)
         slowed = stack.enter_context(_slowed(engine, wanted.delay))
         found = {
-            # the count of round trips has a proxy of its own
+            # counting round trips uses a separate proxy
             name: _MEASURES[name](engine if name == "roundtrips" else slowed, wanted, say)
             for name in _MEASURES
             if name in wanted.sections
@@ -120,7 +120,7 @@ def measured(url: str, wanted: Wanted, *, say: Say) -> Report:
 
 @contextmanager
 def _slowed(engine: Engine, delay: float) -> Iterator[Engine]:
-    """Yield an engine of the same database with ``delay`` milliseconds each way."""
+    """Yield an engine for the same database with ``delay`` milliseconds of latency in each direction."""
     if not delay:
         yield engine
         return

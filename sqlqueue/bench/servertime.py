@@ -1,7 +1,6 @@
-"""The server's own working time, on servers that report it without extensions or settings.
-
-It is the time from the arrival of each statement to its answer: it includes the server's waits, also for its disk, but
-neither the network nor the client.
+"""The time that the server spends on statements, on servers that report it without extensions or settings. It runs from
+the arrival of each statement to its response. It includes the server's waits, such as those for its disk, but neither
+the network nor the client.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from ..dialects import adapter_for
 
 _SOURCES: dict[str, tuple[str, ...]] = {
-    # PostgreSQL 15 or newer; all sessions of the database.  Sessions report their time at the end of a transaction, but
-    # not of every one unless forced to
+    # PostgreSQL 15 or newer; all sessions of the database. Sessions report their time at the end of a transaction, but
+    # not of every transaction unless forced to
     "postgresql": (
         "SELECT pg_stat_force_next_flush()",
         "SELECT active_time * 1000 FROM pg_stat_database WHERE datname = current_database()",
@@ -54,7 +53,7 @@ class ServerTime:
         if len(known) < len(readings):
             return None
         spent = [(after - before) / tasks for before, after in pairwise(known)]
-        if min(spent) <= 0:  # the server does not count, as PostgreSQL without track_activities
+        if min(spent) <= 0:  # the server does not measure it, as PostgreSQL without track_activities
             return None
         return cls(
             microseconds=tuple(round(each, 2) for each in spent),
@@ -64,7 +63,7 @@ class ServerTime:
 
 
 def read_server_time(engine: Engine) -> float | None:
-    """Return the server's working time in microseconds since an arbitrary start; ``None`` if it does not report it.
+    """Return the server's time in microseconds since an arbitrary start; ``None`` if it does not report it.
 
     On some servers it covers only the session that the pool returns, which must have done all the work.
     """
@@ -73,6 +72,6 @@ def read_server_time(engine: Engine) -> float | None:
         for statement in _SOURCES.get(adapter_for(engine.dialect).name, ()):
             with engine.begin() as connection:
                 reading = connection.exec_driver_sql(statement).scalar()
-    except DBAPIError:  # the version does not have it, or the account may not read it
+    except DBAPIError:  # this version does not report it, or the account may not read it
         return None
     return None if reading is None else float(reading)

@@ -102,9 +102,9 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 
 
 def prepared(engine: Engine) -> Engine:
-    """Return ``engine``, set up so that errors on connecting are recognized and a silent host is given up."""
+    """Return ``engine``, set up so that errors on connecting are recognized and a silent host is abandoned."""
     track(engine, UNREACHABLE)
-    event.listen(engine, "do_connect", _open)  # with the limits that the line above has set
+    event.listen(engine, "do_connect", _open)  # with the limits set by the line above
     return engine
 
 

@@ -56,7 +56,8 @@ class Filters:
     hung: bool = False
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
-        """Return the criteria of the options, all of which must hold; refuses what the queue cannot be asked for."""
+        """Return the criteria of the options, all of which must hold; rejects filters that do not apply to the
+        queue."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "where"}
         found = filtering.criteria(spec, **given)
         for text in self.where or ():

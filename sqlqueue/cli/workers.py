@@ -17,7 +17,7 @@ from ._target import Target, Url, load
 
 
 class Action(StrEnum):
-    """What ``sqlqueue workers`` tells workers to do."""
+    """A command that ``sqlqueue workers`` sends to workers."""
 
     DRAIN = "drain"
     STOP = "stop"

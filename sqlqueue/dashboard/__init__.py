@@ -1,4 +1,4 @@
-"""The dashboard: an ASGI application that shows queues to operators and takes their actions.
+"""The dashboard: an ASGI application that shows queues to operators and executes their actions.
 
 Needs the extra ``dashboard``.  Mount :class:`Dashboard` in an application, or run ``sqlqueue dashboard``.
 """

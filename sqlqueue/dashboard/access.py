@@ -1,4 +1,4 @@
-"""What a viewer may do, and who may view without the application's permission: programs on the same machine."""
+"""The actions of viewers, and the default permission: only programs on the same machine may view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 
 class Action(StrEnum):
-    """What a viewer may be allowed to change."""
+    """An action that a viewer may be permitted to perform."""
 
     RETRY = "retry"
     """Retry failed and hung tasks."""
@@ -34,9 +34,9 @@ class Action(StrEnum):
     RESCHEDULE = "reschedule"
     """Change the schedules of recurring tasks."""
     DRAIN_WORKERS = "drain-workers"
-    """Tell workers to finish their running tasks and end."""
+    """Make workers finish their running tasks and exit."""
     STOP_WORKERS = "stop-workers"
-    """Tell workers to end as on SIGTERM."""
+    """Make workers exit as on SIGTERM."""
     SET_CONCURRENCY = "set-concurrency"
     """Change how many calls of each handler workers run at a time."""
 
@@ -64,7 +64,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "
 
 
 async def decide(authorize: Authorize, request: Request) -> Decision:
-    """Return what ``authorize`` returns; functions run in a thread, because they may ask a database."""
+    """Return what ``authorize`` returns; functions run in a thread, because they may query a database."""
     decision: Any = (
         authorize(request) if inspect.iscoroutinefunction(authorize) else await _threaded(authorize, request)
     )
@@ -77,9 +77,9 @@ async def _threaded(authorize: Callable[[Request], Any], request: Request) -> An
 
 
 def only_loopback(request: Request) -> Viewer | None:
-    """Allow programs on the same machine to read, and nothing to be changed.
+    """Allow programs on the same machine to read, but not to change anything.
 
-    Refuses requests that a proxy has forwarded, and those for another host's name, as DNS rebinding makes them.
+    Rejects requests that a proxy has forwarded, and requests for another host name, as in DNS rebinding.
     """
     client = request.client
     if client is None or not _is_loopback(client.host):

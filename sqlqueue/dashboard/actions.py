@@ -1,4 +1,5 @@
-"""What viewers change: each action is confirmed first, permitted, logged, and done by the library's operations."""
+"""Actions of viewers: each is confirmed, checked for permission, logged, and carried out by the library's
+operations."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ LONGEST_NAME = 128
 
 
 async def confirm(request: Request) -> Response:
-    """Show what an action would change, and the form that asks for it."""
+    """Show what an action would change, and the form that confirms it."""
     what = asked(request, request.query_params)
     number, parts, is_capped = await _counted(request, what) if what.action in ON_TASKS else (None, [], False)
     return respond(
@@ -44,7 +45,7 @@ async def confirm(request: Request) -> Response:
 
 
 async def act(request: Request) -> Response:
-    """Do what a confirmed form asks for, and lead back to where it came from."""
+    """Carry out a confirmed action, and redirect to the page that it came from."""
     what = asked(request, await fields_of(request))
     if what.action in ON_TASKS:
         return await _change_tasks(request, what)
@@ -80,7 +81,7 @@ async def _change_tasks(request: Request, what: Asked) -> Response:
 
 
 async def _counted(request: Request, what: Asked) -> tuple[int, list[tuple[str, int]], bool]:
-    """Return how many tasks would be changed, by state, and whether they are more than are counted."""
+    """Return how many tasks would be changed, by state, and whether counting stopped at the cap."""
     site, spec, change, where = site_of(request), what.spec, what.change, checked(what)
 
     def read(session: Session) -> tuple[int, list[tuple[str, int]], bool]:
@@ -111,7 +112,7 @@ def _work(what: Asked, viewer: Viewer) -> Callable[[Session], object]:
 
 
 def _back(request: Request, what: Asked, change: str | None = None) -> str:
-    """Return the page that an action leads back to: never an address that the request gives."""
+    """Return the page to which an action redirects: never a URL from the request."""
     link, name = links_of(request), what.spec.table.fullname
     match what.action:
         case Action.SET_LIMIT:

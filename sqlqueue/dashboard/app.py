@@ -44,10 +44,10 @@ class Dashboard:
     Columns with the application's data, as ``payload``, ``arguments`` and ``result``, are shown only if named here.
     ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead.
     ``filters``: the attributes by whose values tasks may be filtered, by model; an index should have them.
-    ``link``: called with a task; returns the address of the application's own page of it, or ``None``.
+    ``link``: called with a task; returns the URL of the application's own page for it, or ``None``.
     ``title``: the heading of all pages.  ``statement_limit``: the longest time that a statement of a page may take.
 
-    Pages read the database only when somebody asks for them, and share what they read for three seconds.  ``/metrics``
+    Pages read the database only when they are requested, and share the results for three seconds.  ``/metrics``
     has figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is
     logged to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
     """
@@ -89,7 +89,7 @@ class Dashboard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request; there are no WebSockets."""
+        """Handle an HTTP request; WebSockets are not supported."""
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})
@@ -103,7 +103,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer without what the error says: it may name hosts, accounts and values."""
+    """Respond without the error's text, which may contain host names, accounts and values."""
     logger.error("%s failed", request.url.path, exc_info=error)
     text = "The database did not respond or rejected the request. See the log of this server process for details."
     return respond(request, "problem.html", status=503, problem=text)

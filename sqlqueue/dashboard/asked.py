@@ -1,4 +1,4 @@
-"""An action as an address or a form asks for it."""
+"""An action as requested by a URL or a form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Asked:
     spec: QueueSpec
     filter: Filter
     keys: Sequence[str]
-    """The tasks that it names; none: all that the filter matches."""
+    """The keys of the tasks; empty: all tasks that the filter matches."""
     texts: Query
     """The other fields of the form."""
 
@@ -53,7 +53,8 @@ class Asked:
 
 
 def permitted(request: Request, actions: Container[Action]) -> Action:
-    """Return the one of ``actions`` that the path names; 404 if it is none, 403 if the viewer may not do it."""
+    """Return the action in the path, one of ``actions``; 404 if it is not one of them, 403 if the viewer may not
+    perform it."""
     action = next((each for each in Action if each == request.path_params["action"]), None)
     if action is None or action not in actions:
         raise HTTPException(404, "There is no such action.")
@@ -63,9 +64,9 @@ def permitted(request: Request, actions: Container[Action]) -> Action:
 
 
 def asked(request: Request, fields: Query) -> Asked:
-    """Return the action that a request asks for.
+    """Return the requested action.
 
-    As :func:`permitted`, and 400 if the request says nothing about tasks: an action on all of them has to say so.
+    Errors as for :func:`permitted`, and 400 if the request names neither tasks nor all of them.
     """
     action = permitted(request, ON_QUEUES)
     site = site_of(request)
@@ -79,7 +80,7 @@ def asked(request: Request, fields: Query) -> Asked:
 
 
 def checked(asked: Asked) -> list[Criterion]:
-    """Return the criteria of the tasks; 400 if they make no sense."""
+    """Return the criteria of the tasks; 400 if they are invalid."""
     try:
         return asked.criteria
     except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""Changes of many tasks, which run in this process in batches that each commit, and whose progress pages show."""
+"""Changes to many tasks, which run in this process in batches that each commit. Pages show their progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .database import Database
 
 logger = logging.getLogger("sqlqueue.dashboard")
 MOST = 100
-"""The number of changes that are remembered."""
+"""The maximum number of changes that are kept."""
 SOON = 1.0
 """Seconds for which a request waits for its change, so that most are finished when their page is shown."""
 
@@ -27,14 +27,14 @@ Batches: TypeAlias = Callable[[Session], Iterable[Batch]]
 
 @dataclass(slots=True, kw_only=True)
 class Change:
-    """A change that was begun."""
+    """A change, running or finished."""
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     what: str
-    """In words: ``retry 3 tasks of Email``."""
+    """A description: ``retry 3 tasks of Email``."""
     by: str
     total: int | None
-    """How many tasks were counted; ``None`` if they were more than are counted."""
+    """How many tasks were counted; ``None`` if counting stopped at the cap."""
     changed: int = 0
     taken: int = 0
     """How many could not be changed because another task has their ``unique_key``."""
@@ -51,7 +51,7 @@ class Changes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, id: str | None, by: str) -> Change | None:
-        """Return the change with this id, if this viewer has begun it."""
+        """Return the change with this id, if this viewer has started it."""
         change = self._known.get(id or "")
         return change if change is not None and change.by == by else None
 
@@ -62,7 +62,7 @@ class Changes:
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
-        """Start a change, and wait for its end for a second.  ``then`` is called when it has ended."""
+        """Start a change, and wait up to a second for its end. ``then`` is called when it has ended."""
         self._remember(change)
         task = asyncio.create_task(self._run(change, database, batches, then))
         self._tasks.add(task)

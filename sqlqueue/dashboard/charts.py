@@ -28,7 +28,7 @@ class Period(NamedTuple):
     since: timedelta
     bucket: timedelta
     lifetime: float
-    """Seconds for which it is shown to others."""
+    """Seconds for which viewers share the chart."""
 
 
 HOUR = Period("hour", timedelta(hours=1), timedelta(minutes=2), 15)
@@ -66,7 +66,7 @@ class Chart:
     longest: timedelta
     """The duration at the top of the lines' chart."""
     summary: str
-    """What it shows, in words."""
+    """A description of what it shows."""
     is_partial: bool
     """Whether there are more finished tasks than it reads, so that its beginning is empty."""
 

@@ -1,4 +1,4 @@
-"""Commands for workers: each is confirmed first, permitted, and logged, as actions on queues are."""
+"""Commands for workers, which are confirmed, checked for permission and logged like actions on queues."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .site import links_of, respond, site_of, viewer_of
 
 logger = logging.getLogger("sqlqueue.dashboard")
 FEW = 5
-"""Names of workers that a line of the log has."""
+"""The maximum number of worker names in a log line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A command, and whom it is for."""
+    """A command, and the workers that it is for."""
 
     action: Action
     worker: str | None
@@ -38,13 +38,13 @@ class Order:
 
 
 async def confirm(request: Request) -> Response:
-    """Show which workers a command would be given, and the form that gives it."""
+    """Show which workers would receive a command, and the form that sends it."""
     order = _ordered(request, request.query_params)
     return respond(request, "command.html", order=order, told=await _concerned(request, order))
 
 
 async def act(request: Request) -> Response:
-    """Give workers the command of a confirmed form, and lead back to them."""
+    """Send the command of a confirmed form to workers, and redirect to the page of workers."""
     order = _ordered(request, await fields_of(request))
     site, viewer = site_of(request), viewer_of(request)
     told = await _concerned(request, order)
@@ -61,7 +61,7 @@ async def act(request: Request) -> Response:
 
 
 def _ordered(request: Request, fields: Query) -> Order:
-    """Return the command that a request asks for; 400 if it says nothing about workers: all of them is said too."""
+    """Return the requested command; 400 if the request names neither a worker nor all of them."""
     action = permitted(request, ON_WORKERS)
     worker = fields.get("worker", "").strip() or None
     if worker is None and fields.get("scope") != "all":

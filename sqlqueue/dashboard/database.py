@@ -67,7 +67,7 @@ def _committed(work: Callable[[Session], R], session: Session) -> R:
 
 
 def limited(work: Callable[[Session], R], spec: QueueSpec, most: timedelta) -> Callable[[Session], R]:
-    """Return ``work`` with a time limit for each statement on the engine of ``spec``, as far as the engine has one."""
+    """Return ``work`` with a time limit for each statement on the engine of ``spec``, if the engine supports one."""
 
     def run(session: Session) -> R:
         connection = session.connection(spec.bind_arguments)

@@ -20,7 +20,7 @@ DATA = frozenset({"arguments", "headers", "payload", "result"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What the application has named beyond the queue's own columns."""
+    """The columns, filters and functions that the application has configured, beyond the queue's own columns."""
 
     columns: Columns
     filters: Columns
@@ -46,10 +46,10 @@ class Exposure:
         return values if redact is None else {name: redact(task, name, value) for name, value in values.items()}
 
     def filters_of(self, spec: QueueSpec) -> Sequence[str]:
-        """Return the attributes by whose values the application lets tasks be filtered."""
+        """Return the attributes by which the application permits filtering."""
         return self.filters.get(spec.entity, ())
 
     def link_to(self, task: object) -> str | None:
-        """Return the address of the application's own page of ``task``, if it is one that is safe to follow."""
+        """Return the URL of the application's own page for ``task``, if it is safe to follow."""
         found = None if self.link is None else self.link(task)
         return found if found is not None and found.startswith(("https://", "http://", "/")) else None

@@ -1,4 +1,4 @@
-"""The filter of a queue's page, as its address and its form have it."""
+"""The filter of a queue's page, as given by its URL or form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Query = QueryParams | MultiDict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What tasks of a queue to show or change."""
+    """Selects the tasks of a queue to show or change."""
 
     status: str = ""
     """A :class:`.Status`, or ``hung``."""
@@ -49,27 +49,27 @@ class Filter:
 
     @classmethod
     def of(cls, query: Query, columns: Sequence[str]) -> Filter:
-        """Return the filter in an address or a form; ``columns`` are those that tasks may be filtered by."""
+        """Return the filter in a URL or a form; ``columns`` are those by which tasks may be filtered."""
         texts = {name: query.get(name, "").strip() for name in _TEXTS}
         equal = {name: text for name in columns if (text := query.get(f"column.{name}", "").strip())}
         return cls(**texts, equal=equal)
 
     @property
     def query(self) -> dict[str, str]:
-        """The filter as parameters of an address."""
+        """The filter as URL parameters."""
         texts = {name: getattr(self, name) for name in _TEXTS}
         columns = {f"column.{name}": text for name, text in self.equal.items()}
         return {name: text for name, text in {**texts, **columns}.items() if text}
 
     @property
     def state(self) -> Status | None:
-        """The state that it asks for, if any: hung tasks are running."""
+        """The state that it selects, if any; hung tasks are running."""
         with suppress(ValueError):
             return Status.RUNNING if self.status == HUNG else Status(self.status)
         return None
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
-        """Return its criteria besides :attr:`state`; :class:`.ArgumentError` if they make no sense for this queue."""
+        """Return its criteria besides :attr:`state`; :class:`.ArgumentError` if they are invalid for this queue."""
         if self.status and self.state is None:
             raise ArgumentError(f"{self.status!r} is not a state")
         return criteria(
@@ -92,7 +92,7 @@ def _contains(text: str) -> str:
 
 
 def cursor(position: Position | None) -> str | None:
-    """Return a position as text for an address."""
+    """Return a position as text for a URL."""
     if position is None:
         return None
     texts = [each.isoformat() if isinstance(each, datetime) else str(each) for each in position]

@@ -13,7 +13,7 @@ LARGEST = 1_000_000
 
 
 async def fields_of(request: Request) -> MultiDict:
-    """Return the fields of a form; 413 if it is too large, 400 if it is none."""
+    """Return the fields of a form; 413 if it is too large, 400 if it is not a form."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,4 +1,4 @@
-"""The templates, which escape everything, and how they show values."""
+"""The templates, which escape all values, and the functions that format values for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for each request, before any page sees it: permission, the same origin for writes, and strict headers."""
+"""Checks of each request before a page handles it: permission, the same origin for writes, and strict headers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StrictHeaders:
 
 
 class SameOrigin:
-    """Middleware that refuses writes which another site's page may have made a browser send."""
+    """Middleware that rejects writes that a page of another site may have triggered (CSRF)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class SameOrigin:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Whether the browser says so; without either header it is not known to be."""
+    """Whether the browser reports the same origin; false if it sends neither header."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -70,9 +70,9 @@ def _is_same_origin(headers: Headers) -> bool:
 
 
 class Permission:
-    """Middleware that asks ``authorize`` about each request, and stores the viewer as ``request.state.viewer``.
+    """Middleware that calls ``authorize`` for each request, and stores the viewer as ``request.state.viewer``.
 
-    The style sheet and the script are public: a page that refuses has them too.
+    The style sheet and the script are public: error pages use them too.
     """
 
     def __init__(self, app: ASGIApp, authorize: Authorize) -> None:
@@ -91,7 +91,7 @@ class Permission:
 
 
 def is_static(scope: Scope) -> bool:
-    """Whether the request asks for the style sheet or the script."""
+    """Whether the request is for the style sheet or the script."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path.startswith("/static/")
 

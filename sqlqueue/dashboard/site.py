@@ -1,4 +1,4 @@
-"""What all pages of a dashboard share."""
+"""The state that all pages of a dashboard share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 CAP = 10_000
 """Up to this many tasks are counted of each group of states."""
 LIFETIME = 3.0
-"""Seconds for which what was read is shown to others."""
+"""Seconds for which viewers share results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Site:
 
     @property
     def first(self) -> QueueSpec:
-        """One of the queues, for what concerns all of them."""
+        """One of the queues, for queries that concern all of them."""
         return next(iter(self.queues.values()))
 
     @property
@@ -138,7 +138,7 @@ def links_of(request: Request) -> Links:
 
 
 def respond(request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
-    """Render a page; answer 304 if it is the one that the viewer has."""
+    """Render a page; respond with 304 if the viewer already has it."""
     site, viewer = site_of(request), viewer_of(request)
     asked = request.query_params.get("change")
     rest = [(name, text) for name, text in request.query_params.multi_items() if name != "change"]

@@ -1,4 +1,4 @@
-"""What pages show, read once for all viewers of this process, and only when one of them asks."""
+"""The results that pages show, read once for all viewers of this process, and only on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 200
 TIMES = 200
 """A snapshot is kept this many times as long as it took to read, so that each uses at most 0.5 % of the time ..."""
 LONGEST = 15.0
-"""... but for this reason no longer than so many seconds."""
+"""... but for at most this many seconds."""
 
 
 @dataclass(slots=True)
@@ -24,9 +24,10 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Keeps what was read for some seconds; viewers who ask in the meantime, or while it is read, share it.
+    """Keeps results for some seconds; viewers who request them in the meantime, or while they are being read, share
+    them.
 
-    What took long to read is kept longer, so that viewers do not slow the queue down.
+    Results that took long to read are kept longer, so that viewers do not slow the queue down.
     """
 
     def __init__(self) -> None:

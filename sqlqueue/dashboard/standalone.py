@@ -1,4 +1,4 @@
-"""The dashboard as a program of its own, with a token instead of an application's users."""
+"""The dashboard as a separate program, with a token instead of an application's users."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _DELAY = 0.5
 
 
 class Token:
-    """Lets those see the dashboard who know a token: as a bearer token, or by the login form, which sets a cookie.
+    """Admits viewers with a token: sent as a bearer token, or entered in the login form, which sets a cookie.
 
-    The cookie holds a random number that only this process knows, never the token.
+    The cookie contains a random number that is valid only for this process, never the token.
     """
 
     def __init__(self, token: str, may: Collection[Action]) -> None:
@@ -44,7 +44,7 @@ class Token:
         self._logins: dict[str, float] = {}
 
     def __call__(self, request: Request) -> Decision:
-        """Return the viewer; lead people without a login to the form, and ask programs for the token."""
+        """Return the viewer; redirect people without a login to the form, and respond to programs with 401."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._viewer if self._is_token(given) else _challenge()
@@ -54,7 +54,7 @@ class Token:
         if request.method != "GET":
             return None
         link = links_of(request)
-        # a scraper would take the form for an answer
+        # a scraper would parse the form as metrics
         is_page = "text/html" in request.headers.get("accept", "") and request.url.path != link("metrics")
         return RedirectResponse(link("login"), 303) if is_page else _challenge()
 
@@ -77,7 +77,7 @@ class Token:
 
 
 class Loopback:
-    """Lets programs on this machine see the dashboard, and do what is allowed."""
+    """Lets programs on this machine view the dashboard and perform the permitted actions."""
 
     def __init__(self, may: Collection[Action]) -> None:
         self._may = frozenset(may)

@@ -37,7 +37,7 @@ class Crew:
     def start(self) -> str | None:
         """Start working.  If there are several processes, the first pauses when it holds files; returns its name.
 
-        Raises :class:`.DemoError` if a process ends or does not answer.
+        Raises :class:`.DemoError` if a process exits or does not respond.
         """
         for member in self._members:
             member.receive()
@@ -92,7 +92,7 @@ class _Member:
         self._channel.send(message)
 
     def receive(self) -> None:
-        """Wait for the next message of the process; :class:`.DemoError` if it ends or does not answer."""
+        """Wait for the next message from the process; :class:`.DemoError` if it exits or does not respond."""
         if not self._channel.poll(_PATIENCE):
             raise DemoError(f"{self.name} does not respond")
         try:
@@ -119,7 +119,7 @@ def _main(channel: Connection, name: str, url: URL, folder: Path) -> None:
     first = threading.Lock()
 
     def claimed() -> None:
-        first.acquire()  # the pipe is for one thread
+        first.acquire()  # only one thread may use the pipe
         channel.send("claimed")
         threading.Event().wait()  # until it is killed
 

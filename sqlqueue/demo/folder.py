@@ -42,7 +42,8 @@ def scan(folder: Path) -> Iterator[Found]:
 
 
 def _size(path: str) -> int | None:
-    """Return the size of a regular file; ``None`` if it is none, has gone, or has a name that is not valid text."""
+    """Return the size of a regular file; ``None`` for anything else, a file that was deleted, or a name that is not
+    valid text."""
     try:
         path.encode()
         status = os.lstat(path)

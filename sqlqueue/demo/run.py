@@ -55,7 +55,7 @@ def _watched(crew: Crew, Session: sessionmaker[QueueSession]) -> Iterator[QueueS
             if stats != last:
                 last, moved = stats, time.monotonic()
             elif time.monotonic() > moved + _LEASE:
-                session.rescue(File)  # makes hung files final whose attempts are used up
+                session.rescue(File)  # discards hung files that have used up their attempts
         yield stats
         if not stats.unfinished:
             return

@@ -87,7 +87,7 @@ def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
 
 
 def verify_companions(connection: Connection, metadata: MetaData) -> None:
-    """Do the same as :func:`verify_schema`, for the tables beside the queues: those of the history and of the
+    """Do the same as :func:`verify_schema`, for the tables that accompany queues: those of the history and of the
     workers."""
     with _left_as_found(connection):
         found = list(of_companions(connection, metadata))

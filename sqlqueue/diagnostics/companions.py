@@ -1,4 +1,4 @@
-"""Checks the tables beside the queues: the history of attempts and the register of workers."""
+"""Checks the tables that accompany queues: the history of attempts and the register of workers."""
 
 from __future__ import annotations
 

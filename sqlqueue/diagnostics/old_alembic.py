@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def watch() -> None:
-    """Make autogenerate refuse such revisions, if an old Alembic was imported before the models."""
+    """Make autogenerate reject such revisions, if an old Alembic was imported before the models."""
     if "alembic" in sys.modules and find_spec("alembic.runtime.plugins") is None:
         from alembic.autogenerate import comparators  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Whether live workers serve the queues, as far as workers are registered."""
+"""Checks whether live workers serve the queues, if workers are registered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIVE = timedelta(seconds=35)
 
 
 def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Finding]:
-    """Yield a note for each queue that no live worker serves.  Nothing where workers are not registered.
+    """Yield a note for each queue that no live worker serves.  Yields nothing if workers are not registered.
 
     See :func:`.of_companions` for their table itself.
     """

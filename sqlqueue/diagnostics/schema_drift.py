@@ -24,7 +24,7 @@ class MissingTable:
 
     @property
     def message(self) -> str:
-        """The difference, in words."""
+        """A description of the difference."""
         return f"there is no table {self.spec.table.fullname}"
 
 
@@ -37,7 +37,7 @@ class MissingColumn:
 
     @property
     def message(self) -> str:
-        """The difference, in words."""
+        """A description of the difference."""
         return f"{self.spec.table.fullname} has no column {self.column.name}"
 
 
@@ -50,7 +50,7 @@ class MissingIndex:
 
     @property
     def message(self) -> str:
-        """The difference, in words."""
+        """A description of the difference."""
         return f"{self.spec.table.fullname} has no index {self.index.name}"
 
 
@@ -65,7 +65,7 @@ class WrongIndex:
 
     @property
     def message(self) -> str:
-        """The difference, in words."""
+        """A description of the difference."""
         return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
 
 
@@ -80,7 +80,7 @@ class WrongDefault:
 
     @property
     def message(self) -> str:
-        """The difference, in words."""
+        """A description of the difference."""
         is_now, is_meant = constant(self.live), constant(_declared(self.column))
         return (
             f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"

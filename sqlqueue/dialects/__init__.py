@@ -56,7 +56,7 @@ def adapter_for(dialect: Dialect) -> Adapter:
 
 @compiles(utcnow)
 def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
-    if compiler.dialect.name == StrCompileDialect.name:  # str(statement), for people
+    if compiler.dialect.name == StrCompileDialect.name:  # str(statement), for display
         return f"utcnow{compiler.process(element.clause_expr, **kw)}"
     compiled: str = compiler.process(adapter_for(compiler.dialect).types.now(element.seconds), **kw)
     return compiled

@@ -1,7 +1,7 @@
 """CockroachDB 24.2.3 and newer.  Never run on a real server by this project.
 
-Before 24.1, SKIP LOCKED fails at READ COMMITTED as soon as it meets a lock (cockroachdb/cockroach#115057), and until
-24.2.3 its LIMIT counts locked rows (#121917).
+Before 24.1, SKIP LOCKED fails at READ COMMITTED as soon as it encounters a lock (cockroachdb/cockroach#115057), and
+until 24.2.3 its LIMIT counts locked rows (#121917).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CockroachDBLocking(PostgreSQLLocking):
 
 
 class CockroachDBTransactions(Transactions):
-    """At SERIALIZABLE, the default, the server itself retries what it can."""
+    """At SERIALIZABLE, the default, the server itself retries statements where possible."""
 
     impatient: ClassVar[str | None] = "SET lock_timeout = '1s'"
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "SERIALIZABLE")
@@ -80,7 +80,7 @@ class CockroachDBSchema(CatalogSchema):
 
 
 class CockroachDBServer(PostgreSQLServer):
-    """Reads the version from the banner: the dialect reports that of a PostgreSQL."""
+    """Reads the version from the banner: the dialect reports a PostgreSQL version."""
 
     def banner(self, connection: Connection) -> str:
         return str(connection.scalar(select(func.version())))

@@ -108,7 +108,7 @@ def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
 
 
 def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    # sessions are often imported only for type checkers
+    # sessions are often imported under TYPE_CHECKING only
     known: dict[str, Any] = {
         **dict.fromkeys(_SESSIONS, Session),
         **getattr(inspect.unwrap(function), "__globals__", {}),

@@ -55,9 +55,9 @@ class Functions(Generic[J]):
     def perform(self, job: J) -> Any:
         """Call the function of ``job`` and return its result, an awaitable for a coroutine function.
 
-        Raises :class:`.HandlerNotFoundError` for an unknown function, as a child process may find that has loaded other
-        code, and :class:`.ArgumentError` if its arguments do not fit.  These are ordinary failures, since another
-        worker may have the function as it was enqueued.
+        Raises :class:`.HandlerNotFoundError` for an unknown function, which happens if a child process has loaded
+        different code, and :class:`.ArgumentError` if its arguments do not fit.  These are ordinary failures, since
+        another worker may have the version of the function for which the call was enqueued.
         """
         return self._call(job)
 

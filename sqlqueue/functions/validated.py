@@ -1,4 +1,4 @@
-"""Arguments of all other types, which pydantic validates and converts to JSON and back."""
+"""Arguments of all other types: pydantic validates them and converts them to JSON and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from .plain import Kinds
 
-# strict: as for type checkers, a string is not a number
+# strict: a string is not accepted as a number, as in type checkers
 _CONFIG = ConfigDict(strict=True, ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 
 
@@ -28,7 +28,7 @@ class ValidatedCodec:
         # without an annotation, a value that is not JSON would come back as a string
         fields = {name: JsonValue if kind is Any else kind for name, kind in kinds.items()}
         shape: Any = make("Arguments", fields, total=False)
-        # of a list: a TypedDict does not pass its configuration on when it serializes
+        # of a list: a TypedDict does not apply its configuration to nested values when it serializes
         shapes: Any = list[shape]
         try:
             self._adapter: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(shapes, config=_CONFIG)

@@ -1,4 +1,4 @@
-"""Explains why a task waits for a slot: its limit key has as many running tasks as it may have."""
+"""Explains why a task waits for a slot: the running tasks of its limit key have reached the limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .new_slots import slots_of
 from .slots import usage
 
 _MOST = 20
-"""The number of holders that a reason names."""
+"""The maximum number of holders named in a reason."""
 
 
 def full_key(adapter: Adapter, session: Session, seen: SeenTask) -> Iterator[Reason]:

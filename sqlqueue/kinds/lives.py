@@ -1,4 +1,4 @@
-"""What the kinds have in common whose tasks get all their attempts again in each stage or run."""
+"""The common base of kinds whose tasks get a full set of attempts in each stage or run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter(
 
 
 class SeveralLives(Kind):
-    """Counts the attempts of a task's earlier stages or runs in ``attempts_before``."""
+    """A kind that counts the attempts of a task's earlier stages or runs in ``attempts_before``."""
 
     def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
         return spec["attempts_before"]

@@ -26,7 +26,7 @@ def slots_of(spec: QueueSpec) -> QueueSpec:
 
 
 def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
-    """Create the slots of new ``keys``, as many for each as the model's ``limit`` says.
+    """Create the slots of new ``keys``, as many for each as the model's ``limit``.
 
     Uses one statement in its own transaction and connection, so that no other claim waits for the session's
     transaction.  If another transaction creates a key at the same time, its slots are kept.

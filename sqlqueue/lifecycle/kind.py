@@ -172,7 +172,7 @@ class Kind:
         return []
 
     def overwritten(self, spec: QueueSpec, values: dict[Column[Any], Any]) -> None:
-        """Guard ``values`` that existing rows are about to get but may not take in their current state."""
+        """Guard ``values`` about to be written to existing rows that may not accept them in their current state."""
 
     # -- criteria ------------------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Kind:
         return False
 
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
-        """Yield why tasks of this kind keep a task from being claimed that could be claimed otherwise."""
+        """Yield the reasons in this kind that keep an otherwise claimable task from being claimed."""
         return ()
 
     def continues(self, spec: QueueSpec) -> bool:

@@ -45,7 +45,7 @@ def optional(kind: Any) -> dict[str, Any]:
 
 
 def _moment(_: QueueOptions) -> dict[str, Any]:
-    # the server default is for rows that other programs insert; this library always gives the time
+    # the server default is for rows that other programs insert; this library always sets the time
     return {
         "type_": timestamp_type(),
         "insert_default": utcnow(),

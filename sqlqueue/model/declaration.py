@@ -1,4 +1,4 @@
-"""Declaration of a model's queue: checks the class, adds its columns, and makes its spec and indexes."""
+"""Declaration of a model's queue: checks the class, adds its columns, and creates its spec and indexes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _is_mixin(cls: type[Any]) -> bool:
 
 
 def declare(cls: type[Any]) -> None:
-    """Add the queue's columns to the class; :class:`.ConfigurationError` for names that are taken and wrong options."""
+    """Add the queue's columns to the class; :class:`.ConfigurationError` for name conflicts and invalid options."""
     attributes = _attributes(cls)
     _refuse_options(cls, attributes)
     _refuse_collisions(cls, attributes)
@@ -78,7 +78,7 @@ def declare(cls: type[Any]) -> None:
     for role, name in attributes.items():
         place(cls, name, columns[role](cls.__queue__))
     for name in _inherited_declarations(cls) - set(attributes.values()):
-        setattr(cls, name, None)  # declared by a base, under a name that this class has changed
+        setattr(cls, name, None)  # declared by a base class, under a name that this class overrides
     cls.__queue_declared__ = frozenset(attributes.values())
 
 
@@ -156,9 +156,9 @@ def _column_name(value: object) -> str | None:
 
 
 def make_spec(mapper: Mapper[Any], cls: type[Any]) -> None:
-    """Make the spec of a mapped class, and the indexes of its table.
+    """Create the spec of a mapped class, and the indexes of its table.
 
-    Raises :class:`.ConfigurationError` for a mapping that is not supported.
+    Raises :class:`.ConfigurationError` for an unsupported mapping.
     """
     inherited: QueueSpec | None = next(
         (b.__dict__["__queue_spec__"] for b in cls.__mro__[1:] if "__queue_spec__" in b.__dict__), None

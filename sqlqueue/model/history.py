@@ -1,4 +1,4 @@
-"""The model that holds the finished attempts of all queues."""
+"""The model that stores the finished attempts of all queues."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _LONGEST = 257
 
 
 class History(NamedTuple):
-    """Where the attempts of the queues of one ``MetaData`` are kept."""
+    """The table and options of the history for the queues of one ``MetaData``."""
 
     table: Table
     options: HistoryOptions
 
 
 class HistoryMixin:
-    """Makes a model the history of all queues of the same ``MetaData``: one row for each finished attempt.
+    """A mixin for the model that stores the history of all queues of the same ``MetaData``: one row for each finished
+    attempt.
 
     >>> class QueueHistory(HistoryMixin, Base):
     ...     __tablename__ = "queue_history"
     ...     __history__ = HistoryOptions(retention=timedelta(days=30))
 
-    Each settlement writes its rows in the same transaction, with one more statement for each batch.  An attempt whose
-    claimer crashed is written by whatever takes the task over.  See :func:`.history`, which reads them.
+    Each settlement writes its rows in the same transaction, with one more statement for each batch. If a claimer
+    crashes, whatever takes its task over records the attempt. :func:`.history` reads the rows.
     """
 
     __history__: ClassVar[HistoryOptions] = HistoryOptions()
@@ -51,10 +52,10 @@ class HistoryMixin:
         claimed_by: Mapped[str | None]
         """The name of the claimer."""
         started_at: Mapped[datetime | None]
-        """When it was claimed; ``None`` if only a lock held the row, which tells no time."""
+        """When it was claimed; ``None`` if only a lock held the row, which stores no time."""
         finished_at: Mapped[datetime]
         outcome: Mapped[str]
-        """Its :class:`.AttemptOutcome`."""
+        """The :class:`.AttemptOutcome`."""
         error: Mapped[str | None]
         traceback: Mapped[str | None]
         """The application's frames, without local variables."""
@@ -92,7 +93,7 @@ def history_of(metadata: MetaData) -> History | None:
 
 
 def _mapped(mapper: Mapper[Any], cls: type[HistoryMixin]) -> None:
-    """Give the table its indexes, and make it that of its ``MetaData``."""
+    """Add the indexes to the table, and register it as the history of its ``MetaData``."""
     table = mapper.local_table
     if not isinstance(table, Table) or mapper.inherits is not None:
         return

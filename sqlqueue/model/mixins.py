@@ -47,7 +47,7 @@ class QueueMixin:
         """The random number of the last claim with a lease, by which settling recognizes the claim.  Negative: a
         worker's."""
         crashes: Mapped[int]
-        """How many processes of workers have crashed while they ran the task; 0 again once an attempt has ended."""
+        """How many worker processes have crashed while running the task; reset to 0 when an attempt ends."""
         finished_at: Mapped[datetime | None]
         """The time when the row became final; ``None`` in final rows from before the table became a queue."""
         error: Mapped[str | None]
@@ -65,7 +65,7 @@ class QueueMixin:
 
 
 def queues(metadata: MetaData) -> list[QueueSpec]:
-    """Return the queues whose tables are in ``metadata``, sorted by table; those of subclasses follow their base's."""
+    """Return the queues whose tables are in ``metadata``, sorted by table; subclasses follow their base class."""
     found = (cls.__dict__.get("__queue_spec__") for cls in subclasses(QueueMixin))
     specs = [spec for spec in found if spec is not None and spec.table.metadata is metadata]
     return sorted(specs, key=lambda spec: spec.table.key)

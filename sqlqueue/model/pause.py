@@ -24,7 +24,7 @@ class PauseMixin:
     >>> class QueuePause(PauseMixin, Base):
     ...     __tablename__ = "queue_pause"
 
-    Declare one for all queues of the same ``MetaData``, in their database.  Workers find it by themselves.
+    Declare one for all queues of the same ``MetaData``, in their database.  Workers find it automatically.
     """
 
     if TYPE_CHECKING:

@@ -19,37 +19,37 @@ _LONGEST_COMMAND = 16
 
 
 class WorkerMixin:
-    """Makes a model the register of running workers, which :func:`.workers` reads.
+    """A mixin for the model that registers running workers; :func:`.workers` reads its rows.
 
     >>> class QueueWorker(WorkerMixin, Base):
     ...     __tablename__ = "queue_worker"
 
-    One for all queues of the same ``MetaData``, in their database.  Workers find it by themselves: each writes its row
-    every ten seconds, and reads the commands in it, which :func:`.drain_workers`, :func:`.stop_workers` and
+    Declare one for all queues of the same ``MetaData``, in their database. Workers find it automatically. Each writes
+    its row every ten seconds, and reads from it the commands that :func:`.drain_workers`, :func:`.stop_workers` and
     :func:`.set_concurrency` write.
     """
 
     if TYPE_CHECKING:
         id: Mapped[str]
-        """Random, for one life of a worker: one that is started again has another row."""
+        """A random id for one run of a worker; a restarted worker gets a new row."""
         name: Mapped[str]
-        """The worker's name, which is in ``claimed_by`` of its tasks."""
+        """The worker's name, as stored in ``claimed_by`` of its tasks."""
         host: Mapped[str]
         process: Mapped[int]
         started_at: Mapped[datetime]
         seen_at: Mapped[datetime]
-        """When the worker wrote the row last, by the database's clock."""
+        """When the worker last wrote the row, by the database's clock."""
         version: Mapped[str | None]
         """The version of the application, as given to the worker."""
         lanes: Mapped[list[dict[str, Any]]]
-        """What it serves: one object for each handler, see :class:`.Lane`."""
+        """The handlers that it serves, one object for each, see :class:`.Lane`."""
         last_claim_at: Mapped[datetime | None]
         memory: Mapped[int | None]
         """The bytes of memory that the process occupies."""
         command: Mapped[str | None]
         """``drain`` or ``stop``."""
         concurrency: Mapped[int | None]
-        """How many calls each handler is to run at a time; ``None``: as many as it was registered with."""
+        """How many calls each handler runs at a time; ``None``: the number with which it was registered."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):

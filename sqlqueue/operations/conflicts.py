@@ -44,7 +44,7 @@ class Conflicts:
     def _refuse_own(self, session: Session, rows: Sequence[Row]) -> None:
         """Reject rows that this transaction has claimed by a lock only.
 
-        Such a claim leaves no mark in its row, so its completion could not tell that another run was requested.
+        Such a claim leaves no mark in its row, so its completion could not detect that another run was requested.
         """
         spec, adapter, mine = self.spec, self.adapter, ledger_of(session).locked(self.spec.table)
         meets = [by.is_row(row) for row in rows for by in unique_by(spec, row)] if mine else []

@@ -38,7 +38,7 @@ Outcome: TypeAlias = Literal["created", "updated", "unchanged", "removed", "stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredSchedules:
-    """What :func:`declare_schedules` did, by the keys of the tasks: each a ``unique_key`` or a primary key."""
+    """The result of :func:`declare_schedules`, by the keys of the tasks: each a ``unique_key`` or a primary key."""
 
     created: tuple[object, ...] = ()
     """Inserted, or restarted after an earlier declaration had removed them."""
@@ -49,7 +49,7 @@ class DeclaredSchedules:
     removed: tuple[object, ...] = ()
     """No longer declared, therefore cancelled; running ones have no further run."""
     stopped: tuple[object, ...] = ()
-    """Declared, but cancelled, discarded or unscheduled, and left so."""
+    """Declared, but cancelled, discarded or unscheduled, and left unchanged."""
 
 
 def declare_schedules(
@@ -66,9 +66,9 @@ def declare_schedules(
     ``schedule`` and the key that identifies it: its primary key, or its ``unique_key`` (:class:`.UniqueMixin`).
 
     A task that does not exist is inserted; ``available_at`` is its first run, if given.  An existing task gets the
-    given values that differ; a new schedule counts from now, as with :func:`reschedule`, and a run in progress goes on.
-    A task that is as declared is not written to, so its interval goes on however often the application starts.  Values
-    that the declaration omits, or gives as ``None``, stay as they are.
+    given values that differ; a new schedule counts from now, as with :func:`reschedule`, and a run in progress
+    continues. A task that is as declared is not written to, so its interval continues however often the application
+    starts.  Values that the declaration omits, or gives as ``None``, stay as they are.
 
     A task that was cancelled, discarded or unscheduled is not restarted: it is returned as ``stopped``, with a warning
     in the log, until :func:`reschedule` restarts it, or its row is deleted.

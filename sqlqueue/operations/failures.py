@@ -59,10 +59,10 @@ def errors(
 
     Otherwise each task that is not completed counts once, by its last error.  This is also what is counted of the tasks
     that satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does
-    not know the columns of tasks.  If there are more than ``cap``, the last ones by primary key are read.
+    not store the columns of tasks.  If there are more than ``cap``, the last ones by primary key are read.
 
-    Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` tells.  ``cap=None`` reads all.  One
-    query, which locks nothing.
+    Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` shows which.  ``cap=None`` reads all.
+    One query, which locks nothing.
 
     No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries look at
     no more than that many available tasks, other unfinished tasks and final tasks, the last of these.

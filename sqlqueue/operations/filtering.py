@@ -1,4 +1,4 @@
-"""Criteria from what people type: the filters of the command line and the dashboard."""
+"""Criteria parsed from user input: the filters of the command line and the dashboard."""
 
 from __future__ import annotations
 

@@ -125,13 +125,13 @@ def attempts_of(spec: QueueSpec, where: Sequence[Where]) -> History | None:
     """Return the history whose attempts of a queue are those of the tasks that satisfy ``where``.
 
     ``None`` if the application has no history, or if only some of the queue's tasks are meant: the history does not
-    know their columns.
+    store their columns.
     """
     return None if where or spec.inherited is not None else history_of(spec.table.metadata)
 
 
 def identity_of(spec: QueueSpec, key: str) -> Identity | None:
-    """Return the primary key that the history stores as ``key``; ``None`` if it cannot be told from the text."""
+    """Return the primary key that the history stores as ``key``; ``None`` if it cannot be recovered from the text."""
     try:
         return None if key.startswith(HASHED) else identity(spec, key)
     except ArgumentError:

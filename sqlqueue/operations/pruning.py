@@ -175,7 +175,7 @@ class _Pruning:
         spec, session = self._spec, self._session
         if not _is_spread(spec):
             return self._adapter.rows.count(session, spec, self._adapter.keys.by_key(spec, remove(spec, criterion)))
-        # the mapper knows in which order to delete the rows of one instance
+        # the mapper deletes the rows of one instance in the right order
         loading = self._adapter.keys.by_key(spec, select(spec.entity).where(criterion))
         tasks: Sequence[Any] = session.scalars(loading, bind_arguments=spec.bind_arguments).all()
         for task in tasks:

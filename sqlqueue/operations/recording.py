@@ -31,7 +31,7 @@ _LEFT_OUT = "\n[...]\n"
 
 
 class Told(NamedTuple):
-    """The end of attempts as the history records it: the outcome, the error and the traceback."""
+    """The end of an attempt as the history records it: the outcome, the error and the traceback."""
 
     outcome: AttemptOutcome
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Reads which workers are running, and gives them commands: both are rows in the database."""
+"""Reads which workers are running, and sends them commands, through rows in the database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 1_000
 
 
 class Command(StrEnum):
-    """What a worker has been told to do."""
+    """A command that a worker has been given."""
 
     DRAIN = "drain"
     """Claim nothing more, finish the running tasks however long they take, then end."""
@@ -42,9 +42,9 @@ class Lane:
     queue: str
     """The table of the queue."""
     functions: tuple[str, ...] | None
-    """The names of the functions that it knows; ``None`` unless it is made of functions, for a :class:`.JobMixin`."""
+    """The names of its registered functions; ``None`` unless it serves a :class:`.JobMixin` by functions."""
     whole: bool
-    """Whether it takes all tasks of the queue; otherwise it has criteria, or knows only some functions."""
+    """Whether it takes all tasks of the queue; otherwise it has criteria, or only some functions."""
     slots: int
     """How many calls run at a time."""
     busy: int
@@ -58,7 +58,7 @@ class WorkerInfo:
     id: str
     """Identifies one run of the worker, for commands to it alone."""
     name: str
-    """Its name, which is in ``claimed_by`` of its tasks."""
+    """Its name, as stored in ``claimed_by`` of its tasks."""
     host: str
     """The name of its host."""
     process: int
@@ -68,19 +68,19 @@ class WorkerInfo:
     seen_at: datetime
     """The time of its last report: one every ten seconds."""
     is_live: bool
-    """Whether it reported within the last 35 seconds.  One that stops in order is not registered any more."""
+    """Whether it reported within the last 35 seconds.  A worker that shuts down cleanly is no longer registered."""
     version: str | None
     """The version of the application, as given to the worker."""
     lanes: tuple[Lane, ...]
-    """What it serves."""
+    """The handlers that it serves."""
     last_claim_at: datetime | None
     """When it claimed its last task."""
     memory: int | None
     """The bytes of memory that its process occupies, without child processes."""
     command: Command | None
-    """What it has been told to do."""
+    """The command that it has been given."""
     concurrency: int | None
-    """How many calls each handler has been told to run at a time."""
+    """How many calls each handler runs at a time by command; ``None``: the number with which it was registered."""
 
     @property
     def slots(self) -> int:
@@ -102,9 +102,9 @@ def workers(session: AnySession, target: Target, *, limit: int | None = MOST) ->
     """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
 
     For a model, these are the workers that serve its queue.  Workers whose last report is older than 35 seconds are
-    among them, until others remove their rows after an hour; ``is_live`` tells, by the database's clock.  If there are
-    more than ``limit``, those that reported last are read; ``None`` reads all.  One statement without locks.  Empty if
-    the application has no model for workers, see :class:`.WorkerMixin`.
+    included, until others remove their rows after an hour; ``is_live`` distinguishes them, by the database's clock.  If
+    there are more than ``limit``, those that reported last are read; ``None`` reads all.  One statement without locks.
+    Empty if the application has no model for workers, see :class:`.WorkerMixin`.
     """
     if limit is not None:
         count("limit", limit)
@@ -137,28 +137,30 @@ def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
 
 
 def drain_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
-    """Tell workers to claim nothing more, to finish their running tasks however long that takes, and to end.
+    """Command workers to claim nothing more, finish their running tasks however long that takes, and exit.
 
-    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or the name of the only ones to be told.  In the
-    session's transaction; a worker reads it within ten seconds of the commit.  Its process ends with status 0, and
-    ``sqlqueue work`` does not replace it; a service manager that restarts whatever ends does.
+    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or name of the workers to command; by default all.  In
+    the session's transaction; a worker reads it within ten seconds of the commit.  Its process ends with status 0, and
+    ``sqlqueue work`` does not replace it, but a service manager that always restarts processes does.
 
-    Returns how many live workers are told.  Raises :class:`.ConfigurationError` without a :class:`.WorkerMixin`.
+    Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` without a
+    :class:`.WorkerMixin`.
     """
     return _tell(session, target, worker, {"command": Command.DRAIN.value})
 
 
 def stop_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
-    """Tell workers to end as on SIGTERM, with the grace period for running tasks.  Otherwise :func:`drain_workers`."""
+    """Command workers to exit as on SIGTERM, with the grace period for running tasks. See :func:`drain_workers`."""
     return _tell(session, target, worker, {"command": Command.STOP.value})
 
 
 def set_concurrency(session: AnySession, target: Target, number: int | None, worker: str | None = None) -> int:
-    """Tell workers how many calls each of their handlers runs at a time; ``None``: as many as it was registered with.
+    """Set how many calls each handler of some workers runs at a time; ``None``: the number with which it was
+    registered.
 
-    The number is a worker's, not a queue's: it holds for each handler of the workers that are told, also for those of
-    other queues.  A model as ``target`` chooses the workers that serve its queue.  To limit what runs across all
-    workers, see :class:`.LimitMixin`.
+    The number applies to whole workers: to each of their handlers, including those of other queues.  A model as
+    ``target`` chooses the workers that serve its queue.  To limit what runs across all workers, see
+    :class:`.LimitMixin`.
 
     Running calls continue: fewer slots take effect as they end.  It applies until the worker ends.  ``target``,
     ``worker``, transaction, return value and errors as for :func:`drain_workers`.

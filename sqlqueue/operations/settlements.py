@@ -36,7 +36,7 @@ from .recording import Told, Traced, shown
 
 
 class Settlement:
-    """What a settling operation does to claimed tasks."""
+    """The change that a settling operation makes to claimed tasks."""
 
     how: ClassVar[str | None]
     """The name of the outcome, for the error of a second settlement; ``None`` if the claims continue."""
@@ -56,7 +56,7 @@ class Settlement:
         return fenced.update(self.assignments, like=self.like)
 
     def told(self, options: HistoryOptions) -> Told:
-        """Return what the history says of the attempts."""
+        """Return what the history records about the attempts."""
         return Told(self.outcome)
 
 

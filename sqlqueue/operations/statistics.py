@@ -44,9 +44,9 @@ class QueueStats:
     capped: frozenset[str] = frozenset()
     """The states and attribute names whose figures are lower bounds because counting stopped at the cap."""
     unserved_functions: Mapping[str, timedelta] = field(default_factory=dict)
-    """The functions that no worker seems to know, and how long the oldest call of each has waited: it has been
-    claimable for more than five minutes, and no call is running under a lease. Empty for models that do not derive from
-    ``JobMixin``, and from :func:`stats_by`."""
+    """The functions that no worker seems to have registered, and how long the oldest call of each has waited: it has
+    been claimable for more than five minutes, and no call is running under a lease. Empty for models that do not derive
+    from ``JobMixin``, and from :func:`stats_by`."""
 
     def __getitem__(self, status: str) -> int:
         return self.counts[Status(status)]
@@ -64,7 +64,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview(QueueStats):
-    """The first figures to look at on call.  All ages are by the database's clock."""
+    """The most important figures of a queue for operators.  All ages are by the database's clock."""
 
     claimable: int = 0
     """The number of tasks that can be claimed now: available, due, or abandoned with an expired lease."""

@@ -1,4 +1,4 @@
-"""Parsers of what people type: durations, keys and column values."""
+"""Parsers of user input: durations, keys and column values."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def timeline(
     Otherwise the tasks that finished then are counted. Those that were deleted, pruned or reactivated since are not,
     nor are runs of recurring tasks, whose row is scheduled again.  This is also what is counted of the tasks that
     satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does not
-    know the columns of tasks.
+    store the columns of tasks.
 
     The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
     or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes
@@ -177,7 +177,7 @@ def _start(moment: datetime, bucket: timedelta) -> datetime:
 
 
 def _asked(rows: Subquery, measured: Sequence[str]) -> Executable:
-    """Return the statement that counts ``rows`` by bucket and by end, and measures the named durations."""
+    """Return the statement that counts ``rows`` by bucket and by outcome, and measures the named durations."""
     ranked = _ranked(rows, measured)
     ends = (func.count(case((ranked.c.ended == state(end), literal_column("1")))).label(end.value) for end in _ENDS)
     measures = (measure for name in measured for measure in _measures(ranked, name))

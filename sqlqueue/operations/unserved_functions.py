@@ -1,4 +1,4 @@
-"""Finds functions whose calls wait although no worker takes any of them."""
+"""Finds functions whose calls wait because no worker claims them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .session_criteria import within
 UNSERVED = timedelta(minutes=5)
 """The time after which calls count as waiting in vain."""
 MOST_FUNCTIONS = 1_000
-"""The most functions of one model that are looked at."""
+"""The maximum number of functions of one model that are examined."""
 _FIRST = 1_000
 """The number of calls, in claim order, that are searched for the oldest."""
 
@@ -32,7 +32,8 @@ _FIRST = 1_000
 def unserved_functions(
     session: AnySession, entity: type[QueueMixin], *where: Where, after: timedelta = UNSERVED
 ) -> dict[str, timedelta]:
-    """Return the functions that no worker seems to know, with the time that their oldest claimable call has waited.
+    """Return the functions that no worker seems to have registered, and how long the oldest claimable call of each has
+    waited.
 
     These are the functions with a call that has been claimable for longer than ``after``, and none that is running
     under a lease: a worker that is merely behind has some running.  Empty for models that do not derive from

@@ -1,4 +1,4 @@
-"""What a worker does between claims and settlements: look for due tasks, promote, postpone, and extend leases."""
+"""Operations of a worker between claims and settlements: look for due tasks, promote, postpone, and extend leases."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
 
 
 def _look_at_all(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Look | None:
-    """Look at the whole queue; return ``None`` if what comes first in it is not among the parts that are asked for.
+    """Look at the whole queue; return ``None`` if the first task in it belongs to none of the requested parts.
 
-    Looking at one part after another takes much longer.
+    Reading one part after another takes much longer.
     """
     (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
     parts = (each.first(column).scalar_subquery() for each in (every_ready, every_waiting))

@@ -38,7 +38,7 @@ _MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a task is not running, or what it does."""
+    """The reasons why a task is not running, or its present state."""
 
     entity: type[QueueMixin]
     """The model of the task."""
@@ -47,9 +47,9 @@ class Explanation:
     status: Status | None
     """Its state; ``None`` if there is no such row."""
     reasons: tuple[Reason, ...]
-    """At least one.  All of them must go before the task runs; the first one decides."""
+    """At least one reason. All of them must be resolved before the task can run; the decisive one comes first."""
     at: datetime
-    """The time of the answer, by the database's clock."""
+    """The time for which this holds, by the database's clock."""
 
     def __str__(self) -> str:
         name = f"{self.entity.__name__} {key_text(self.identity)}"
@@ -59,15 +59,15 @@ class Explanation:
 def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     """Return why ``task`` is not running now: every state has an answer.
 
-    ``task``: an instance that has been stored, or a claim of it.  What counts is the row as this transaction sees it,
-    not the instance.
+    ``task``: an instance that has been stored, or a claim of it.  The explanation is about the row as this transaction
+    sees it, not about the instance.
 
     Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  Whether
     another transaction holds the row's lock is tried on a connection of its own, which releases it at once: a claim at
     the very same moment passes the task over.  If the session is bound to a ``Connection``, this is not tried.
 
     Tasks that come first are counted by the order of the whole queue, up to 1,000.  The estimate is their number
-    divided by how many attempts ended within the last minute, which the history tells; without a
+    divided by the number of attempts that ended within the last minute, read from the history; without a
     :class:`.HistoryMixin`, by how many tasks finished, which needs ``retention``: it gives the model an index of them.
     """
     spec, identity = _named(task)
@@ -124,7 +124,7 @@ def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Rea
 
 
 def _state(seen: SeenTask) -> Reason | None:
-    """Return what the row itself says, or ``None`` if it could be claimed as far as that goes."""
+    """Return the reason in the row itself, or ``None`` if the row itself does not prevent a claim."""
     values = seen.values
     status, moment, tries = Status(values["status"]), values["available_at"], values["attempt"]
     if status in FINAL:
@@ -161,7 +161,7 @@ def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
 
 
 def _suspicion(seen: SeenTask) -> Iterator[Reason]:
-    """Yield a reason if the task may have crashed a process, so that workers do not run it beside others."""
+    """Yield a reason if the task may have crashed a process, so that workers do not run it alongside others."""
     crashes, most = seen.values["crashes"], seen.spec.options.max_crashes
     if not crashes or "message_key" in seen.spec.columns:  # relays publish messages in batches nevertheless
         return
@@ -172,13 +172,13 @@ def _suspicion(seen: SeenTask) -> Iterator[Reason]:
         then = "a worker runs it in a child process, or alone once all its other tasks have ended"
     else:
         then = "a worker that claims it discards it"
-    # of a suspect that is running, workers have counted the crash in advance
+    # for a running suspect, workers have counted the crash in advance
     times = "a process" if crashes == 1 or is_running else f"{crashes:,} processes"
     yield Reason(cause=Cause.SUSPECT, text=f"it may have crashed {times}: {then}")
 
 
 def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
-    """Yield a reason if workers are registered, and no live one takes such tasks, as far as their lanes tell."""
+    """Yield a reason if workers are registered, and according to their lanes no live one claims such tasks."""
     if worker_table(seen.spec.table.metadata) is None:
         return
     live = (each for each in workers(session, seen.spec.entity) if each.is_live)
@@ -246,14 +246,14 @@ def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
 
 
 def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
-    """Return the ranges of tasks that are claimed before this one; none where they cannot be told."""
+    """Return the ranges of tasks that are claimed before this one; none where they cannot be determined."""
     spec, values = seen.spec, seen.columns
     ready, due = (step(1).state for step in picks(spec))
     if seen.values["status"] != Status.AVAILABLE:  # all that are ready come first
         order = [term for term in spec.due_order if term.column is not spec["finished_at"]]
         return [ready, *((*due, part) for part in before(order, values))]
     if any(values[term.column] is None for term in spec.ready_order):
-        return []  # where NULL comes in an order depends on the engine
+        return []  # the position of NULL in an order depends on the engine
     return [(*ready, part) for part in before(spec.ready_order, values)]
 
 

@@ -1,1 +1,1 @@
-"""The command ``sqlqueue prove``: shows on a server of the user's that the queue keeps its promises under faults."""
+"""The command ``sqlqueue prove``: tests on the user's server that the queue keeps its promises under faults."""

@@ -1,4 +1,4 @@
-"""The worker processes as their parent sees them."""
+"""The worker processes, as controlled by their parent process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Member:
         far_end.close()  # so that the end of the process is the end of the pipe
 
     def wait_until_ready(self) -> None:
-        """Wait for its connection; :class:`.ProofError` if it ends or does not answer."""
+        """Wait until it has connected; :class:`.ProofError` if it exits or does not respond."""
         if self._receive() is None:
             raise ProofError(f"{self.name} does not start")
 
@@ -39,15 +39,15 @@ class Member:
         return lives
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does."""
+        """Kill it, as ``kill -9`` does."""
         self._process.kill()
         self._process.join()
 
     def freeze(self, seconds: float) -> None:
-        """Stop it for some seconds as a machine does that is suspended: its connections stay open."""
+        """Suspend it for some seconds, like a suspended machine: its connections stay open."""
         os.kill(self._process.pid, signal.SIGSTOP)
         self.is_frozen = True
-        # whatever this process waits for meanwhile: it may be the locks of the one that is frozen
+        # even if this process is waiting, possibly for locks of the frozen process
         timer = threading.Timer(seconds, self._thaw)
         timer.daemon = True
         timer.start()
@@ -63,7 +63,7 @@ class Member:
             self._channel.send("cut")
 
     def stop(self) -> Counter[str]:
-        """Stop it, and return the counts of its worker; empty if it has died."""
+        """Stop it, and return its worker's counts; empty if it has died."""
         with suppress(OSError):
             self._channel.send("stop")
         counts = self._receive()
@@ -79,14 +79,14 @@ class Member:
 
 
 class Crew:
-    """Some worker processes.  Leaving the ``with`` block kills those that still run."""
+    """The worker processes. Leaving the ``with`` block kills those that are still running."""
 
     def __init__(self, url: URL) -> None:
         CONTEXT.set_forkserver_preload([__name__])
         self._url = url
         self._started = 0
         self.died: list[str] = []
-        """The names of those that ended by themselves."""
+        """The names of processes that ended by themselves."""
         self.members: list[Member] = []
 
     def __enter__(self) -> Crew:
@@ -97,25 +97,26 @@ class Crew:
             member.kill()
 
     def start(self, number: int) -> None:
-        """Start so many processes, and wait until they are ready; :class:`.ProofError` if one does not start."""
+        """Start the given number of processes, and wait until they are ready; :class:`.ProofError` if one does not
+        start."""
         for _ in range(number):
             self._add()
         for member in self.members:
             member.wait_until_ready()
 
     def replace(self, member: Member) -> None:
-        """Start another process for one that was killed or has died."""
+        """Start a process in place of one that was killed or has died."""
         self.members.remove(member)
         self._add()
 
     def replace_dead(self) -> None:
-        """Record processes that ended without having been killed, and start others."""
+        """Record the processes that ended without being killed, and replace them."""
         for member in [member for member in self.members if not member.lives]:
             self.died.append(member.name)
             self.replace(member)
 
     def stop(self) -> Counter[str]:
-        """Stop all of them, and return the sums of their counts."""
+        """Stop all processes, and return the sums of their counts."""
         return sum((member.stop() for member in self.members), Counter())
 
     def _add(self) -> None:

@@ -19,7 +19,7 @@ class ProofError(Exception):
 
 
 def connected(url: URL) -> Engine:
-    """Return an engine whose transactions wait only briefly for the locks of others, where sessions can choose that."""
+    """Return an engine whose transactions wait only briefly for locks, on engines where sessions can set a limit."""
     engine = connect(url)
     impatient = adapter_for(engine.dialect).transactions.impatient
     if impatient is not None:

@@ -1,4 +1,4 @@
-"""The faults that worker processes suffer while there is work."""
+"""Injects faults into worker processes while there is work."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _FROZEN = 1.5 * LEASE.total_seconds()
 _BACKLOG = 60
 _TICK = 0.05
 Claims = set[tuple[int, int | None]]
-"""Keys and tokens of tasks that are running."""
+"""The keys and tokens of running tasks."""
 
 
 class Faults:
-    """Inflicts faults on a crew, and records how long its tasks take to recover."""
+    """Injects faults into a crew, and records how long its tasks take to recover."""
 
     def __init__(self, crew: Crew, sessions: sessionmaker[QueueSession]) -> None:
         self.counts: Counter[str] = Counter()
         self.enqueued = 0
         self.recovery: dict[str, float] = {}
-        """The longest time in seconds until tasks of a worker that suffered a fault were held by others or done."""
+        """The longest time in seconds, by kind of fault, until the affected worker's tasks were held by others or
+        done."""
         self._crew = crew
         self._sessions = sessions
         self._held: list[tuple[str, float, Claims]] = []
-        """The kind and the time of a fault, and the claims of the worker that suffered it, while they hold tasks."""
+        """The kind and time of each fault, and the affected worker's claims that still hold tasks."""
 
     def inflict(self, until: Callable[[], bool]) -> Iterator[None]:
-        """Enqueue tasks and inflict faults until ``until`` holds and each kind has come about; yield between them."""
+        """Enqueue tasks and inject faults until ``until`` holds and each kind has occurred; yield between them."""
         kinds: dict[str, Callable[[Member], None]] = {
             "frozen": self._freeze,
             "killed": self._kill,
@@ -68,7 +69,7 @@ class Faults:
                 self._look_for(_TICK)
 
     def look(self) -> None:
-        """Replace those that died, and see what has recovered."""
+        """Replace processes that died, and record which claims have recovered."""
         self._crew.replace_dead()
         if not self._held:
             return
@@ -113,5 +114,5 @@ class Faults:
         member.cut()
 
     def _hold_locks(self) -> None:
-        with suppress(DBAPIError):  # a victim of others itself
+        with suppress(DBAPIError):  # it lost a conflict itself
             hold_locks(self._sessions)

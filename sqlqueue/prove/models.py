@@ -1,4 +1,4 @@
-"""The tables of the proof: tasks, what their handlers wrote, and tasks whose number at once is limited."""
+"""The tables of the proof: tasks, the rows that their handlers write, and tasks whose concurrency is limited."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sqlqueue import ConstantBackoff, LimitMixin, QueueOptions, SlotMixin, Topic
 LEASE = timedelta(seconds=2)
 LIMIT = 2
 ACCOUNTS = 6
-"""So few that transactions which change two of them meet."""
+"""Few enough that transactions which change two of them conflict."""
 _ATTEMPTS = 1_000
-"""Faults use up attempts and crashes; none of them is a reason to give a task up here."""
+"""Faults use up attempts and crashes, which must not make a task fail here."""
 
 
 class Base(DeclarativeBase):
@@ -22,7 +22,7 @@ class Base(DeclarativeBase):
 
 
 class Task(TopicMixin, Base):
-    """A task.  Its topic says whether workers or a scene handle it."""
+    """A task. Its topic determines whether workers or a scene handle it."""
 
     __tablename__ = "sqlqueue_prove_task"
     __queue__ = QueueOptions(
@@ -36,7 +36,7 @@ class Task(TopicMixin, Base):
 
 
 class Receipt(Base):
-    """Written in the transaction that completes a task.  Nothing but the queue keeps a second one out."""
+    """A receipt, written in the transaction that completes a task. Only the queue prevents a second one."""
 
     __tablename__ = "sqlqueue_prove_receipt"
 
@@ -55,7 +55,7 @@ class Account(Base):
 
 
 class Slot(SlotMixin, Base):
-    """A slot of a running visit."""
+    """A slot that a running visit holds."""
 
     __tablename__ = "sqlqueue_prove_slot"
 

@@ -15,9 +15,9 @@ class Promise:
     observed: int
     """The number of observations."""
     broken: int
-    """The number of those that contradict it."""
+    """The number of observations that contradict the promise."""
     observation: str
-    """What was counted, for people."""
+    """A description of what was counted."""
 
     @property
     def is_kept(self) -> bool:

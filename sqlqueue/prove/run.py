@@ -32,7 +32,7 @@ Show = Callable[[str], None]
 
 
 def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Report:
-    """Inflict faults for ``duration``, play the scenes meanwhile, wait for all tasks, and return what was observed."""
+    """Inject faults for ``duration`` while playing the scenes, wait for all tasks, and return what was observed."""
     if not hasattr(signal, "SIGSTOP"):
         raise ProofError("this operating system cannot suspend and resume processes: run it on Linux or macOS")
     with engine.connect() as connection:
@@ -69,7 +69,7 @@ def _progress(seconds: float, faults: Faults) -> str:
 
 
 def _until_done(faults: Faults) -> Iterator[int]:
-    """Yield the number of tasks that are left, until none is, or there is no progress."""
+    """Yield the number of remaining tasks, until none remain or there is no progress."""
     before, moved = -1, time.monotonic()
     while (left := faults.unfinished()) and time.monotonic() < moved + _PATIENCE:
         if left != before:
@@ -117,7 +117,7 @@ def _stayed(faults: Faults, died: int) -> Promise:
 
 
 class _Scenes(threading.Thread):
-    """Plays the scenes in turns until a time, each at least once."""
+    """Plays the scenes in turn until the given time, each at least once."""
 
     def __init__(self, Session: sessionmaker[QueueSession], end: float) -> None:
         super().__init__(daemon=True)
@@ -143,12 +143,12 @@ class _Scenes(threading.Thread):
             self._error = error
 
     def _play(self, scene: Scene) -> None:
-        """Play a scene to its end; again if it fell victim to others."""
+        """Play a scene to its end; repeat it if it lost a conflict."""
         for _ in range(20):
             try:
                 self._outcomes[scene].append(scene.play(self._session))
                 return
-            except SQLQueueError:  # such as a claim that another session was given as well
+            except SQLQueueError:  # for example, two sessions got the same claim
                 self._outcomes[scene].append(Outcome(1, 1))
                 return
             except DBAPIError as error:
@@ -163,7 +163,7 @@ class _Scenes(threading.Thread):
         return errors.is_transient(error) or errors.is_outage(error)
 
     def promises(self) -> Iterator[Promise]:
-        """Yield the sums of what was observed; raises the error that ended the scenes early."""
+        """Yield the sums of the observations; raises the error that ended the scenes early."""
         if self._error is not None:
             raise self._error
         for scene, outcomes in self._outcomes.items():

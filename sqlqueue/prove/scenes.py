@@ -1,4 +1,5 @@
-"""Scenes that put one promise each to the test, in sessions of this process.  They run while workers suffer faults."""
+"""Scenes, each of which tests one promise, in sessions of this process. They run while faults are injected into
+workers."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ R = TypeVar("R")
 
 
 class Outcome(NamedTuple):
-    """How often a scene put its promise to the test, and how often it was broken."""
+    """How often a scene tested its promise, and how often the promise was broken."""
 
     observed: int
     broken: int
 
 
 class Scene(NamedTuple):
-    """A scene, the promise that it is about, and what it counts."""
+    """A scene, the promise that it tests, and what it counts."""
 
     promise: str
     observation: str
@@ -45,7 +46,7 @@ class Scene(NamedTuple):
 
 
 def late(Session: Sessions) -> Outcome:
-    """A claim outlives its lease, another takes the task over, and the first then tries to complete it."""
+    """Let a lease expire and another claim take the task over, then try to complete the task with the first claim."""
     (identity,) = _enqueue(Session, "late")
     with Session() as zombie, Session() as successor:
         claim = claim_of(_claimed(zombie, identity, lease=_SHORT))
@@ -72,7 +73,7 @@ def _is_refused(session: QueueSession, claim: Claim) -> bool:
 
 
 def leased(Session: Sessions) -> Outcome:
-    """A task under a lease is asked for by others."""
+    """Try to claim tasks that are under a lease."""
     topic = _topic("leased")
     (identity,) = _enqueue(Session, topic)
     with Session() as holder, Session() as other:
@@ -87,7 +88,7 @@ def leased(Session: Sessions) -> Outcome:
 
 
 def cut(Session: Sessions) -> Outcome:
-    """The server ends a connection on which a task was claimed, worked on and completed, but not committed."""
+    """End a connection on which a task was claimed, handled and completed, but not committed."""
     (identity,) = _enqueue(Session, "cut")
     with Session() as victim:
         task = _claimed(victim, identity, lease=_LONG)
@@ -107,19 +108,19 @@ def cut(Session: Sessions) -> Outcome:
 
 
 def _end_connection(session: QueueSession) -> None:
-    """End it on the server where the account may do so, and otherwise from here."""
+    """End the connection on the server if the account may do so, and otherwise from the client."""
     connection = session.connection()
     try:
         interrupt = adapter_for(connection.dialect).requests.interruption(connection)
         if interrupt is not None:
             interrupt(True)
-    except DBAPIError:  # this account may not
+    except DBAPIError:  # the account may not
         pass
     session.invalidate()
 
 
 def exclusive(Session: Sessions) -> Outcome:
-    """Several threads claim from the same tasks until none is left."""
+    """Claim from the same tasks in several threads until none is left."""
     topic = _topic("exclusive")
     identities = _enqueue(Session, topic, 40)
 
@@ -138,7 +139,7 @@ def exclusive(Session: Sessions) -> Outcome:
 
 
 def ordered(Session: Sessions) -> Outcome:
-    """Two sessions claim in turns; together they get all tasks in order."""
+    """Claim in two sessions by turns, which together must get all tasks in order."""
     topic, number = _topic("ordered"), 30
     with Session.begin() as session:
         session.add_all(Task(topic=topic, priority=random.randrange(5)) for _ in range(number))
@@ -156,7 +157,7 @@ def ordered(Session: Sessions) -> Outcome:
 
 
 def limited(Session: Sessions) -> Outcome:
-    """Several threads run tasks of one key, of which so many may run at once."""
+    """Run tasks of one limited key in several threads."""
     with Session.begin() as session:
         session.add_all(Visit(limit_key="key") for _ in range(_VISITS))
     lock, running, exceeded, done = threading.Lock(), 0, 0, 0
@@ -186,7 +187,7 @@ def limited(Session: Sessions) -> Outcome:
 
 
 def hold_locks(Session: Sessions) -> None:
-    """Keep the rows locked that handlers change, for longer than some wait."""
+    """Lock a row that handlers change, for longer than they wait."""
     with Session() as session:
         number = random.randint(1, ACCOUNTS)
         session.execute(update(Account).where(Account.id == number).values(balance=Account.balance))
@@ -205,7 +206,7 @@ SCENES: Sequence[Scene] = (
 
 
 def _topic(name: str) -> str:
-    """Return a topic of this scene's own: an earlier one may have been interrupted by a fault."""
+    """Return a new topic for this scene, since a fault may have interrupted an earlier one."""
     return f"{name} {secrets.token_hex(4)}"
 
 
@@ -218,7 +219,7 @@ def _enqueue(Session: Sessions, topic: str, number: int = 1) -> list[int]:
 
 
 def _claimed(session: QueueSession, identity: int, *, lease: timedelta) -> Task:
-    """Claim a task once it is free."""
+    """Claim a task as soon as it is free."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         task = session.claim(Task, Task.id == identity, lease=lease)

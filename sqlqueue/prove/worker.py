@@ -29,8 +29,8 @@ _DESCRIPTORS = 1_024
 
 
 def main(channel: Connection, url: URL, name: str) -> None:
-    """Run a worker until the other end of ``channel`` says ``stop`` or is closed."""
-    logging.disable()  # the faults are intended, and drivers warn of them too
+    """Run a worker until the other end of ``channel`` sends ``stop`` or is closed."""
+    logging.disable()  # the faults are intentional, and drivers warn of them too
     engine = connected(url)
     engine.connect().close()
     worker = Worker(sessions(engine), name=name, poll=timedelta(seconds=0.3), grace=timedelta(seconds=5))
@@ -38,7 +38,7 @@ def main(channel: Connection, url: URL, name: str) -> None:
     @worker.handler(Task, Task.topic == WORK, concurrency=CONCURRENCY)
     def handle(session: QueueSession, task: Task) -> None:
         accounts = random.sample(range(1, ACCOUNTS + 1), 2)
-        if random.random() > _CARELESS:  # in any other order than others, two transactions may deadlock
+        if random.random() > _CARELESS:  # in different orders, two transactions can deadlock
             accounts.sort()
         for number in accounts:
             session.execute(update(Account).where(Account.id == number).values(balance=Account.balance + 1))
@@ -63,7 +63,7 @@ def cut_connections() -> int:
     number = 0
     for descriptor in range(3, _DESCRIPTORS):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getpeername():  # the ends of a pair, such as pipes between processes, have no name
+            if connection.getpeername():  # socket pairs, such as pipes between processes, have no name
                 connection.shutdown(socket.SHUT_RDWR)
                 number += 1
     return number

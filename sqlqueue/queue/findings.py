@@ -25,11 +25,11 @@ class Finding:
     """A problem or a piece of information, and what to do about it."""
 
     severity: Severity
-    """How bad it is."""
+    """The severity."""
     code: str
     """The kind of finding, for programs: ``"missing-index"``.  Does not change between versions."""
     message: str
-    """The problem, for people."""
+    """The text of the problem."""
     fix: str
     """The action that fixes it."""
     model: type[Any] | None = None

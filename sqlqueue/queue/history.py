@@ -25,7 +25,7 @@ class AttemptOutcome(StrEnum):
     CANCELLED = "cancelled"
     """The task was cancelled, by :func:`.cancel` or by its handler."""
     RELEASED = "released"
-    """The task was handed back unfinished."""
+    """The task was returned unfinished."""
     SNOOZED = "snoozed"
     """The task was postponed."""
     CRASHED = "crashed"
@@ -43,7 +43,7 @@ class HistoryOptions:
     ``retention``
         The age at which workers, and :func:`.prune_history`, delete attempts; ``None``: workers delete none.
     ``traceback``
-        The most characters of a traceback that are stored, up to 16,000; the middle of longer ones is left out.
+        The maximum number of characters of a traceback to store, up to 16,000; the middle of longer ones is left out.
         0: no tracebacks.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.

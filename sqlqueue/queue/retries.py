@@ -46,7 +46,7 @@ class LinearBackoff:
     """
 
     step: timedelta = timedelta(minutes=5)
-    """The delay after the first attempt, and what each further one adds."""
+    """The delay after the first attempt, and the increase for each further attempt."""
     cap: timedelta = timedelta(hours=1)
     jitter: float = 0.1
 

@@ -36,7 +36,7 @@ QUEUE_ROLES = (
 
 Criterion: TypeAlias = ColumnElement[bool]
 Where: TypeAlias = ColumnElement[bool] | SQLCoreOperations[bool]
-"""A criterion as callers give it: an expression or an attribute."""
+"""A criterion as passed by callers: an expression or an attribute."""
 Identity: TypeAlias = tuple[Any, ...]
 
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """The state of a task, stored as this short string.  ``available_at`` says since or until when it applies."""
+    """The state of a task, stored as this short string.  ``available_at`` is the time since or until which it
+    applies."""
 
     AVAILABLE = "available"
     """May be claimed now."""

@@ -1,4 +1,4 @@
 """Statements in SQLAlchemy Core, made from a spec, and the types of their columns.
 
-Nothing here is executed, and nothing here knows an engine.
+Nothing here is executed, and nothing here depends on an engine.
 """

@@ -13,7 +13,7 @@ from .._support.checks import text
 
 
 class KeyText(TypeDecorator[str]):
-    """The type of text keys.  It refuses text that engines cannot store or search for before a statement is sent.
+    """The type of text keys. It rejects text that engines cannot store or search for, before a statement is sent.
 
     Values are stored by the SQLAlchemy type that it wraps; see :func:`key_text`, which creates its classes.
     """
@@ -35,7 +35,7 @@ class KeyText(TypeDecorator[str]):
         return str
 
     def check(self, values: Iterable[object]) -> None:
-        """Raise :class:`.ArgumentError` for values that no engine could be asked for."""
+        """Raise :class:`.ArgumentError` for values that cannot be searched for on every engine."""
         for value in values:
             text("a key", value)
 
@@ -49,7 +49,7 @@ class KeyText(TypeDecorator[str]):
 
 
 def key_text(stock: type[TypeEngine[Any]], **arguments: Any) -> KeyText:
-    """Return a :class:`KeyText` with the module and name of ``stock``, for the sake of migrations; see :func:`.utc`."""
+    """Return a :class:`KeyText` with the module and name of ``stock``, for migrations; see :func:`.utc`."""
     cls = type(stock.__name__, (KeyText,), {"impl": stock, "cache_ok": True, "__module__": stock.__module__})
     instance: KeyText = cls(**arguments)
     return instance

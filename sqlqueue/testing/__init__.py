@@ -6,7 +6,7 @@ roll it back.  With a ``sessionmaker``, each task has a transaction of its own, 
 
 All functions also take an asyncio session, and are then awaited.
 
-For packages with an adapter of their own: ``sqlqueue.testing.conformance`` tests what an engine has to do.
+For packages with an adapter of their own: ``sqlqueue.testing.conformance`` tests the requirements for an engine.
 """
 
 from .assertions import assert_enqueued

@@ -1,4 +1,4 @@
-"""The libraries that are compared, and what is measured of each."""
+"""The libraries that are compared, and what is measured for each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Contender:
     script: Path
     form: str = ""
     requirements: tuple[str, ...] = ()
-    """What is installed into its environment; empty for what runs in this one."""
+    """The packages installed into its environment; empty if it runs in the present one."""
     in_threads: bool = False
-    """Whether its handlers run in threads, whose number is an option; the others run as many at a time as a batch."""
+    """Whether its handlers run in threads, whose number is an option; otherwise as many run at a time as a batch has
+    jobs."""
     parts: frozenset[Part] = _ALL
 
     @property

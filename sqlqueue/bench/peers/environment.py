@@ -17,7 +17,8 @@ _PATIENCE = 600
 def command_of(contender: Contender, directory: Path) -> tuple[str, ...]:
     """Return the command that runs a contender's script, with its latest release installed.
 
-    Its environment is made in ``directory``, or upgraded there.  Raises :class:`.PeerError` if it cannot be installed.
+    The environment is created in ``directory``, or upgraded if it exists.  Raises :class:`.PeerError` if it cannot be
+    installed.
     """
     if not contender.requirements:
         return (sys.executable, str(contender.script))
@@ -39,7 +40,7 @@ def _in_node(contender: Contender, place: Path) -> tuple[str, ...]:
         raise PeerError("cannot be installed: Node.js with npm is missing")
     place.mkdir(parents=True, exist_ok=True)
     _run(npm, "install", "--silent", "--prefix", str(place), *(f"{each}@latest" for each in contender.requirements))
-    # packages are looked up from where the script is
+    # Node.js looks packages up from the script's directory
     return (node, str(copy(contender.script, place)))
 
 

@@ -26,7 +26,7 @@ class Latency:
     p50: float
     p99: float
     from_call_p50: float
-    """From the call that enqueues, where the others are from the call of the commit."""
+    """Measured from the call that enqueues; the other values are measured from the call of the commit."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFigure:
-    """The medians of a contender; ``None`` or empty for what is not measured of it."""
+    """The medians of a contender; ``None`` or empty for values that are not measured for it."""
 
     who: str
     version: str
@@ -60,9 +60,8 @@ class PeerFigure:
 
 
 def drained(reports: Sequence[dict[str, Any]], jobs: int, *, is_done: bool) -> Drained:
-    """Return the rate of a drain, from when all processes work, and a tenth of the jobs is done, to the last call.
-
-    Raises :class:`.PeerError` if a job was done twice, or not at all though ``is_done``.
+    """Return the rate of a drain, from the time when all processes work and a tenth of the jobs is done until the last
+    call. Raises :class:`.PeerError` if a job was done twice, or if ``is_done`` and one was not done.
     """
     marks = sorted((moment, number) for each in reports for number, moment in each["marks"])
     numbers = {number for _, number in marks}

@@ -24,7 +24,7 @@ _WARM = 20
 """Jobs that open connections and prepare statements."""
 _LOOK = 0.05
 _LONGEST = 30.0
-"""Seconds after which a drain is stopped: the rate of what was done is known by then."""
+"""Seconds after which a drain is stopped: by then, enough jobs are done to compute the rate."""
 _PATIENCE = 60.0
 """Seconds until a worker takes its first job."""
 
@@ -44,7 +44,7 @@ class PeerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReport:
-    """All figures, and the reasons why there are none of some contenders."""
+    """All figures, and the reasons why some contenders have none."""
 
     figures: list[PeerFigure]
     missing: dict[str, str]
@@ -56,7 +56,7 @@ def measure_peers(
     """Measure all contenders that can be installed, in rounds.
 
     ``directory``: for their environments; a temporary one by default.  Each contender has a schema of its own, which is
-    dropped afterwards.  Raises :class:`.BenchError` if there is one already.
+    dropped afterwards.  Raises :class:`.BenchError` if the schema exists already.
     """
     _refuse_present(engine, contenders)
     missing: dict[str, str] = {}
@@ -176,7 +176,7 @@ class _Turn:
 
 
 def _marks(worker: Script, count: int) -> list[tuple[int, float]]:
-    """Wait until a worker has called so many handlers, and return when it did."""
+    """Wait until workers have called the given number of handlers, and return the times of the calls."""
     deadline = time.monotonic() + _PATIENCE
     while len(marks := worker.ask("report")["marks"]) < count:
         if time.monotonic() > deadline:

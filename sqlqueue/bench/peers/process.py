@@ -1,4 +1,4 @@
-"""Processes of other libraries, which answer commands with JSON; see ``scripts/common.py``."""
+"""Processes of other libraries, which respond to commands with JSON; see ``scripts/common.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from .contenders import PeerError
 
 _PATIENCE = 120
-"""Seconds until an answer."""
+"""The longest wait for a response, in seconds."""
 
 
 class Script:
@@ -26,7 +26,7 @@ class Script:
         self._answers = SimpleQueue[str]()
         Thread(target=self._read, daemon=True).start()
         self.about: dict[str, str] = self.answer()
-        """What it says of itself: its version, and its SQL."""
+        """What it reports about itself: its version and its SQL."""
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -44,7 +44,7 @@ class Script:
             raise self._failure("it has exited") from None
 
     def answer(self) -> Any:
-        """Return the next answer; :class:`.PeerError` if there is none."""
+        """Return the next response; :class:`.PeerError` if there is none."""
         try:
             line = self._answers.get(timeout=_PATIENCE)
         except Empty:
@@ -54,7 +54,7 @@ class Script:
         return json.loads(line)
 
     def ask(self, *command: object) -> Any:
-        """Send a command, and return its answer."""
+        """Send a command, and return the response."""
         self.tell(*command)
         return self.answer()
 
@@ -67,7 +67,7 @@ class Script:
 
 @contextmanager
 def script(*command: str) -> Iterator[Script]:
-    """Start a script, and yield it when it has said what it is; kill it afterwards."""
+    """Start a script, and yield it once it has reported its version; kill it afterwards."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True

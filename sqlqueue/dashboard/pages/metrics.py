@@ -20,7 +20,7 @@ LIFETIME = 15.0
 
 
 async def show(request: Request) -> Response:
-    """Answer with the gauges of all queues, read once for all who ask; 404 without the extra ``prometheus``."""
+    """Respond with the gauges of all queues, read once for all scrapers; 404 without the extra ``prometheus``."""
     if not reporting.HAS_PROMETHEUS:
         return PlainTextResponse("Metrics need an extra: pip install 'sqlalchemy-queue[prometheus]'\n", 404)
     from ...worker.reporting.metrics import queue_exposition  # noqa: PLC0415

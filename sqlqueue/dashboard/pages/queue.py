@@ -32,7 +32,7 @@ ROLES = ("topic", "task", "stage", "message_key", "limit_key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A task as the table shows it, apart from its session."""
+    """A task as shown in the table, detached from its session."""
 
     key: str
     own: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Lines:
 
 
 async def show(request: Request) -> Response:
-    """Show a queue, and the tasks that the filter in the address selects."""
+    """Show a queue, and the tasks that the filter in the URL selects."""
     site = site_of(request)
     spec = site.queue(request)
     filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None

@@ -28,7 +28,7 @@ TIMES = ("created_at", "claimed_at", "available_at", "finished_at", "scheduled_f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """A task as its page shows it, apart from its session."""
+    """A task as shown on its page, detached from its session."""
 
     key: str
     own: Mapping[str, Any]
@@ -53,7 +53,7 @@ async def show(request: Request) -> Response:
 
 
 def identity_in(request: Request, spec: QueueSpec) -> Identity:
-    """Return the primary key in an address; 404 for text that cannot be one."""
+    """Return the primary key in a URL; 404 for text that cannot be one."""
     try:
         return identity(spec, request.query_params.get("key", ""))
     except ArgumentError as error:

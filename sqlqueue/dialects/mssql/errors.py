@@ -29,7 +29,7 @@ _OUTAGES = (
     # Azure SQL: failover, too busy, not available, limit reached, not enough resources, too many operations
     # https://learn.microsoft.com/en-us/azure/azure-sql/database/troubleshoot-common-errors-issues
     *(40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920),
-    # pymssql, with numbers of DB-Library: connection failed, read, write, no socket, unreachable, closed
+    # pymssql, with DB-Library's numbers: connection failed, read, write, no socket, unreachable, closed
     *(20002, 20004, 20006, 20008, 20009, 20017, 20047),
 )
 _TIMEOUTS = frozenset({"HYT00", 20003})

@@ -13,7 +13,7 @@ _REST = f"{_LONGER}; KeepAlive=10;KeepAliveInterval=3 in the connection string, 
 
 
 class SQLServerNetwork(Network):
-    """ODBC's time for the login, and FreeTDS's."""
+    """The login timeouts of ODBC and FreeTDS."""
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
         "pyodbc": ("timeout",),
@@ -22,7 +22,8 @@ class SQLServerNetwork(Network):
     }
 
     def driver_advice(self, connection: Any) -> str | None:
-        """Statements only: that a statement has ended in time is up to ODBC's driver, which may wait for the server."""
+        """Covers statements only: ODBC's driver decides whether a statement ends in time, and may wait for the
+        server."""
         if getattr(getattr(connection, "_conn", None), "query_timeout", None) == 0:  # pymssql
             limits = {"login_timeout": 10, "timeout": 60}
             return f"create_engine(..., connect_args={limits}){_LONGER}"

@@ -20,10 +20,10 @@ _LONGER = ", or longer if a handler keeps its transaction idle for longer"
 
 
 class MySQLNetwork(Network):
-    """MySQL, whose only limit on idle transactions is that on idle connections."""
+    """MySQL, which limits idle transactions only by its limit on idle connections."""
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
-        # PyMySQL waits for the server's greeting, after the TCP connection is made, as for an answer to a statement
+        # after connecting, PyMySQL waits for the server's greeting as for the response to a statement
         "pymysql": ("connect_timeout", "read_timeout"),
         "aiomysql": ("connect_timeout",),
         "asyncmy": ("connect_timeout",),
@@ -75,10 +75,10 @@ class MariaDBNetwork(MySQLNetwork):
 
 
 def _maker(connection: Any) -> str:
-    """Return the name of what makes an engine with this driver."""
+    """Return the name of the function that creates an engine with this driver."""
     return "create_async_engine" if inspect.iscoroutinefunction(connection.ping) else "create_engine"
 
 
 def session_variable(connection: Connection, name: str) -> int:
-    """Return the number that a variable of this session has."""
+    """Return the value of a numeric session variable."""
     return connection.execute(select(literal_column(f"@@session.{name}", Integer))).scalar_one()

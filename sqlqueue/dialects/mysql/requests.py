@@ -12,7 +12,7 @@ from ..parts.requests import Interrupt, Requests, milliseconds
 
 
 class KilledRequests(Requests):
-    """What MySQL and MariaDB have in common."""
+    """The common base for MySQL and MariaDB."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {
         "pymysql": {},

@@ -13,9 +13,9 @@ from .catalog import COLUMNS, STATISTICS, is_of
 
 
 class ListedSchema(Schema):
-    """What MySQL and MariaDB have in common."""
+    """The common base for MySQL and MariaDB."""
 
-    # others pad texts with blanks
+    # other collations pad text with blanks
     exact_collations: ClassVar[tuple[str, ...]] = ("_0900_bin", "_nopad_bin")
 
     def descending(

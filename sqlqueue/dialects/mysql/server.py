@@ -59,7 +59,7 @@ class MySQLServer(Server):
             yield multi_primary(cluster)
 
     def cluster(self, connection: Connection) -> str | None:
-        # servers that are not built for a cluster do not have these variables, so they cannot be selected
+        # servers built without cluster support do not have these variables, so they cannot be selected
         settings = {name.lower(): value for name, value in connection.execute(_CLUSTER_SETTINGS)}
         if settings.get("wsrep_on") == "ON" and settings.get("wsrep_provider", "none") != "none":
             return "a Galera cluster (wsrep_on is ON)"

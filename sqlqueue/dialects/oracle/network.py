@@ -12,7 +12,7 @@ from ..parts.requests import milliseconds
 
 
 class OracleNetwork(Network):
-    """A server whose driver ends calls that take too long, but waits without end for a listener that says nothing."""
+    """A server whose driver ends calls that take too long, but waits forever for a listener that sends nothing."""
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = dict.fromkeys(
         ("oracledb", "oracledb_async"), ("tcp_connect_timeout",)

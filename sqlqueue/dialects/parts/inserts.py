@@ -27,7 +27,7 @@ class Inserts:
     """Whether many rows are inserted in one request only if they contain no SQL expressions."""
 
     drops_blanks: ClassVar[bool] = False
-    """Whether a text is the same with blanks at its end, whatever its collation."""
+    """Whether trailing blanks are ignored in comparisons of text, whatever its collation."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -45,7 +45,8 @@ class Inserts:
                 )
 
     def check_blanks(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raise :class:`.ArgumentError` for a primary key by which a row, by names of attributes, meets another's."""
+        """Raise :class:`.ArgumentError` for a primary key that equals another row's; rows are keyed by attribute
+        name."""
         for column in spec.primary_key if self.drops_blanks else ():
             name = spec.mapper.get_property_by_column(column).key
             for value in (row.get(name) for row in rows):

@@ -17,7 +17,7 @@ class Locking(ABC):
     """Decides which rows a statement locks, and which it skips."""
 
     passes_over: ClassVar[bool] = False
-    """Whether a statement that writes can skip locked rows, or never meets any."""
+    """Whether a statement that writes can skip locked rows, or never encounters any."""
     one_writer: ClassVar[bool] = False
     """Whether the engine allows one writer at a time, so that claims wait for each other."""
     orders_freely: ClassVar[bool] = True

@@ -21,21 +21,20 @@ _UNANSWERED = (
 
 
 class Network:
-    """A server that is reached through sockets, whose drivers may wait for an answer without end."""
+    """A server that is reached through sockets, whose drivers may wait forever for a response."""
 
     is_there: ClassVar[bool] = True
-    """Whether there is a network: without one, nothing but a lock keeps an answer waiting."""
+    """Whether there is a network: without one, only a lock can delay a response."""
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {}
     """By driver, the arguments of ``connect`` that limit, in seconds, how long it waits for the server."""
 
     def connect_limits(self, driver: str, within: timedelta) -> Mapping[str, int]:
-        """Return the arguments that make a driver give up a connection that is not made in time, none if unknown."""
+        """Return the arguments that make a driver abandon a connection attempt that takes too long; none if unknown."""
         return dict.fromkeys(self.connect_timeouts.get(driver, ()), math.ceil(within.total_seconds()))
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
-        """Yield notes about limits that are not set: on how long the driver and the server wait for each other.
-
-        None about connections without a network.  Workers need none of them; other programs, and the server, do.
+        """Yield notes about missing limits on how long the driver and the server wait for each other. Yields none for
+        connections without a network. Workers do not need these limits; other programs, and the server, do.
         """
         driver = connection.connection.driver_connection
         descriptor = self.descriptor(driver) if self.is_there else None
@@ -47,15 +46,15 @@ class Network:
         yield from (_note("server-timeouts", *found) for found in self.server_advice(connection))
 
     def driver_advice(self, connection: Any) -> str | None:
-        """Return what to set if this driver's connection waits without end for a silent server; ``None`` otherwise."""
+        """Return what to set if this driver's connection waits forever for a silent server; ``None`` otherwise."""
         return None
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
-        """Yield the settings that make the server wait for a silent client without end, and what to set instead."""
+        """Yield the settings that make the server wait forever for a silent client, and what to set instead."""
         return iter(())
 
     def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
-        """Lift those of :meth:`connect_limits` that this driver would apply to statements, too."""
+        """Lift those of :meth:`connect_limits` that this driver would also apply to statements."""
 
     def descriptor(self, connection: Any) -> int | None:
         """Return the file descriptor of a driver's open connection; ``None`` if the driver does not expose it."""

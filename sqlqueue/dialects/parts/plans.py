@@ -20,10 +20,10 @@ class Plan:
 
 
 class Plans:
-    """No plans: the engine is not asked for them."""
+    """No plans: the engine is not queried for them."""
 
     def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
-        """Return the plan of ``statement`` at the table's current size, or ``None`` if the engine is not asked.
+        """Return the plan of ``statement`` at the table's current size, or ``None`` if the engine is not queried.
 
         ``forced``: return the plan with table scans and sorts disabled, or ``None`` if the engine cannot disable them.
         """

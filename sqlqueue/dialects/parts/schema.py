@@ -158,7 +158,7 @@ _WORD = re.compile(rf"('(?:[^']|'')*')|{_CAST}|(\w+|[<>=!]+)", re.IGNORECASE)
 def _words(predicate: str) -> list[str]:
     """Return a condition's tokens without what servers add or omit: casts, parentheses, quotes around names.
 
-    ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` says the same as ``[status] IN ('b', 'a')``.
+    ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` is equivalent to ``[status] IN ('b', 'a')``.
     """
     words: list[str] = []
     for literal, word in _WORD.findall(predicate):

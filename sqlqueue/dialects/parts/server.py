@@ -80,7 +80,7 @@ class Server(ABC):
         return None
 
     def absent(self, url: URL) -> str | None:
-        """Return why no database exists at ``url``, if connecting would create one; otherwise ``None``."""
+        """If connecting would create a database at ``url``, return why none exists; otherwise ``None``."""
         return None
 
     @abstractmethod
@@ -111,7 +111,7 @@ def read_only(reason: str, fix: str) -> Finding:
 
 
 def multi_primary(cluster: str) -> Finding:
-    """Return the note about features that are refused on ``cluster``, a cluster with several primaries."""
+    """Return the note about features that are rejected on ``cluster``, a cluster with several primaries."""
     message = f"this is {cluster}: {_CERTIFIED}. {_NEEDS_LOCKS} are rejected here"
     return Finding(severity=Severity.NOTE, code="multi-primary", message=message, fix=_USE_LEASES)
 

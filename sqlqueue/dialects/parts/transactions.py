@@ -52,7 +52,7 @@ class Transactions:
         return False
 
     def level(self, source: Engine | Connection) -> str | None:
-        """Return the isolation level of transactions, as far as it is known without asking the server."""
+        """Return the isolation level of transactions, as far as it is known without querying the server."""
         # the server's default is known from the first connection on
         return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
 

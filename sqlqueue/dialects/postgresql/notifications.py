@@ -42,7 +42,7 @@ def _sends_begin_next(driver: Any) -> bool:
 
 
 def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
-    """Begin the transaction and notify in one round trip; psycopg waits for the answer to each BEGIN."""
+    """Begin the transaction and notify in one round trip; psycopg waits for the response to each BEGIN."""
     from psycopg.errors import error_from_result  # noqa: PLC0415
     from psycopg.generators import execute  # noqa: PLC0415
     from psycopg.pq import ExecStatus  # noqa: PLC0415

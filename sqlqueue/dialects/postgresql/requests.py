@@ -14,7 +14,7 @@ from .streaming import stream
 
 
 class PsycopgRequests(Requests):
-    """What PostgreSQL and CockroachDB have in common."""
+    """The common base for PostgreSQL and CockroachDB."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 

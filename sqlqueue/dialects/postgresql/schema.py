@@ -18,7 +18,7 @@ _CLOCKS = ("now()", "statement_timestamp()", "clock_timestamp()", "transaction_t
 
 
 class CatalogSchema(Schema):
-    """What PostgreSQL and CockroachDB have in common."""
+    """The common base for PostgreSQL and CockroachDB."""
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
         return super().same_default(dialect, live) or live in _CLOCKS

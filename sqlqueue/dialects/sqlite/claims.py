@@ -1,4 +1,4 @@
-"""Whether a claim on SQLite would have to wait."""
+"""Detects whether a claim on SQLite would have to wait."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
 ...     yield engine
 ...     engine.dispose()
 
-The engine has to be of an empty database, with foreign keys enforced and at least five connections; the tests make
-their tables in it and drop them.  They ask the adapter what it can do, and never for its name.
+The engine must connect to an empty database, with foreign keys enforced and at least five connections; the tests create
+their tables in it and drop them. They query the adapter's capabilities, never its name.
 """
 
 from .claims import TestClaims

@@ -21,7 +21,7 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class Suite:
-    """Gives each test its tables and its sessions."""
+    """The base class of the tests: creates the tables and sessions of each test."""
 
     @pytest.fixture
     def sessions(self, conformance_engine: Engine) -> Iterator[Sessions]:
@@ -57,13 +57,13 @@ def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
 
 
 def end_leases(sessions: Sessions) -> None:
-    """Let the lease of every running job be over."""
+    """Let the lease of every running job expire."""
     with sessions() as session:
         session.execute(update(JOBS).where(Job.status == "running").values(available_at=PAST))
         session.commit()
 
 
 def stored(sessions: Sessions) -> list[Job]:
-    """Return all jobs as they are, in the order of their keys."""
+    """Return all jobs as stored, in the order of their keys."""
     with sessions() as session:
         return list(session.scalars(select(Job).order_by(Job.id)))

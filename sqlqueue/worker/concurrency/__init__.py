@@ -1,1 +1,1 @@
-"""Threads, the event loop, and calls from one to the other.  Nothing here knows what a task is."""
+"""Threads, the event loop, and calls from one to the other.  Nothing here depends on tasks."""

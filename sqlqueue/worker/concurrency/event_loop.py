@@ -12,7 +12,7 @@ R = TypeVar("R")
 CANCEL_EVERY = 1.0
 """Seconds between two cancellations of the same task."""
 CANCELS = 4
-"""How often a task is cancelled.  One that goes on after that ignores cancellation."""
+"""How often a task is cancelled.  One that continues after that ignores cancellation."""
 
 
 def soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
@@ -54,11 +54,11 @@ class Underway:
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._futures.discard(future)
         if not future.cancelled():
-            future.exception()  # retrieved, or asyncio would log it if the caller is gone
+            future.exception()  # retrieve it, or asyncio would log it if the caller no longer awaits it
 
 
 async def _end(pending: Callable[[], Collection[asyncio.Future[Any]]], timeout: float) -> None:
-    # cancelled more than once: at the first, psycopg asks the server to cancel and waits for its answer
+    # cancelled more than once: after the first, psycopg sends a cancel request to the server and waits for the response
     for pause in (timeout, *[CANCEL_EVERY] * CANCELS):
         if not (left := pending()):
             return

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 
 class FairLock:
-    """A lock that threads and coroutines, of any event loop, get in the order in which they ask for it."""
+    """A lock that threads and coroutines, of any event loop, acquire in the order of their requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class FairLock:
     def acquire(self, timeout: float, *, is_async: bool) -> bool:
         """Wait for the lock at most ``timeout`` seconds.  Returns whether the caller holds it now.
 
-        With ``is_async``, the caller runs in a greenlet of SQLAlchemy's, whose event loop goes on meanwhile.
+        With ``is_async``, the caller runs in a greenlet of SQLAlchemy's, whose event loop keeps running.
         """
         with self._lock:
             if not self._is_held:

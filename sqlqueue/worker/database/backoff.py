@@ -38,7 +38,7 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
 
 
 def is_conflict(error: BaseException, adapter: Adapter) -> bool:
-    """Return whether a transaction failed because of another one, on a server that answers."""
+    """Return whether a transaction failed because of another one, on a server that responds."""
     return isinstance(error, DBAPIError) and not adapter.errors.is_outage(error) and adapter.errors.is_transient(error)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
 AT_ONCE = 8
-"""The transactions of a worker's own that run at a time, however many queues it serves."""
+"""The maximum number of the worker's own concurrent transactions, regardless of the number of queues."""
 Begun: TypeAlias = Callable[[], None]
 Heard: TypeAlias = Callable[[set[str]], bool]
 Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
@@ -61,7 +61,7 @@ class Database(Protocol):
         ...
 
     def own(self) -> OwnConnections:
-        """Return connections for the calling thread alone, apart from the application's pool."""
+        """Return connections for the calling thread only, outside the application's pool."""
         ...
 
     def open(self) -> tuple[Any, Session]:

@@ -19,9 +19,9 @@ from ..concurrency.fair_lock import FairLock
 _SOCKET, _OWNER, _UNDO = "sqlqueue socket", "sqlqueue owner", "sqlqueue undo"
 """Keys in the ``info`` of a pooled connection, which is kept for as long as it is open."""
 CONNECT = timedelta(seconds=10)
-"""The longest time for opening a connection, where the application has chosen none."""
+"""The longest time for opening a connection, unless the application has set one."""
 UNREACHABLE = timedelta(seconds=30)
-"""The time after which commands give up a host that no longer answers; workers go by their leases."""
+"""The time after which commands abandon a host that no longer responds; workers use limits based on their leases."""
 
 
 class CheckedOut:
@@ -41,7 +41,7 @@ class CheckedOut:
 
 
 class Owner(Protocol):
-    """What checks connections out of a pool, and in again."""
+    """Code that checks connections out of a pool and back in."""
 
     @property
     def call_limit(self) -> timedelta | None:
@@ -65,17 +65,17 @@ class Owner(Protocol):
 
 
 owner: ContextVar[Owner | None] = ContextVar("sqlqueue.owner", default=None)
-"""What checks out connections in this thread, or in this chain of coroutines."""
+"""The owner that checks out connections in this thread, or in this chain of coroutines."""
 _single_writers: dict[Hashable, FairLock] = {}
-"""What has one writer at a time, and whose turn it is in this process."""
+"""For each database that allows one writer at a time, the lock for a turn to write in this process."""
 _tracked: weakref.WeakKeyDictionary[Engine, _Pool] = weakref.WeakKeyDictionary()
 
 
 def track(engine: Engine, within: timedelta) -> None:
-    """Report connections of ``engine`` to their owners, and have the kernel end those that are dead for ``within``.
+    """Report connections of ``engine`` to their owners, and make the kernel close those that are dead for ``within``.
 
-    A connection that is not made in that time, or in :data:`CONNECT`, is given up by the driver, unless the application
-    has set a limit: nothing else can end the wait for it, which keeps a thread and a place in the pool.
+    The driver abandons a connection attempt after that time, or after :data:`CONNECT`, unless the application has set a
+    limit: nothing else can end the wait, which occupies a thread and a place in the pool.
     """
     if engine in _tracked:
         return
@@ -88,9 +88,10 @@ def track(engine: Engine, within: timedelta) -> None:
 
 
 def write_in_turn(engine: Engine) -> None:
-    """Have owners write one after another to a database that has one writer at a time.
+    """Make owners take turns writing to a database that allows one writer at a time.
 
-    It has them poll it, with growing pauses: of many threads, most would sleep while nothing is written.
+    The database itself makes writers poll, with growing pauses: of many threads, most would sleep while nothing is
+    written.
     """
     transactions = adapter_for(engine.dialect).transactions
     written = transactions.single_writer(engine)
@@ -184,5 +185,7 @@ class _Pool:
                 return None
             keep_alive(descriptor, self._within)
             return Socket(descriptor)
-        except Exception:  # a driver may raise anything if the connection was just lost; its user will notice
+        except (
+            Exception
+        ):  # a driver may raise anything if the connection was just lost; the code that uses it will notice
             return None

@@ -102,7 +102,7 @@ class AsyncConnections:
                             for _ in range(PROBE_EVERY):
                                 if not heard(set(await listener.news_async(driver, 1))):
                                     return
-                        await listener.listen_async(driver)  # which the server answers, unless the connection is dead
+                        await listener.listen_async(driver)  # the server responds to it unless the connection is dead
                 finally:
                     await connection.invalidate()  # it is still listening
 

@@ -10,7 +10,7 @@ from ...queue.spec import QueueSpec
 
 
 def verify_table(session: Session, spec: QueueSpec, table: Table, purpose: str) -> None:
-    """Raise :class:`.SchemaMismatchError` if ``table`` is missing; ``purpose`` tells what it is for."""
+    """Raise :class:`.SchemaMismatchError` if ``table`` is missing; ``purpose`` describes what it is for."""
     connection = session.connection(spec.bind_arguments)
     if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
         raise SchemaMismatchError(

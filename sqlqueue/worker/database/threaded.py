@@ -82,7 +82,7 @@ class SyncConnections:
         self._pulse = pulse
         self._engines: dict[Engine, Engine] = {}
         self.threads = _Callers(1, "own", pulse)
-        """Another thread than the caller's, which goes on if this one is stuck."""
+        """Separate threads, so that the caller's thread can continue if one is stuck."""
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a transaction on a connection to ``engine``, within a deadline."""
@@ -106,7 +106,7 @@ class SyncConnections:
                         for _ in range(PROBE_EVERY):
                             if not heard(set(listener.news(connection, 1))):
                                 return
-                    listener.listen(connection)  # which the server answers, unless the connection is dead
+                    listener.listen(connection)  # the server responds to it unless the connection is dead
             finally:
                 pooled.invalidate()  # it is still listening
 

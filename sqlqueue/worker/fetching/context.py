@@ -1,4 +1,4 @@
-"""What the parts of a running worker share."""
+"""The state that the parts of a running worker share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerContext:
     """The child processes for suspects."""
     reports: Reports
     tokens: WorkerTokens = field(default_factory=WorkerTokens)
-    """Makes the tokens of all claims."""
+    """Generates the tokens of all claims."""
     started: StartedTasks = field(default_factory=StartedTasks)
     suspects: Suspects = field(default_factory=Suspects)
     _wanted: dict[Handler, tuple[tuple[Where, ...], Wanted]] = field(default_factory=dict, init=False)
@@ -64,7 +64,7 @@ class WorkerContext:
         return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
-        """Have ``outcome`` written, or forget ``job`` if there is none.  Thread-safe."""
+        """Queue ``outcome`` for writing, or forget ``job`` if there is none.  Thread-safe."""
         if outcome is None:
             self.in_flight.remove(job)
         else:

@@ -101,7 +101,7 @@ class Fetcher:
                 self._pool.put(job)
 
     def resize(self, slots: int) -> None:
-        """Run so many calls at a time.  Tasks that are claimed already are run, or released by :meth:`drain`."""
+        """Run this many calls at a time. Tasks that are already claimed are run, or released by :meth:`drain`."""
         self.slots = slots
         self._pool.resize(slots)
         self._room.set()
@@ -119,7 +119,7 @@ class Fetcher:
                 self._release(job)
 
     def close(self) -> None:
-        """Give up the jobs that are left, and end the pool."""
+        """Abandon the remaining jobs, and shut down the pool."""
         for job in tuple(self._jobs):
             job.lose("the worker stopped, and the database did not respond")
         self._poller.close()
@@ -224,7 +224,7 @@ class Fetcher:
         self._jobs.discard(job)
 
     def _isolate(self, job: Job) -> None:
-        """Run a suspect in a child process, or where there can be none, alone in this one."""
+        """Run a suspect in a child process or, if child processes are not possible, alone in this one."""
         if self._apart is None:
             self._context.suspects.put(partial(self._run_suspect, job, self._pool))
             return

@@ -53,7 +53,7 @@ class LockModeFetcher:
         self._work.set()
 
     def resize(self, slots: int) -> None:
-        """Run so many calls at a time.  Running calls continue."""
+        """Run this many calls at a time. Running calls continue."""
         self.slots = slots
         self._threads.grow(slots)
         if self._slots and not self._draining:

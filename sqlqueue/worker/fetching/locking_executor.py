@@ -42,7 +42,7 @@ class _Transaction:
 
     session: Session
     handed: object
-    """What the handler gets: the session, or the asynchronous one that contains it."""
+    """The session passed to the handler: this one, or the asynchronous session that contains it."""
     deadline: Deadline
     started: list[Job] = field(default_factory=list)
     unwritten: list[tuple[Claim, Outcome]] = field(default_factory=list)

@@ -23,7 +23,7 @@ class Readiness:
     """Promotes tasks that have come due and postpones those that are available too early, for one handler.
 
     While enough tasks are available, claims do not reach the scheduled ones; promoted, these compete by priority.
-    Tasks that are available before their time would be read past by every claim.
+    Every claim would have to read past tasks that are available before their time.
     """
 
     def __init__(self, entity: type[Any], context: WorkerContext) -> None:

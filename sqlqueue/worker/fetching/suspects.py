@@ -21,11 +21,11 @@ TICK = 0.005
 
 
 class HoldableFetcher(Protocol):
-    """A fetcher that can be held up."""
+    """A fetcher that can be paused."""
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing runs that it has started."""
+        """Whether nothing that it has started is still running."""
         ...
 
     def hold(self) -> None:

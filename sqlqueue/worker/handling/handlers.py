@@ -48,7 +48,7 @@ class Handler:
     functions: tuple[str, ...] | None = None
     """The names of the functions that it calls; ``None`` unless it serves functions."""
     fetcher: Callable[[Handler, Any], Any] | None = None
-    """Makes what claims and calls the handler, if the mode does not decide it."""
+    """Creates the fetcher that claims tasks for the handler, unless the mode determines it."""
 
     @property
     def name(self) -> str:

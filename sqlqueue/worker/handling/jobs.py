@@ -68,7 +68,7 @@ class Job:
         self.is_lost = False
         """Whether the task no longer belongs to this worker: it was cancelled, taken over or given up."""
         self.on_lost: Callable[[], object] | None = None
-        """Called once the task is lost, for the handler not to wait for the database forever."""
+        """Called when the task is lost, so that the handler does not wait for the database forever."""
         self._awoken: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
 

@@ -35,7 +35,7 @@ def origin_of(worker: object) -> str | None:
 
 
 def is_importable(origin: str | None) -> TypeGuard[str]:
-    """Return whether child processes may find what is at ``origin``: the main program is another one in each."""
+    """Return whether child processes may find what is at ``origin``: the main program is different in each."""
     return origin is not None and not origin.startswith("__m")
 
 

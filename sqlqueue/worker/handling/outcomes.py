@@ -65,11 +65,11 @@ class Outcome:
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
 UNCHARGED = Outcome("uncharged")
-"""Of a suspect that is released although it was started."""
+"""The outcome of a suspect that is released although it was started."""
 
 
 def convicted(task: object, crashes: int) -> Outcome:
-    """Return the outcome of a task that has crashed as many processes as it may."""
+    """Return the outcome of a task that has crashed the maximum number of processes."""
     error = instance_state(task).dict.get(spec_of(type(task)).attributes["error"])
     return Outcome("crashed", conviction(crashes, error))
 

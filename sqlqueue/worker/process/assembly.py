@@ -81,7 +81,7 @@ def make_heartbeats(handlers: Sequence[Handler], context: WorkerContext) -> list
 
 
 def _apply_leases(handlers: Sequence[Handler], database: Database, reports: Reports) -> None:
-    """Limit the silence of connections, and the time without an answer in which the worker counts as ready."""
+    """Limit the silence of connections, and the time without a response for which the worker counts as ready."""
     within = transaction_limit(min(handler.lease for handler in handlers))
     for spec in handled_specs(handlers):
         track(database.engine(spec), within)

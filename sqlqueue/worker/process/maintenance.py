@@ -96,7 +96,7 @@ def _report_overview(session: Session, spec: QueueSpec, reports: Reports) -> int
 
 
 class UnservedFunctions:
-    """Reports functions that no worker seems to know, each once as long as that lasts."""
+    """Reports functions that no worker seems to have registered, each once as long as that lasts."""
 
     def __init__(self, spec: QueueSpec, context: WorkerContext) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""What a run does before it claims anything: it checks the schema and releases the tasks of processes that died."""
+"""The start of a run, before it claims anything: checks the schema and releases the tasks of processes that died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_SCHEMA_CHECK = timedelta(minutes=10)
 
 
 class Preparation:
-    """The steps of one run before its first claim.  They are retried until the database answers."""
+    """The steps of one run before its first claim.  They are retried until the database responds."""
 
     def __init__(self, handlers: Sequence[Handler], context: WorkerContext, crashes: Iterable[Crash]) -> None:
         self._specs = handled_specs(handlers)

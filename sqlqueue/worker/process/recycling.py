@@ -9,16 +9,16 @@ from typing import NamedTuple
 from ..._support.processes import MIB, resident_memory
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at the limits."""
+"""Seconds between two checks of the limits."""
 SPREAD = 0.1
-"""How much the limits of several processes differ, as a part of them."""
+"""How much the limits of several processes differ, as a fraction of the limits."""
 
 
 class Limits(NamedTuple):
     """The limits at which a worker process is replaced; ``None``: no limit."""
 
     max_tasks: int | None = None
-    """The number of tasks that it runs at least."""
+    """The minimum number of tasks that it runs."""
     max_memory: int | None = None
     """The MiB of memory that it may occupy, without its child processes."""
 

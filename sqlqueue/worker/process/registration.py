@@ -48,7 +48,7 @@ class Resizable(Protocol):
         ...
 
     def resize(self, slots: int) -> None:
-        """Run so many calls at a time from now on.  Running calls continue."""
+        """Run this many calls at a time from now on. Running calls continue."""
         ...
 
 
@@ -73,7 +73,7 @@ class Registration:
     """The rows of one worker, one in each table of workers of its queues; nothing is sent if there is none.
 
     A row is written in a transaction of its own, on a connection of the application's pool, every ten seconds; the same
-    transaction reads the commands.  A notification of a command hastens the reading.
+    transaction reads the commands.  A notification makes the worker read commands sooner.
     """
 
     def __init__(self, lanes: Mapping[Handler, Resizable], context: WorkerContext, version: str | None) -> None:
@@ -119,7 +119,7 @@ class Registration:
             await self._wait(report - time.monotonic())
 
     async def leave(self, running: asyncio.Task[None]) -> None:
-        """End :meth:`run`, which runs in this task, and remove the rows: the worker ends in order."""
+        """End :meth:`run`, which runs in this task, and remove the rows, because the worker shuts down cleanly."""
         self._leaving = True
         self._news.set()
         await asyncio.wait({running}, timeout=REMOVAL_LIMIT.total_seconds())  # it might write a row after the removal

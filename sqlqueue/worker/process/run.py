@@ -35,7 +35,7 @@ FINAL_WRITE_LIMIT = 5.0
 
 
 class Supervision(NamedTuple):
-    """What a supervisor gives to a process."""
+    """The values that a supervisor passes to a process."""
 
     memory: Any = None
     """For the tasks that it starts."""
@@ -139,7 +139,7 @@ class WorkerRun:
         logger.info("worker %s stopped", self._context.name)
 
     async def _prepare(self) -> bool:
-        """Do what precedes the first claim, as soon as the database answers.  Returns false if stopped before."""
+        """Do what precedes the first claim, as soon as the database responds.  Returns false if stopped before."""
         preparing = asyncio.create_task(self._preparation.run())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -208,7 +208,7 @@ class WorkerRun:
             await asyncio.sleep(TICK)
 
     async def _end_settling(self, settling: Sequence[asyncio.Task[None]]) -> None:
-        """Wait for the last outcomes: longer while the database answers and only others' locks are in the way."""
+        """Wait for the last outcomes: longer while the database responds and only others' locks are in the way."""
         loop, pulse = asyncio.get_running_loop(), self._context.reports.pulse
         deadline = loop.time() + self._stopping.grace
         _, pending = await asyncio.wait(settling, timeout=FINAL_WRITE_LIMIT)
@@ -240,7 +240,7 @@ class WorkerRun:
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> None:
-    """Wait for tasks that are about to end.  If the database does not answer, the leases of their rows will expire."""
+    """Wait for tasks that are about to end.  If the database does not respond, the leases of their rows will expire."""
     ended, pending = await asyncio.wait(tasks, timeout=timeout)
     for task in pending:
         task.cancel()

@@ -1,4 +1,4 @@
-"""How a run is told to stop: after its grace period, without waiting, or once its running handlers have ended."""
+"""Requests to stop a run: after its grace period, without waiting, or once its running handlers have ended."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class StopRequest:
         self._loop = asyncio.get_running_loop()
         self._made, self._immediate = asyncio.Event(), asyncio.Event()
         self._deadline = math.inf
-        """When running handlers are given up, by the loop's time."""
+        """When running handlers are abandoned, by the loop's time."""
         self._drains = False
         """Whether handlers may run however long they take."""
         self._signalled: float | None = None
 
     def signal(self) -> None:
-        """Ask for a stop at the first signal, and for one without waiting at the second.
+        """Request a stop at the first signal, and one without waiting at the second.
 
         A signal to a process group arrives twice, once directly and once through the supervisor: that is one signal.
         """
@@ -41,14 +41,14 @@ class StopRequest:
         self.make(at_once=now - self._signalled > ONE_SIGNAL)
 
     def make(self, *, at_once: bool) -> None:
-        """Ask for a stop after the grace period, which begins now, or with ``at_once`` for one without waiting."""
+        """Request a stop after the grace period, which begins now, or with ``at_once`` one without waiting."""
         soon(self._loop, self._begin_grace)
         soon(self._loop, self._made.set)
         if at_once:
             soon(self._loop, self._immediate.set)
 
     def drain(self) -> None:
-        """Ask for a stop once all running handlers have ended, however long they take."""
+        """Request a stop once all running handlers have ended, however long they take."""
         self._drains = True
         self._made.set()
 
@@ -63,7 +63,7 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether a stop has been asked for."""
+        """Whether a stop has been requested."""
         return self._made.is_set()
 
     @property

@@ -23,11 +23,11 @@ class Health:
     """Whether its event loop runs, its heartbeat thread is alive, and it has threads left that do not wait for the
     database in a way that nothing can end.  If not, only a new process will help."""
     ready: bool
-    """Whether its database also answers: it has not been silent for a lease, or for 30 seconds."""
+    """Whether its database also responds: it has not been silent for a lease, or for 30 seconds."""
     stalled_seconds: float
     """Seconds since the event loop last ran."""
     away_seconds: float
-    """Seconds for which the database has not answered."""
+    """Seconds for which the database has not responded."""
     running: int
     """The number of tasks it holds."""
     counts: Mapping[str, int]
@@ -38,7 +38,7 @@ class Health:
 STALLED = 30.0
 """Seconds without progress after which a worker is not alive, and at the latest not ready."""
 LOOPBACK = "127.0.0.1"
-"""The default address: health is not exposed to other hosts unless asked for."""
+"""The default address: health is not exposed to other hosts unless configured."""
 LARGEST_PORT = 65_535
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The format of Prometheus."""
@@ -58,7 +58,7 @@ class Pulse:
         self._turned = time.monotonic()
         self._away: float | None = None
         self.ready_within = STALLED
-        """Seconds without an answer after which a worker is not ready."""
+        """Seconds without a response after which a worker is not ready."""
 
     async def beat(self) -> None:
         """Record once a second that the event loop runs."""
@@ -67,21 +67,21 @@ class Pulse:
             await asyncio.sleep(1)
 
     def asked(self) -> None:
-        """Record that the database is asked, and has not answered yet."""
+        """Record that a request was sent to the database, which has not responded yet."""
         self.missed()
 
     @property
     def away_seconds(self) -> float:
-        """The seconds for which the database has not answered; 0 if it has."""
+        """The seconds for which the database has not responded; 0 if it has."""
         away = self._away  # read once: other threads change it
         return 0.0 if away is None else time.monotonic() - away
 
     def reached(self) -> None:
-        """Record that the database answered."""
+        """Record that the database responded."""
         self._away = None
 
     def missed(self) -> None:
-        """Record that the database did not answer."""
+        """Record that the database did not respond."""
         if self._away is None:
             self._away = time.monotonic()
 

@@ -28,7 +28,7 @@ WATCHED = 120.0
 
 
 class _Metrics:
-    """What is counted as it happens."""
+    """Counters that are updated as events happen."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -41,7 +41,7 @@ class _Metrics:
         seconds = Histogram(
             "sqlqueue_task_duration_seconds", "Time in the handler.", ["queue"], buckets=BUCKETS, registry=self.registry
         )
-        # once for all tasks of a queue: the client checks labels and takes a lock each time that it is asked
+        # once for all tasks of a queue: the client checks labels and takes a lock on each call
         self.claimed, self.finished, self.seconds = cache(claimed.labels), cache(finished.labels), cache(seconds.labels)
 
     def _count(self, name: str, text: str, *labels: str) -> Count:
@@ -49,7 +49,7 @@ class _Metrics:
 
 
 class PrometheusReports(Reports):
-    """What :class:`.Reports` does, and the metrics of one worker in a registry of its own.
+    """Does what :class:`.Reports` does, and keeps the metrics of one worker in a separate registry.
 
     Derive from this class and another kind of reports for both.
     """

@@ -136,7 +136,7 @@ class Reports:
             logger.info("%s: %d tasks of a process that died were released", spec.entity.__name__, found.returned)
 
     def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
-        """Report a function whose calls no worker takes."""
+        """Report a function whose calls no worker claims."""
         queue = spec.entity.__name__
         text = "%s: no worker seems to have the function %s registered; its calls have waited for %s"
         logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
@@ -166,13 +166,13 @@ class Reports:
         self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
 
     def retried(self, job: Job, error: BaseException | str) -> None:
-        """Report that a handler is called again, because of ``error`` or what is known of it."""
+        """Report that a handler is called again because of ``error``, or of its text."""
         self.counts["retries"] += 1
         said = brief(error_text(error))
         self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)
 
     def reached(self) -> None:
-        """Report that the database answered."""
+        """Report that the database responded."""
         self.pulse.reached()
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
@@ -182,7 +182,7 @@ class Reports:
         logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
 
     def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
-        """Report that a transaction of the worker itself lost against another one.  The database answered."""
+        """Report that a transaction of the worker itself lost a conflict with another one.  The database responded."""
         self.pulse.reached()
         self.counts["retries"] += 1
         logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
@@ -190,7 +190,7 @@ class Reports:
     def broken(self, what: str, error: BaseException) -> None:
         """Count and log an error that is not retried."""
         self.counts["database_errors"] += 1
-        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error says enough
+        frames = {ALL_FRAMES: not isinstance(error, DBAPIError)}  # the text of a database error is sufficient
         logger.error("cannot %s", what, exc_info=error, extra=frames)
 
     def chore_failed(self, name: str, error: Exception) -> None:

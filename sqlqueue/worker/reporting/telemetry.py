@@ -31,8 +31,8 @@ class Telemetry(Reports):
     a span for each call of a handler, within the trace in which the task was enqueued (``TraceMixin``);
     ``sqlqueue.task.wait`` and ``sqlqueue.task.duration``: seconds from creation to start, and in the handler;
     ``sqlqueue.tasks``: how many have ended, by outcome; ``sqlqueue.claims.lost``; ``sqlqueue.tasks.retries``: handlers
-    called again because their transaction was another's victim; ``sqlqueue.database.errors``;
-    ``sqlqueue.depth``: tasks by status, looked at now and then.
+    called again because their transaction lost a conflict; ``sqlqueue.database.errors``; ``sqlqueue.depth``: tasks by
+    status, sampled periodically.
     """
 
     def __init__(self) -> None:

@@ -128,7 +128,7 @@ class _ChildJob(Job):
 
 
 class _ChildReports(Reports):
-    """Leaves to the worker what it reports of its tasks."""
+    """Reports of a child process, which leave the reports about tasks to the worker."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -143,13 +143,13 @@ class _ChildReports(Reports):
 
 
 def _note_frames(error: BaseException) -> None:
-    """Have ``error`` say where it was raised: its frames do not leave this process."""
+    """Add to ``error`` where it was raised, because its frames do not leave this process."""
     text = traceback_text(error, whole=logger.isEnabledFor(logging.DEBUG))
     error.add_note(f"in the child process {os.getpid()}:\n{text}")
 
 
 def _forward_logs(channel: Channel, levels: Mapping[str, int]) -> None:
-    """Have the worker log what is logged here, by its ``levels``, unless the application's modules configure logging.
+    """Forward log records to the worker, by its ``levels``, unless the application's modules configure logging.
 
     Many applications configure it in their main program, which does not run here.
     """

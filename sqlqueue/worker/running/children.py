@@ -28,11 +28,11 @@ STARTING = 120.0
 """Seconds within which a child has to load the worker."""
 _PRELOADED = [child.__name__]
 _ONE_AT_A_TIME = threading.Lock()
-"""Around the start and the end of processes: only one thread can read an exit status."""
+"""Held while processes start and end: only one thread can read an exit status."""
 
 
 class BlamelessError(Exception):
-    """A failure that says nothing about the task."""
+    """A failure that is not attributed to the task."""
 
 
 class Children:
@@ -46,7 +46,7 @@ class Children:
         self._closed = False
 
     def prepare(self) -> None:
-        """Have one child ready; :class:`.ArgumentError` if it cannot load the worker."""
+        """Prepare one child; :class:`.ArgumentError` if it cannot load the worker."""
         try:
             self._idle.append(self._start())
         except BlamelessError as error:
@@ -74,7 +74,7 @@ class Children:
         return ended
 
     def close(self) -> None:
-        """Let idle children end.  Those of jobs end with them."""
+        """Let idle children end. Busy children end with their jobs."""
         self._closed = True
         with suppress(IndexError):
             while True:
@@ -141,7 +141,7 @@ class _Child:
         raise BlamelessError(f"a child process has not loaded {self._place.origin} within {STARTING:.0f} s")
 
     def call(self, job: Job, reports: Reports) -> tuple[Ended, int]:
-        """Have the child call the handler.  Returns the end, and the bytes of memory that the child has."""
+        """Make the child call the handler. Returns the end, and the bytes of memory that the child occupies."""
         self.calls += 1
         deadline = self._deadline(job.handler.timeout)
         self._send(Call(pickle.dumps(job.task), present_trace()))

@@ -25,7 +25,7 @@ LARGEST = 500
 LOCKED = 0.2
 """Seconds until a row that another transaction has locked is tried again."""
 WAITING = ("failed", "snoozed")
-"""Outcomes whose tasks come due at a time that no poller knows yet."""
+"""Outcomes whose tasks come due at a time that pollers have not read yet."""
 
 
 class _Pending(NamedTuple):
@@ -34,7 +34,7 @@ class _Pending(NamedTuple):
 
 
 class Completer:
-    """Takes outcomes of one queue from any thread; a task of the event loop writes them, through outages too."""
+    """Takes outcomes of one queue from any thread; a task of the event loop writes them, retrying during outages."""
 
     def __init__(self, database: Database, adapter: Adapter, in_flight: InFlight, reports: Reports) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class Completer:
         self._postponed: list[_Pending] = []
         self._some = asyncio.Event()
         self._told = False
-        """Whether the loop has been told to look and has not looked yet."""
+        """Whether the loop has been notified of outcomes that it has not taken yet."""
         self._closing = False
 
     @property
@@ -104,10 +104,10 @@ class Completer:
         self._postpone(locked)
 
     def _passes(self, error: BaseException) -> bool:
-        # by code: what a trigger or a constraint refuses may be an operational error too, and would never pass
+        # by code: the rejection by a trigger or a constraint may be an operational error too, and would never pass
         if not isinstance(error, DBAPIError):
             return passes(error, self._adapter)
-        # its own statements are as quick as the server: if one took too long for a driver, that was no fault of theirs
+        # the worker's own statements are fast: if one took too long for a driver, the task is not at fault
         return (
             error.connection_invalidated
             or self._adapter.errors.is_outage(error)
@@ -120,7 +120,7 @@ class Completer:
         return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:
-        """Retry these a little later without delaying the others."""
+        """Retry these outcomes slightly later without delaying the others."""
         if batch:
             self._postponed += batch
             self._loop.call_later(LOCKED, self._resume)

@@ -39,7 +39,7 @@ R = TypeVar("R")
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
 RETURNS = 10
-"""How often a task may have been handed back when it is handed back once more, uncounted, after these calls."""
+"""The maximum number of times that a task is returned without counting the attempt, after these calls."""
 
 
 class Executor:
@@ -160,7 +160,7 @@ class Executor:
 
     @property
     def time_limit(self) -> timedelta | None:
-        """The time after which the handler is cancelled, and must not go on waiting for the database."""
+        """The time after which the handler is cancelled, and must not keep waiting for the database."""
         return self.handler.timeout if self.handler.is_coroutine else None
 
     def _attach(self, session: Session, job: Job) -> Any:
@@ -220,11 +220,11 @@ class Executor:
         return replace(outcome, traceback=shown(error, history.options))
 
     def _was_returned(self, job: Job) -> int:
-        """Return how often the task was handed back, as far as its row tells: each time allows one more attempt."""
+        """Return how often the task was handed back, according to its row: each time allows one more attempt."""
         return job.attempt.most - self.handler.spec.options.max_attempts
 
     def uncounted(self) -> Outcome:
-        """Return the outcome of what is not the task's fault; delayed, in case it is after all."""
+        """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all."""
         return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
 
 
@@ -235,7 +235,8 @@ def _refuse_deletion(session: Session, task: Any) -> None:
 
 
 def _refuse(handler: Handler, result: Any) -> None:
-    """Raise :class:`.ArgumentError`: a decorator may return something other than what it wraps."""
+    """Raise :class:`.ArgumentError`: a decorator may return something of another kind than the function that it
+    wraps."""
     if inspect.iscoroutine(result):
         result.close()
     kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")

@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
         return self.ident is not None and not self.is_alive() and not self._stopped.is_set()
 
     def stop(self) -> None:
-        """Have the thread end.  Does not wait for it."""
+        """Make the thread end. Does not wait for it."""
         self._stopped.set()
 
     def run(self) -> None:

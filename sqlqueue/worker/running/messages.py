@@ -18,7 +18,7 @@ class Call(NamedTuple):
     """To a child: call the handler."""
 
     task: bytes
-    """Pickled, since only the child's attempt is to fail if it cannot be read."""
+    """Pickled separately, so that only this attempt fails if the child cannot unpickle it."""
     trace: str | None
     """The trace to continue."""
 
@@ -34,7 +34,7 @@ class Refused(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """From a child that is about to commit, and waits for whether the task is still the worker's."""
+    """From a child that is about to commit, and waits for confirmation that the task is still the worker's."""
 
 
 class Retried(NamedTuple):
@@ -44,7 +44,7 @@ class Retried(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """From a child in which something was logged."""
+    """From a child that has logged a record."""
 
     record: logging.LogRecord
 

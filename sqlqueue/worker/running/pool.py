@@ -29,7 +29,7 @@ class Pool(Protocol):
         ...
 
     def resize(self, count: int) -> None:
-        """Run ``count`` jobs at a time.  Running jobs continue, and are not followed by others if they are too many."""
+        """Run ``count`` jobs at a time.  Running jobs continue, and surplus ones are not replaced when they end."""
         ...
 
     async def ended(self) -> None:
@@ -82,7 +82,7 @@ class ThreadPool:
         """Return at once: threads cannot be waited for, since one may never end."""
 
     def close(self) -> None:
-        """Have the threads end after their current jobs."""
+        """Make the threads end after their current jobs."""
         self.resize(0)
 
     def _work(self) -> None:

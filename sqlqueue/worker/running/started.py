@@ -1,4 +1,4 @@
-"""The tasks that a process is running, in memory that outlives it."""
+"""Records of the tasks that a process is running, in memory that outlives it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 512
 """The bytes of a slot."""
 _NUMBER, _FLAG, _LENGTH, _RECORD = Struct("=Q"), Struct("=B"), Struct("=H"), Struct(f"={SIZE - 2}s")
 _INCOMPLETE, _RECOVERED, _END = _NUMBER.size, _NUMBER.size + 1, _NUMBER.size + 2
-"""The offsets of what follows the number of the worker."""
+"""The offsets of the fields that follow the worker's number."""
 _FIRST = 16
 
 
@@ -26,12 +26,12 @@ class End(IntEnum):
     """The reason that a process records for its end: exit statuses can be a handler's."""
 
     DIED = 0
-    """Before it could write anything else here."""
+    """The process died before it could write another reason."""
     STOPPED = 1
     WORN = 2
     """It has stopped because it had reached a limit."""
     REFUSED = 3
-    """It would fail the same way again."""
+    """A restarted process would fail the same way again."""
 
 
 def shared_memory() -> Any:
@@ -40,9 +40,9 @@ def shared_memory() -> Any:
 
 
 class StartedTasks:
-    """The tasks that this process is running, written to ``memory`` by its threads; to nowhere if there is none.
+    """The tasks that this process is running, written to ``memory`` by its threads, if there is any.
 
-    A record is complete before its length says that there is one, so a process may die at any moment.
+    A record is complete before its length is written, so a process may die at any moment.
     """
 
     def __init__(self, memory: Any = None) -> None:

@@ -1,4 +1,5 @@
-"""No library: psycopg alone, or SQLAlchemy's ORM, on the table of sqlqueue; both notify workers, as sqlqueue does."""
+"""Code without a library: psycopg alone, or SQLAlchemy's ORM, on sqlqueue's table; both notify workers, as sqlqueue
+does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the scripts have in common: the roles of a process, and its messages.
+"""The common parts of the scripts: the roles of a process, and its messages.
 
-Each script runs in the environment of one library.  A client installs and enqueues, a worker works.  Both answer
-commands, JSON lists on lines of standard input, with JSON on lines of standard output.
+Each script runs in the environment of one library.  A client creates the tables and enqueues; a worker runs jobs. Both
+read commands, as JSON lists on lines of standard input, and respond with JSON on lines of standard output.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Mark = Callable[[int], None]
 
 
 class Peer:
-    """A library.  Every job has a number, which its handler marks."""
+    """The interface to a library. Every job has a number, which its handler marks."""
 
     distribution: ClassVar[str]
     is_done: str
-    """SQL that tells whether no job is waiting or running."""
+    """SQL that returns whether no job is waiting or running."""
     clear: str
     """SQL that removes all jobs."""
 
@@ -37,7 +37,7 @@ class Peer:
         self.form = form
 
     def run(self, role: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as the library's own program would."""
+        """Run a coroutine as the library's own command would."""
         asyncio.run(role)
 
     async def install(self) -> None:
@@ -57,11 +57,11 @@ class Peer:
         raise NotImplementedError
 
     async def work(self, mark: Mark) -> None:
-        """Run a worker, without end."""
+        """Run a worker forever."""
 
 
 class Marks:
-    """When the handler of each job was called."""
+    """The time at which the handler of each job was called."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []
@@ -79,7 +79,7 @@ class Marks:
 
 
 def say(answer: object) -> None:
-    """Send an answer."""
+    """Send a response."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
