@@ -8,7 +8,7 @@ assigned after them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import Column, ColumnElement, Float, Integer, and_, bindparam, case, literal, literal_column, null, or_
 
@@ -173,15 +173,31 @@ def _restarting(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
     ]
 
 
-def handing_back(held: Held, delay: timedelta | None, crashes: ColumnElement[int] = NONE) -> list[Assignment]:
+def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
     """Return the assignments of a release: available now or scheduled after ``delay``; the attempt does not count."""
-    spec = held.spec
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
+    return _unsettled(held, status, utcnow(delay), NONE)
+
+
+def returning(held: Held, crashes: ColumnElement[int]) -> list[Assignment]:
+    """Return the assignments of a worker's release: the attempt does not count, and the task is claimed before others.
+
+    It was claimed before those that are waiting, and must not wait behind them for a second time.  A claim overwrites
+    the time since when the task was available, which cannot have been before the task was created.
+    """
+    created, now = held.spec["created_at"], utcnow()
+    return _unsettled(held, Status.AVAILABLE, case((created < now, created), else_=now), crashes)
+
+
+def _unsettled(
+    held: Held, status: Status, moment: ColumnElement[datetime], crashes: ColumnElement[int]
+) -> list[Assignment]:
+    spec = held.spec
     back: list[Assignment] = [
         *_claimed_now(held),
         (spec["crashes"], crashes),
         (spec["status"], state(status)),
-        (spec["available_at"], utcnow(delay)),
+        (spec["available_at"], moment),
     ]
     if held.only_locked:
         return back

@@ -25,6 +25,7 @@ from ..lifecycle.transitions import (
     finishing,
     handing_back,
     lives_on,
+    returning,
     suspected,
 )
 from ..queue.history import AttemptOutcome, HistoryOptions
@@ -194,7 +195,7 @@ class Returning(Settlement):
     outcome = AttemptOutcome.RELEASED
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(held, None, held.spec["crashes"])
+        return returning(held, held.spec["crashes"])
 
 
 class Charging(Settlement):
@@ -213,7 +214,7 @@ class Uncharging(Settlement):
     outcome = AttemptOutcome.RELEASED
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(held, None, held.spec["crashes"] - literal_column("1"))
+        return returning(held, held.spec["crashes"] - literal_column("1"))
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ class Suspecting(Settlement):
     text: str
 
     def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [*handing_back(held, None, suspected(held.spec)), (held.spec["error"], self.text)]
+        return [*returning(held, suspected(held.spec)), (held.spec["error"], self.text)]
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
