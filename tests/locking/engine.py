@@ -1,4 +1,4 @@
-"""SQLAlchemy engines in front of the model: the library's own operations run on it, with its own statements."""
+"""SQLAlchemy engines connected to the model, on which the library's own operations run with their own statements."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Line:
 
 
 def engine_for(dialect: str, line: Line) -> Engine:
-    """One for each dialect, which so makes no statement twice."""
+    """Return the engine of a dialect; one for each, so that statements are compiled only once."""
     _LINES[dialect] = line
     engine = _engine(dialect)
-    server = adapter_for(engine.dialect).server  # which is asked nothing about itself
+    server = adapter_for(engine.dialect).server  # no queries about the server itself are sent
     server._verified.add(engine.dialect)
     server._clusters[engine.dialect] = None
     return engine
@@ -61,7 +61,7 @@ def _engine(dialect: str) -> Engine:
     @event.listens_for(engine, "do_executemany")
     def execute(cursor: _Cursor, text: str, bound: Any, context: Any) -> bool:
         sent, line = context.root_connection.info.pop("sent", None), _LINES[dialect]
-        if sent is not None:  # an INSERT of many rows may come in several parts
+        if sent is not None:  # an INSERT of many rows may arrive in several parts
             if "pg_notify" not in text:  # as on a server
                 line.pause()
             try:
@@ -107,11 +107,11 @@ class _Error(Exception):
 
 
 class IntegrityError(_Error):
-    """SQLAlchemy identifies it by its name."""
+    """An error that SQLAlchemy identifies by its name."""
 
 
 class _Driver(Driver):
-    Error = OperationalError = ProgrammingError = _Error  # a test's own exceptions are none of these
+    Error = OperationalError = ProgrammingError = _Error  # exceptions of the tests are not database errors
     IntegrityError = IntegrityError
 
 

@@ -1,4 +1,5 @@
-"""Statements as they once were, each of which the model has to refute: else it could not be believed of the others."""
+"""Earlier, incorrect statements. The model must find a violation in each, or its results for other statements would
+prove nothing."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from tests.locking import oracle
 
 
 class FormerSQLServer(SQLServer):
-    """Selects only keys, which an index covers; uses the index whatever the criteria are; changes sets by their
-    criteria; and may read the whole of a small table for a key."""
+    """Selects only keys, which an index covers; uses the index regardless of the criteria; changes sets by their
+    criteria; and may scan a small table for a key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class FormerSQLServerClaims(SQLServerClaims):
 
 
 class FormerOracle(Oracle):
-    """Looks for as many candidates as are wanted, by what is committed, and locks those."""
+    """Reads as many candidates as are wanted from committed data, and locks those."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class FormerOracleClaims(OracleClaims):
 
 
 class FormerMySQLLocking(MySQLLocking):
-    """Goes by the index that has the order of the claim, whose entries stay locked although others have the rows."""
+    """Reads through the index in claim order, whose entries stay locked even if others hold the rows."""
 
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return force_index(skip_locked(pick, *columns), pick.spec, pick.index or "PRIMARY")
@@ -102,7 +103,7 @@ def _by_index(adapter: Adapter) -> Adapter:
 
 
 class OracleWithFormerBlock(oracle.Oracle):
-    """The block judges a row again by its state, and only before it writes."""
+    """The block checks a row again only by its state, and only before it writes."""
 
     def judged_again(self, block: ClaimBlock) -> Sequence[Any]:
         return block.pick.state if block.assignments else ()
@@ -118,7 +119,7 @@ FORMER: dict[str, Adapter] = {
 
 @contextmanager
 def former(dialect: str, adapter: Adapter | None = None) -> Iterator[None]:
-    """In here, the library speaks to this engine as it once did, or as this ``adapter`` does."""
+    """A context in which the library uses its earlier statements for this engine, or those of ``adapter``."""
     present = adapters()[dialect]
     adapters()[dialect] = adapter or FORMER[dialect]
     try:

@@ -1,4 +1,4 @@
-"""The guarantees that hold however transactions interleave."""
+"""The guarantees that hold for every interleaving of transactions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.locking.server import Server, Transaction
 
 
 class Violation(AssertionError):
-    """A guarantee of the library is violated."""
+    """A violation of one of the library's guarantees."""
 
 
 class ClaimedTwice(Violation):
@@ -29,21 +29,21 @@ class Waits(Violation):
 
 
 class WaitsForUnconcerned(Violation):
-    """A statement waits for a row that it does not concern."""
+    """A statement waits for a row that it is not about."""
 
 
 class LocksTooMuch(Violation):
     """A claim keeps a lock on a row that it does not return, although no other transaction was involved.
 
-    So of what else keeps to its rows, and a row that it is not about."""
+    The same for other steps that must lock only their own rows."""
 
 
 class FindsTooLittle(Violation):
-    """A claim returns less than asked although a row was free all the time."""
+    """A claim returns fewer rows than requested although another row was free all the time."""
 
 
 class TakesWrongly(Violation):
-    """A claim returns a row that cannot be claimed, or that it was not asked for."""
+    """A claim returns a row that is not claimable or does not match its criteria."""
 
 
 class OutOfTurn(Violation):
@@ -63,25 +63,24 @@ def can_be_claimed(row: Row) -> bool:
 
 @dataclass
 class _Watched:
-    """A claim, or another step that keeps to its rows, from its beginning to its end."""
+    """A claim, or another step that must lock only its own rows, from its beginning to its end."""
 
     mine: set[int]
     """The rows that its transaction had locked before."""
     its: set[int]
-    """The rows that it concerns."""
+    """The rows that it is about."""
     free: set[int]
     """The rows that a claim may take."""
     theirs: set[int]
     touched: set[tuple[Transaction, Resource]] = field(default_factory=set)
-    """The rows that other transactions have locked since, until their end."""
+    """The rows that other transactions have locked in the meantime."""
 
 
 class Guarantees(Checker):
     """The guarantees for the rows of one table."""
 
     def __init__(self, server: Server, table: Table, line: str | None = None, *, may_wait: bool = False) -> None:
-        """``line``: the column that groups messages, of which one claimer has all at a time, in order.
-
+        """``line``: the column that groups messages; one claimer at a time gets the messages of a group, in order.
         ``may_wait``: claims may wait; all other guarantees are checked.
         """
         self._server = server
@@ -166,7 +165,7 @@ class Guarantees(Checker):
             self._judge_waiting_for(holder)
 
     def _judge_waiting_for(self, holder: Actor) -> None:
-        """The transactions that still wait for locks which a step has left behind."""
+        """Check the transactions that wait for locks left by a step."""
         self._waiting = [actor for actor in self._waiting if actor.wait]
         for actor in () if self._may_wait else self._waiting:
             step, (resource, mode) = actor.step, actor.wait  # type: ignore[misc]
@@ -201,14 +200,14 @@ class Guarantees(Checker):
         return row is not None and row["finished_at"] is not None
 
     def _is_held_back(self, rows: Mapping[int, Row], number: int) -> bool:
-        """Whether an earlier one of its line is unfinished."""
+        """Return whether an earlier message of its line is unfinished."""
         if self._line is None or rows[number][self._line] is None:
             return False
         mine = [each for each in self._beside({number}) & rows.keys() if rows[each]["finished_at"] is None]
         return min(mine, default=number) < number
 
     def _beside(self, numbers: set[int | None]) -> set[int]:
-        """The rows of the same lines."""
+        """Return the rows of the same lines."""
         if self._line is None:
             return set()
         self._lines |= {number: row[self._line] for number, row in self._server.committed[self._table].items()}
@@ -220,7 +219,7 @@ class Guarantees(Checker):
         return {number for resource in held if (number := self._number(resource)) is not None}
 
     def _number(self, resource: Resource) -> int | None:
-        """The row of the table that a lock is about."""
+        """Return the row of the table to which a lock belongs."""
         name, what = resource
         if name == self._table.name and isinstance(what, int):
             return what

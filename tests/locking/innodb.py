@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: what is read is locked, entry by entry and then row by row, before anything is sorted or counted.
+"""MySQL and MariaDB: everything that is read is locked, first index entries and then rows, before sorting and counting.
 
 https://dev.mysql.com/doc/refman/9.7/en/innodb-locks-set.html
 https://dev.mysql.com/doc/refman/9.7/en/innodb-transaction-isolation-levels.html: at READ COMMITTED there are no gap
-locks, and what does not match is let go.  https://mariadb.com/kb/en/innodb-lock-modes/
+locks, and locks on rows that do not match are released.  https://mariadb.com/kb/en/innodb-lock-modes/
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.locking.server import Server, Transaction
 
 class InnoDB(Server):
     lets_go_of_entries: ClassVar[bool] = True
-    """Of an entry that is found not to match the lock is given back, as that of a row is."""
+    """Whether the lock on an index entry that does not match is released, like that of a row."""
 
     def meet(self, transaction: Transaction, table: Any, index: Any, number: int, *, upserts: bool) -> None:
-        """The entry of a key that is met stays locked, for good or for an error."""
+        """Lock the entry of a conflicting key, which stays locked even after an error."""
         for resource in self.of_key(table, index, number):
             self.lock(transaction, resource, Mode.EXCLUSIVE if upserts else Mode.SHARE)
 
@@ -40,13 +40,13 @@ class InnoDB(Server):
         if of_entry is not None:
             if not self.lock(transaction, of_entry, Mode.EXCLUSIVE, skips=path.skips):
                 return False
-            # index condition pushdown: what the entry shows is judged before its row is looked up
+            # index condition pushdown: criteria on the entry are evaluated before its row is looked up
             shown = {path.table: {number: row}}
             if not self.evaluator.numbers(shown, path.table, path.on_index, path.parameters):
                 if of_entry in fresh and self.lets_go_of_entries:
                     self.unlock(transaction, of_entry)
                 return False
-        # an entry whose row others have locked stays locked
+        # an entry stays locked even if others have locked its row
         if not self.lock(transaction, of_row, Mode.EXCLUSIVE, skips=path.skips):
             return False
         if self.holds(transaction, path.table, number, path.terms, path.parameters):

@@ -1,4 +1,4 @@
-"""INSERT: conflicts with rows that have one of the keys, and waits for transactions that are about to change it."""
+"""INSERT: conflicts with rows that have one of its keys, and waits for transactions that are changing such keys."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class DuplicateError(Exception):
-    """A row has one of the keys, and the statement does not say what then."""
+    """A row has one of the keys, and the statement has no conflict clause."""
 
 
 Met = tuple[Index | None, int]
-"""By which unique index, or by the primary key, and the number of the row."""
+"""The unique index of a conflict, or the primary key, and the number of the row."""
 
 
 class Insert:
@@ -49,7 +49,7 @@ class Insert:
         server.store(self.transaction, self.table, self.number, None, self.row)
 
     def _met(self) -> Met | None:
-        """The row that has a key of this one, once no other transaction is about to change that."""
+        """Return the row with a key of this one, after waiting for transactions that are changing the key."""
         seen: list[Met] = []
         while fresh := [each for each in self._same() if each not in seen]:
             for index, number in fresh:
@@ -60,7 +60,7 @@ class Insert:
         return None
 
     def _same(self) -> Iterator[Met]:
-        """The rows that have a key of this one, by what is committed or may be."""
+        """Return the rows with a key of this one, in committed or uncommitted versions."""
         for index in (None, *sorted((each for each in self.table.indexes if each.unique), key=str)):
             rows = [each for world in self.server.both() for each in world[self.table].items()]
             yield from ((index, n) for n in sorted({n for n, row in rows if self._has_mine(index, row)}))
@@ -71,7 +71,8 @@ class Insert:
         return row is not None and None not in mine and [row[name] for name in names] == mine
 
     def _assignments(self) -> Sequence[Any]:
-        """Those of ON CONFLICT DO UPDATE, or of ON DUPLICATE KEY UPDATE, with what this row would have been."""
+        """Return the assignments of ON CONFLICT DO UPDATE or ON DUPLICATE KEY UPDATE, with the values of the proposed
+        row."""
         given = getattr(self.clause, "update_values_to_set", None) or getattr(self.clause, "update", ())
         pairs = given.items() if isinstance(given, dict) else given
 
@@ -85,7 +86,7 @@ class Insert:
         return [(column, visitors.replacement_traverse(value, {}, proposed)) for column, value in columns]
 
     def _replaced(self, met: Met, assignments: Sequence[Any]) -> bool:
-        """Whether the row, once it is locked, still is the one that was met."""
+        """Return whether the row, once locked, is still the conflicting one."""
         index, number = met
         server, table = self.server, self.table
         old = server.row(self.transaction, table, number)

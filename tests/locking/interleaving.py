@@ -1,4 +1,4 @@
-"""Transactions that take turns: what each does, and how they are led through one way of interleaving them."""
+"""Transactions that alternate: their steps, and the execution of one interleaving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.locking.locks import Resource
 from tests.locking.server import Server, Transaction, Wait
 
 Do = Callable[[QueueSession, list[Any]], Any]
-"""One operation, of a session and the tasks that it has claimed."""
+"""An operation, called with a session and the tasks that it has claimed."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Step:
     claims: bool = False
     limit: int = 1
     matches: Callable[[dict[str, Any]], bool] = lambda row: True
-    """The rows that it concerns."""
+    """The rows that it is about."""
     never_waits: bool = False
     """Whether it must not wait, like claims."""
     keeps_to_its_rows: bool = False
-    """Whether it keeps no lock on rows that it does not concern."""
+    """Whether it must not keep locks on rows that it is not about."""
     settles: bool = False
-    """With the commit, what was claimed is no longer held."""
+    """Whether its commit ends the claims."""
 
     def __repr__(self) -> str:
         return self.name
@@ -46,7 +46,7 @@ Script = Sequence[Step]
 
 @dataclass(eq=False)
 class Actor:
-    """One session, and where it is in its script."""
+    """A session, and its position in its script."""
 
     name: str
     script: Script
@@ -54,9 +54,9 @@ class Actor:
     claimed: list[Any] = field(default_factory=list)
     wait: Wait | None = None
     has_waited: bool = False
-    """In this request."""
+    """Whether it has waited in this request."""
     began_to_wait: int = 0
-    """At which turn."""
+    """The turn at which it began to wait."""
 
     def play(self, engine: Engine, interleaving: Interleaving) -> None:
         with QueueSession(engine, expire_on_commit=False) as session:
@@ -78,12 +78,13 @@ class Actor:
 
 
 def _shown(task: Any) -> Any:
-    """By what it can be told on any server: one that gets a ``unique_key`` may have got its primary key there."""
+    """Return a description of a row that is the same on every server, where generated primary keys differ: the
+    ``unique_key``, if there is one."""
     return getattr(task, "unique_key", None) or claim_of(task).identity
 
 
 class Checker:
-    """Is notified of each event, and raises an error for what must not happen."""
+    """Is notified of each event, and raises an error for a violation."""
 
     def begins(self, actor: Actor) -> None: ...
     def ends(self, actor: Actor, found: Any, *, lost: bool) -> None: ...
@@ -92,7 +93,7 @@ class Checker:
 
 
 class Interleaving:
-    """Scripts that take turns, on a server of some kind."""
+    """Scripts that alternate on some server."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:
         self.checker = Checker()
@@ -104,7 +105,8 @@ class Interleaving:
         self.trace[-1].append(line)
 
     def run(self, turns: Iterator[int]) -> list[list[str]]:
-        """Take turns as ``turns`` says, among those that can go on; when it ends, one after the other.  The trace."""
+        """Alternate as ``turns`` says, among transactions that can continue; after its end, run them one after another.
+        Returns the trace."""
         while unfinished := [actor for actor in self.actors if self.is_alive(actor)]:
             able = [actor for actor in unfinished if not self.is_stuck(actor)]
             self.trace.append([])
@@ -119,20 +121,18 @@ class Interleaving:
         raise NotImplementedError
 
     def is_stuck(self, actor: Actor) -> bool:
-        """Whether it waits for a lock that another one has."""
+        """Return whether it waits for a lock that another transaction holds."""
         raise NotImplementedError
 
     def go(self, actor: Actor) -> None:
-        """Resume it until its next pause."""
+        """Resume the transaction until its next pause."""
         raise NotImplementedError
 
 
 class ModelInterleaving(Interleaving):
-    """On a model, where the turn may pass to another transaction at each lock.
-
-    ``finely``: it is; otherwise each statement and each commit is, as with :class:`.ServerInterleaving`.
-    ``longest_first``: of several that wait for the same transaction, the one that has waited longest continues first;
-    otherwise the last one does.
+    """An interleaving on a model. ``finely``: the turn may pass to another transaction at each lock; otherwise only at
+    each statement and each commit, as with :class:`.ServerInterleaving`. ``longest_first``: of several transactions
+    that wait for the same one, that which has waited longest continues first; otherwise the last one does.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ModelInterleaving(Interleaving):
             return super().run(turns)
         finally:
             for each in self._turns.values():
-                each.throw()  # what is not at its end, because a guarantee is violated, ends here
+                each.throw()  # end transactions that were interrupted by a violated guarantee
 
     def is_alive(self, actor: Actor) -> bool:
         return not self._turns[actor.name].dead
@@ -168,7 +168,7 @@ class ModelInterleaving(Interleaving):
     def go(self, actor: Actor) -> None:
         self._turns[actor.name].switch()
         while not self._finely and (freed := [each for each in self.actors if each.wait and not self._holders(each)]):
-            # elsewhere nothing has to tell them to go on
+            # on other servers, they continue by themselves
             self._turns[self._next(freed, key=lambda each: each.began_to_wait).name].switch()
 
     def _holders(self, actor: Actor) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tasks enqueued by a key that another task may have: they meet claims and settlements of that task."""
+"""Tasks enqueued with a key that another task may have, concurrently with claims and settlements of that task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.models import Document, Listing
 
 
 def _enqueue(how: Any, model: Any, *rows: dict[str, Any]) -> Step:
-    """An insert may wait for rows with its keys, and for no others."""
+    """Enqueue tasks; an insert may wait for rows with its keys, but for no others."""
     name = next(iter(rows[0]))
     keys = {row[name] for row in rows}
     return Step(
@@ -32,7 +32,7 @@ def _by_primary_key(how: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _by_unique_key(how: Any) -> Callable[[], Sequence[Script]]:
-    """While a task with the same key is claimed, and completed, which gives its key away."""
+    """Enqueue by unique key while the task with that key is claimed and completed, which releases the key."""
     listings = [{"unique_key": "b", "version": 7}, {"unique_key": "new", "version": 7}]
     return lambda: [
         (_enqueue(how, Listing, *listings), COMMIT),
@@ -42,7 +42,7 @@ def _by_unique_key(how: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _by_both(how: Any) -> Callable[[], Sequence[Script]]:
-    """An engine's own upsert goes by one key alone."""
+    """Enqueue rows with both keys; an engine's upsert handles only one of them."""
     listing = {"id": 2, "unique_key": "b", "version": 7}
     return lambda: [
         (_enqueue(how, Listing, listing), COMMIT),

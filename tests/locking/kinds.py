@@ -1,4 +1,4 @@
-"""Queues of other kinds: keys of two columns, parts in turns, runs that recur, messages in order."""
+"""Queues of other kinds: keys of two columns, claims in turns, recurring runs, ordered messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _seats() -> Sequence[Script]:
 
 
 def _turns(limit: int, *, lease: Any = "default") -> Step:
-    """The first turn is not left to chance, for all servers are to do the same."""
+    """Claim in turns, with a fixed first turn, so that all servers do the same."""
 
     def do(session: Any, _: Any) -> Any:
         random.seed(limit)
@@ -40,7 +40,7 @@ def _taking_turns() -> Sequence[Script]:
 
 
 def _recurring() -> Sequence[Script]:
-    """Runs end, and the next ones are planned; one has crashed, of another the schedule is changed."""
+    """End runs and plan the next ones; one run has crashed, and the schedule of another changes."""
     crashed = Step("rescue", lambda session, _: rescue(session, Report), never_waits=True, keeps_to_its_rows=True)
     later = Step(
         "reschedule",
@@ -62,7 +62,7 @@ def _messages(model: Any, limit: int) -> Step:
 
 
 def _relays(model: Any) -> Any:
-    """They claim, commit, publish, and settle: one has published, the others are told to stop before they have."""
+    """Relays that claim, commit, publish and settle; one has published, and the others are stopped before."""
     return lambda: [
         (_messages(model, 2), COMMIT, COMPLETE, COMMIT, _messages(model, 2), COMMIT),
         (_messages(model, 4), COMMIT, RELEASE, COMMIT),
@@ -71,7 +71,7 @@ def _relays(model: Any) -> Any:
 
 
 def _named(rows: Sequence[Mapping[str, Any]], **names: str) -> list[dict[str, Any]]:
-    """By a key of two columns: the text, and the number."""
+    """Select by a key of two columns, a text and a number."""
     return [{**{names.get(key, key): value for key, value in row.items()}} for row in rows]
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Mode(IntEnum):
-    """From the weakest to the strongest."""
+    """Lock modes, from the weakest to the strongest."""
 
     KEY_SHARE = 1
-    """PostgreSQL, by foreign keys: the row may change, its key may not."""
+    """PostgreSQL, for foreign keys: the row may change, but not its key."""
     SHARE = 2
     UPDATE = 3
-    """SQL Server's U lock: others may read, but no other transaction may intend to write."""
+    """SQL Server's U lock: others may read, but no other transaction may take a U lock or write."""
     NO_KEY_UPDATE = 4
-    """PostgreSQL: a write that leaves the key as it is."""
+    """PostgreSQL: a write that does not change the key."""
     EXCLUSIVE = 5
 
 
@@ -35,7 +35,7 @@ _COMPATIBLE = {
 https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide"""
 
 Resource = tuple[str, Hashable]
-"""A row, as `("task", 7)`, or an entry of an index, as `("ix_task_claim", (7, ...))`: the second has the row first."""
+"""A row, such as `("task", 7)`, or an index entry, such as `("ix_task_claim", (7, ...))`, which begins with the row."""
 
 
 class Locks:

@@ -1,4 +1,4 @@
-"""The models of all engines, and the scenarios in which their rules violate a guarantee."""
+"""The models of all engines, and the scenarios in which an engine's rules violate a guarantee."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.locking.sqlserver import SQLServer, SQLServerThatKeepsEntries, SQLSer
 
 NO_ROW_VERSIONS = "mssql, READ_COMMITTED_SNAPSHOT off"
 WAIT_FOR_NOBODY = {"ways in", "ways in, locks", "twice", "twice, locks", "stages", "two columns"}
-"""Scenarios in which no claim waits there either.  In all others readers may wait for writers, which `check` reports as
-an error."""
+"""Scenarios in which no claim waits even without READ_COMMITTED_SNAPSHOT. In all others readers may wait for writers,
+which `check` reports as an error."""
 MODELS: dict[str, tuple[type[Server], str]] = {
     "postgresql": (PostgreSQL, "postgresql"),
     "mysql": (InnoDB, "mysql"),
@@ -37,13 +37,13 @@ BY_ANOTHER_WAY: dict[str, type[Violation]] = {
     "criteria": Waits,
     "limits": Waits,
 }
-"""A claim through an index keeps the entries of rows that others have locked through another index; these wait for it
-as soon as they write."""
+"""A claim through an index keeps locks on the entries of rows that others have locked through another index, and these
+wait for it when they write."""
 VIOLATED: Mapping[str, Mapping[str, type[Violation]]] = {
     "mysql": BY_ENTRY,
     "mariadb": BY_ENTRY,
     # undocumented
     "mssql, entries kept": BY_ANOTHER_WAY,
-    # each reads the slots that the other has written; a few interleavings deadlock
+    # each transaction reads the slots that the other has written; a few interleavings deadlock
     NO_ROW_VERSIONS: {"limits": Waits},
 }

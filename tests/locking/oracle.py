@@ -1,10 +1,10 @@
-"""Oracle: rows are locked, entries of indexes are not, and plain SELECTs see what was committed when they began.
+"""Oracle: rows are locked, index entries are not, and plain SELECTs read the data that was committed when they began.
 
-A cursor FOR UPDATE SKIP LOCKED finds its rows as of OPEN and locks each when it is fetched.  Whether it judges a row
-again that has changed in between is not documented, so it is asked of both.
+A cursor FOR UPDATE SKIP LOCKED finds its rows as of OPEN and locks each when it is fetched.  Whether it checks a row
+again that has changed in between is not documented, so both variants are tested.
 https://docs.oracle.com/en/database/oracle/oracle-database/23/sqlrf/SELECT.html
 https://docs.oracle.com/en/database/oracle/oracle-database/23/cncpt/data-concurrency-and-consistency.html: a waiting
-UPDATE begins again if what it waited for has changed.
+UPDATE restarts if the row that it waited for has changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Oracle(Server):
     judges_again: ClassVar[bool] = False
 
     def entries_changed(self, table: Any, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        """Index entries have no locks, except those of keys: an equal key waits for the transaction that changes it."""
+        """Lock changed entries: only those of unique keys are locked, so an equal key waits for the transaction that
+        changes it."""
         for index in (None, *(each for each in table.indexes if each.unique)):
             names = [column.name for column in (table.primary_key if index is None else index.columns)]
             before, after = ([row and row[name] for name in names] for row in (old, new))
@@ -52,11 +53,11 @@ class Oracle(Server):
         return [number for number in locked if path.skips or self._still(transaction, path, number)]
 
     def _still(self, transaction: Transaction, path: Path, number: int) -> bool:
-        """An UPDATE or DELETE that had to wait goes by the last version."""
+        """Return whether the row still matches: an UPDATE or DELETE that had to wait uses the latest version."""
         return self.holds(transaction, path.table, number, path.terms, path.parameters)
 
     def _fetch(self, transaction: Transaction, path: Path, numbers: Iterator[int], seen: Any) -> Iterator[int]:
-        """The next rows of a cursor, locked as they are fetched."""
+        """Fetch the next rows of a cursor, which are locked as they are fetched."""
         for number in numbers:
             if not self.lock(transaction, (path.table.name, number), Mode.EXCLUSIVE, skips=path.skips):
                 continue
@@ -65,7 +66,8 @@ class Oracle(Server):
                 yield number
 
     def _run(self, transaction: Transaction, block: ClaimBlock, parameters: Parameters) -> Answer:
-        """OPEN; FETCH as many as there is room for and write to them, until there is no room; CLOSE."""
+        """Run the block: OPEN, FETCH as many rows as there is room for and write to them until there is no room,
+        CLOSE."""
         path = Path.of(block.locking, parameters)
         seen = self.view(transaction)
         numbered = block.locking.with_only_columns(rowid(path.table))
@@ -91,7 +93,7 @@ class Oracle(Server):
             self.put(transaction, path.table, number, statement, parameters)
 
     def judged_again(self, block: ClaimBlock) -> Sequence[Any]:
-        """Those of the criteria that the block repeats once rows are fetched, and so locked."""
+        """Return the criteria that the block repeats once rows are fetched and thereby locked."""
         _, _, fetched = _text(block).partition("FETCH")
         return [term for term in (*block.pick.state, *block.pick.where) if _text(term) in fetched]
 

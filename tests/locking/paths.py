@@ -1,4 +1,5 @@
-"""How a statement comes to its rows: what of it decides which rows and index entries are read, in which order."""
+"""The access path of a statement: the parts of it that determine which rows and index entries are read, and in which
+order."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ _SOUGHT = re.compile(r"FORCESEEK|PRIMARY")
 
 @dataclass(frozen=True)
 class Path:
-    """As the hints of a statement say, and its criteria."""
+    """An access path, according to the hints and criteria of a statement."""
 
     table: Table
     index: Index | None
-    """`None` for the table itself, which is in the order of its primary key."""
+    """The index; `None` for the table itself, in the order of its primary key."""
     sought: bool
-    """Whether it has to go by the keys that it names.  A planner that is free to reads all of a small table.
+    """Whether it must look up the keys that it names. Otherwise a planner may scan a small table.
     https://learn.microsoft.com/en-us/archive/blogs/pamitt/queries-with-updlock-hints-on-small-tables-causing-blocking
     """
     terms: tuple[Any, ...]
-    """The criteria, all of which have to hold."""
+    """The criteria, all of which must hold."""
     limit: int | None
     skips: bool
     """SKIP LOCKED, READPAST."""
@@ -64,7 +65,7 @@ class Path:
 
     @cached_property
     def held(self) -> frozenset[str]:
-        """The columns that the index has: its own and the key."""
+        """The columns in the index: its own and the primary key."""
         return (
             self.key | frozenset(column.name for column, _ in terms_of(self.index))
             if self.index is not None
@@ -73,13 +74,13 @@ class Path:
 
     @cached_property
     def is_covered(self) -> bool:
-        """Whether the statement has all that it needs from the index."""
+        """Whether the index covers the statement."""
         needed = self.selected | {column.name for term in self.terms for column in columns_of(term)}
         return self.index is not None and needed <= self.held
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether MySQL and MariaDB read its one row before all else, and know no more of letting go of it.
+        """Whether MySQL and MariaDB read its single row first, and do not release its lock.
         https://dev.mysql.com/doc/refman/9.7/en/explain-output.html#jointype_const
         """
         equal = {term.left.name for term in self.terms if _is_equality(term)}
@@ -87,7 +88,7 @@ class Path:
 
     @cached_property
     def ranges(self) -> tuple[Any, ...]:
-        """The criteria by which what is read begins and ends."""
+        """The criteria that bound the range that is read."""
         if self.index is None:
             return tuple(term for term in self.terms if _is_on(term, self.key)) if self.sought else ()
         equal = {term.left.name: term for term in self.terms if _is_equality(term)}
@@ -100,12 +101,12 @@ class Path:
 
     @cached_property
     def on_index(self) -> tuple[Any, ...]:
-        """The criteria that an entry of the index shows."""
+        """The criteria that can be evaluated on an index entry."""
         return tuple(term for term in self.terms if _is_on(term, self.held))
 
 
 def terms_of(index: Index) -> Iterator[tuple[Column[Any], bool]]:
-    """The columns of an index, and whether each descends."""
+    """Return the columns of an index, and whether each is descending."""
     for expression in index.expressions:
         descends = getattr(expression, "modifier", None) is operators.desc_op
         yield (expression.element if descends else expression), descends  # type: ignore[attr-defined]
@@ -133,7 +134,7 @@ def columns_of_all(columns: Any) -> set[Column[Any]]:
 def _table(statement: Any) -> Table:
     if not isinstance(statement, Select):
         return statement.table
-    # what it selects says so at less expense than get_final_froms(), which compiles the statement
+    # cheaper than get_final_froms(), which compiles the statement
     columns = [each for column in statement.selected_columns for each in visitors.iterate(column)]
     (table,) = {each.table for each in columns if isinstance(each, ColumnClause)}
     return table  # type: ignore[return-value]
@@ -148,7 +149,7 @@ def _conjuncts(terms: Sequence[Any]) -> Iterator[Any]:
 
 
 def _is_on(term: Any, names: frozenset[str]) -> bool:
-    """Whether it is about columns of these names, and nothing else."""
+    """Return whether it refers only to columns with these names."""
     if any(isinstance(each, Select) for each in visitors.iterate(term)):
         return False
     return {column.name for column in columns_of(term)} <= names

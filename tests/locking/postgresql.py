@@ -1,6 +1,5 @@
-"""PostgreSQL: a statement sees what was committed when it began, sorts that, and locks rows on top of the sort.
-
-A row that has changed since is judged again by its last version.
+"""PostgreSQL: a statement reads the data that was committed when it began, sorts it, and locks rows after the sort. A
+row that has changed since is checked again in its latest version.
 https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED
 https://www.postgresql.org/docs/current/sql-select.html#SQL-FOR-UPDATE-SHARE
 """
@@ -50,7 +49,8 @@ class PostgreSQL(Server):
     def _lock_seen(
         self, transaction: Transaction, path: Path, number: int, seen: Versions, mode: Mode, *, skips: bool
     ) -> bool:
-        """Whether it was to be had and, if it has changed, still matches.  If it does not, it stays locked."""
+        """Lock a row; return whether it was available and, if it has changed, still matches. If it does not match, it
+        stays locked."""
         if not self.lock(transaction, (path.table.name, number), mode, skips=skips):
             return False
         if self.row(transaction, path.table, number) == seen[path.table][number]:
@@ -105,7 +105,7 @@ class PostgreSQL(Server):
         return Mode.NO_KEY_UPDATE
 
     def entries_changed(self, table: Table, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        # the entries of indexes have no locks; but an insert of the same key waits for the outcome of the row
+        # index entries have no locks, but an insert of the same key waits for the transaction that wrote the row
         yield from self.of_key(table, None, number)
 
     def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:
@@ -113,13 +113,13 @@ class PostgreSQL(Server):
 
 
 def _expressions(statement: Any) -> set[CTE]:
-    """The common table expressions that a statement's criteria lead to."""
+    """Return the common table expressions to which a statement's criteria refer."""
     sources = {each.table for each in visitors.iterate(statement) if isinstance(each, ColumnClause)}
     beneath = [_expressions(each.element) for each in sources if isinstance(each, AliasedReturnsRows)]
     return {each for each in sources if isinstance(each, CTE)}.union(*beneath)
 
 
 def _unique(table: Table) -> Sequence[Any]:
-    """What a foreign key may refer to: no index with a condition."""
+    """Return the unique keys to which foreign keys may refer: no partial indexes."""
     whole = [index for index in table.indexes if index.dialect_options["postgresql"]["where"] is None]
     return [index for index in whole if index.unique]

@@ -1,4 +1,4 @@
-"""The same on a real server: each transaction runs in a thread, and the server is asked which one waits."""
+"""The same on a real server: each transaction runs in a thread, and the server is queried for waiting transactions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _PATIENCE = 30.0
 
 
 class ServerInterleaving(Interleaving):
-    """Of an engine whose case says how it is asked: each statement and each commit is the chance of another turn."""
+    """An interleaving on a real server: the turn may pass to another transaction at each statement and each commit. The
+    engine's case has the query for waiting transactions."""
 
     def __init__(self, db: Database, scripts: Sequence[Script]) -> None:
         super().__init__(scripts)
         self._case = db.case
         self._engine = db.variant(poolclass=NullPool).session_engine
-        with self._engine.connect() as connection:  # which asks the server once what it is
+        with self._engine.connect() as connection:  # which queries the server's version once
             server = adapter_for(connection.dialect).server
             server.verify(connection)
             server.check_locks(connection)
@@ -43,7 +44,7 @@ class ServerInterleaving(Interleaving):
             thread.start()
 
     def close(self) -> None:
-        """Resume all of them without turns."""
+        """Resume all transactions without turns."""
         for actor in self.actors:
             self._may_go[actor.name].release(1_000)
         for thread in self._threads.values():
@@ -59,12 +60,12 @@ class ServerInterleaving(Interleaving):
     def go(self, actor: Actor) -> None:
         self._may_go[actor.name].release()
         self._watch(actor)
-        for each in self.actors:  # those that waited may go on now
+        for each in self.actors:  # waiting transactions may continue now
             if each is not actor and each.name in self._waiting:
                 self._watch(each)
 
     def _watch(self, actor: Actor) -> None:
-        """Until it pauses, ends or waits for a lock."""
+        """Wait until the transaction pauses, ends or waits for a lock."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             if self._pauses[actor.name].acquire(timeout=0.15):
@@ -90,12 +91,12 @@ class ServerInterleaving(Interleaving):
         except OperationalError:
             self.tell(DEADLOCK)
         finally:
-            self._ended.add(actor.name)  # a thread lives on for a moment
+            self._ended.add(actor.name)  # a thread stays alive for a moment
             self._pauses[actor.name].release()
 
     def _gate(self, connection: Any, *statement: Any) -> None:
         if statement and isinstance(statement[0], Select) and "pg_notify" in str(statement[0]):
-            return  # no step, since it may be sent with the BEGIN
+            return  # not a separate step, since it may be sent with the BEGIN
         name = current_thread().name
         with connection.connection.cursor() as cursor:
             cursor.execute(f"SELECT {self._case.connection_id}()")

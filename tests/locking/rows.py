@@ -1,7 +1,6 @@
-"""Rows, and what statements say of them.
-
-Whether a criterion holds for a version of a row, what an assignment makes of it, and what a plain SELECT finds among
-versions is no matter of locks.  SQLite evaluates that: it is shown the versions that count, and given the statement.
+"""Rows, and the evaluation of statements on them. Whether a criterion holds for a version of a row, the effect of an
+assignment, and the result of a plain SELECT do not depend on locks. SQLite evaluates them: it gets the relevant
+versions and the statement.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from sqlalchemy.sql import visitors
 from tests.support.models import Base
 
 Row = dict[str, Any]
-"""A version of a row, as SQLite keeps it."""
+"""A version of a row, as stored by SQLite."""
 World = Mapping[Table, Mapping[int, Row]]
-"""Versions by table and number: the `id`, where there is one."""
+"""Versions by table and number, which is the `id` if there is one."""
 Parameters = Mapping[str, Any]
 _UNNESTED = re.compile(r"SELECT (unnest\(\?\) AS \w+(, )?)+")
 
@@ -34,7 +33,7 @@ class Evaluator:
         self._made: dict[Any, Any] = {}
         Base.metadata.create_all(self._connection)
         self._driver: Any = self._connection.connection.driver_connection
-        # what operations ask of servers beside
+        # additional expressions that operations use
         self._driver.create_function("pg_notify", 2, lambda *_: None)
         self._driver.create_function("version", 0, lambda: "")
 
@@ -54,29 +53,29 @@ class Evaluator:
         return {number: dict(zip(names, values, strict=True)) for number, *values in found}
 
     def read(self, world: World, statement: Any, parameters: Parameters) -> list[tuple[Any, ...]]:
-        """What a SELECT finds."""
+        """Return the result of a SELECT."""
         self._show(world)
         return [tuple(row) for row in self._connection.execute(statement, dict(parameters))]
 
     def numbers(self, world: World, table: Table, terms: Sequence[Any], parameters: Parameters) -> list[int]:
-        """The rows for which all of ``terms`` hold."""
+        """Return the rows for which all of ``terms`` hold."""
         statement = select(rowid(table)).select_from(table).where(*terms)
         return [number for (number,) in self.read(world, statement, parameters)]
 
     def selected(self, table: Table, number: int, row: Row, statement: Any) -> tuple[Any, ...]:
-        """The columns of a SELECT, whatever its criteria."""
+        """Return the columns of a SELECT, ignoring its criteria."""
         (found,) = self.read({table: {number: row}}, _bare(statement).limit(None), {})
         return found
 
     def changed(self, table: Table, row: Row, update: Any, parameters: Parameters) -> Row:
-        """What an UPDATE, whatever its criteria, makes of a row."""
+        """Return a row as changed by an UPDATE, ignoring its criteria."""
         self._show({table: {1: row}})
         self._connection.execute(_bare(update), dict(parameters))
         (new,) = self._shown_rows(table).values()
         return new
 
     def inserted(self, worlds: Sequence[World], statement: Any, given: Mapping[str, Any]) -> tuple[int, Row]:
-        """A new row, with the defaults of its table, after those that are there; whether it meets one is not judged."""
+        """Return a new row, with the defaults of its table and the next number; conflicts are not checked."""
         table = statement.table
         self._show({table: {}})
         values = {getattr(column, "name", column): value for column, value in (statement._values or {}).items()}
@@ -92,7 +91,7 @@ class Evaluator:
         return number, row
 
     def is_within(self, index: Index, row: Row) -> bool:
-        """Whether a filtered index of SQL Server has an entry for this row."""
+        """Return whether a filtered index of SQL Server has an entry for this row."""
         predicate = index.dialect_options["mssql"]["where"]
         if predicate is None:
             return True
@@ -103,7 +102,7 @@ class Evaluator:
 
 
 def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-    """The arrays of PostgreSQL."""
+    """Translate PostgreSQL's arrays for SQLite."""
     statement = statement.replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
     statement = _UNNESTED.sub(_joined, statement)
     return statement, tuple(json.dumps(value) if isinstance(value, list) else value for value in parameters)
@@ -121,7 +120,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 @cache
 def evaluator() -> Evaluator:
-    """One for all: it keeps nothing between two questions."""
+    """Return the shared evaluator, which keeps no state between two evaluations."""
     return Evaluator()
 
 

@@ -1,4 +1,4 @@
-"""Transactions that meet: the library's operations in the combinations in which queues are used."""
+"""Concurrent transactions: the library's operations in the combinations in which queues are used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _locks() -> Sequence[Script]:
 
 
 def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
-    """Claims through each index, and without one."""
+    """Claim through each index, and without one."""
     return lambda: [
         (claim(Mail, lease=lease), COMPLETE, COMMIT),
         (claim(Mail, Mail.topic == "x", lease=lease, topic="x"), COMPLETE, COMMIT),
@@ -43,7 +43,7 @@ def _ways(lease: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _again(lease: Any) -> Callable[[], Sequence[Script]]:
-    """Two claims in one transaction, through two indexes."""
+    """Claim twice in one transaction, through two indexes."""
     return lambda: [
         (claim(Mail, lease=lease), claim(Mail, lease=lease), COMPLETE, COMMIT),
         (*[claim(Mail, Mail.topic == "x", lease=lease, topic="x")] * 2, COMPLETE, COMMIT),
@@ -51,7 +51,7 @@ def _again(lease: Any) -> Callable[[], Sequence[Script]]:
 
 
 def _criteria() -> Sequence[Script]:
-    """Claims whose criteria no index serves."""
+    """Claim by criteria that no index serves."""
     return [
         (claim(Task, Task.name == "b", name="b"), COMPLETE, COMMIT),
         (claim(Task, Task.name == "a", lease=None, name="a"), COMPLETE, COMMIT),
@@ -60,7 +60,7 @@ def _criteria() -> Sequence[Script]:
 
 
 def _heartbeat() -> Sequence[Script]:
-    """Leases are extended by a connection of their own while a handler has its row."""
+    """Extend leases on a separate connection while a handler holds its row."""
     claims: list[Any] = []
 
     tell = Step("tell", lambda _, mine: claims.extend(map(claim_of, mine)))
@@ -76,7 +76,7 @@ def _heartbeat() -> Sequence[Script]:
 
 
 def _sets() -> Sequence[Script]:
-    """Tasks are cancelled while they are claimed."""
+    """Cancel tasks while they are claimed."""
     cancel = Step(
         "cancel", lambda session, _: session.cancel(Task, Task.name == "b"), matches=lambda row: row["name"] == "b"
     )
@@ -88,7 +88,7 @@ def _sets() -> Sequence[Script]:
 
 
 def _stages() -> Sequence[Script]:
-    """A task moves on while another claim looks for its stage."""
+    """Move a task to its next stage while another claim searches for that stage."""
     return [
         (claim(Film, Film.stage == "cut", stage="cut"), COMPLETE, COMMIT),
         (claim(Film, Film.stage == "cut", lease=None, stage="cut"), COMPLETE, COMMIT),
@@ -106,7 +106,7 @@ def _enqueueing() -> Sequence[Script]:
 
 
 def _limits() -> Sequence[Script]:
-    """Two slots, and two that want one each."""
+    """Claim with two slots and two claimers that need one each."""
     return [(claim(Visit), COMPLETE, COMMIT)] * 2
 
 

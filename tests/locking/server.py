@@ -1,4 +1,4 @@
-"""A database server, as far as locks and versions go; each engine's rules are in a module of its own."""
+"""A model of a database server, limited to locks and versions; each engine's rules are in a separate module."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from tests.locking.rows import Parameters, Row, columns_of, evaluator, rowid
 
 @dataclass(eq=False)
 class Transaction:
-    """The changes of a connection since its last commit; `None` stands for a deleted row."""
+    """The uncommitted changes of a connection; `None` stands for a deleted row."""
 
     name: str
     changes: dict[tuple[Table, int], Row | None] = field(default_factory=dict)
     savepoints: dict[str, tuple[dict[Any, Any], dict[Resource, Mode]]] = field(default_factory=dict)
-    """The changes and locks at that point."""
+    """The changes and locks at each savepoint."""
 
 
 @dataclass(frozen=True)
 class Answer:
     rows: Sequence[tuple[Any, ...]] = ()
     count: int = 0
-    """How many rows were changed."""
+    """The number of changed rows."""
 
 
 _LOADED: dict[int, tuple[Any, dict[int, Row]]] = {}
-"""What has been loaded before, kept so that its identity stays its own: a scenario has the same rows each time."""
+"""Rows loaded before, by identity, since a scenario has the same rows each time; kept so that identities are not
+reused."""
 Versions = dict[Table, dict[int, Row]]
 Wait = tuple[Resource, Mode]
 Pause = Callable[[Transaction, Wait | None], None]
-"""Lets others go on: for as long as they like, or until a lock that is waited for can be had."""
+"""Lets other transactions continue: for any time, or until an awaited lock is available."""
 
 
 class Server:
-    """Rows, locks and transactions at READ COMMITTED.  A subclass says how statements lock."""
+    """Rows, locks and transactions at READ COMMITTED. Subclasses define how statements lock."""
 
     child_locks_parent: ClassVar[Mode | None] = Mode.SHARE
-    """What the foreign key of a new row takes of the row that it refers to."""
+    """The lock that the foreign key of a new row takes on the row that it refers to."""
 
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
@@ -72,9 +73,10 @@ class Server:
         del self.open[name]
 
     def _save(self, transaction: Transaction, statement: SavepointClause | RollbackToSavepointClause) -> None:
-        """What is undone gives its locks back: https://www.postgresql.org/docs/current/explicit-locking.html,
+        """Save the state of a savepoint; a rollback to it releases the later locks:
+        https://www.postgresql.org/docs/current/explicit-locking.html,
         https://learn.microsoft.com/en-us/sql/t-sql/language-elements/rollback-transaction-transact-sql and *ROLLBACK*
-        of Oracle's *SQL Language Reference*.  On InnoDB the library makes no savepoint that is gone back to.
+        of Oracle's *SQL Language Reference*.  On InnoDB the library never rolls back to a savepoint.
         """
         if isinstance(statement, SavepointClause):
             transaction.savepoints[statement.ident] = dict(transaction.changes), self.locks.modes_of(transaction)
@@ -85,7 +87,7 @@ class Server:
             self.unlock(transaction, resource)
 
     def load(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows that are there before all else."""
+        """Load the initial rows."""
         if id(rows) not in _LOADED:
             for given in rows:
                 number, row = self.evaluator.inserted([self.committed], insert(table), given)
@@ -94,15 +96,15 @@ class Server:
         self.committed[table] = dict(_LOADED[id(rows)][1])
 
     def view(self, transaction: Transaction) -> Versions:
-        """What is committed, and what this transaction has changed: what a plain SELECT sees."""
+        """Return committed data and this transaction's changes, as seen by a plain SELECT."""
         return self._with([transaction])
 
     def latest(self) -> Versions:
-        """All that has been written, committed or not."""
+        """Return the latest versions, committed or not."""
         return self._with(self.open.values())
 
     def both(self) -> tuple[Versions, Versions]:
-        """What is committed, and what it will be if all goes well."""
+        """Return the committed versions, and the versions after all transactions commit."""
         return self.committed, self.latest()
 
     def _with(self, transactions: Any) -> Versions:
@@ -113,7 +115,7 @@ class Server:
         return found
 
     def row(self, transaction: Transaction, table: Table, number: int) -> Row | None:
-        """The version that a lock on the row gives access to."""
+        """Return the version of the row that its lock holder sees."""
         if (table, number) in transaction.changes:
             return transaction.changes[table, number]
         return self.committed.get(table, {}).get(number)
@@ -121,7 +123,7 @@ class Server:
     # -- locks --------------------------------------------------------------------------------------------------------
 
     def lock(self, transaction: Transaction, resource: Resource, mode: Mode, *, skips: bool = False) -> bool:
-        """Take a lock; whether it was to be had, if not waited for."""
+        """Take a lock; return whether it was available, if the caller does not wait."""
         self._pause(transaction, None)
         if self.locks.in_the_way(transaction, resource, mode):
             if skips:
@@ -158,11 +160,11 @@ class Server:
         return statement._for_update_arg is not None
 
     def read(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
-        """A plain SELECT."""
+        """Execute a plain SELECT."""
         return Answer(self.evaluator.read(self.view(transaction), statement, parameters))
 
     def lock_rows(self, transaction: Transaction, path: Path) -> list[int]:
-        """What a locking SELECT returns, or an UPDATE is to change: in order, and locked."""
+        """Lock and return, in order, the rows that a locking SELECT returns or an UPDATE changes."""
         raise NotImplementedError
 
     def write(self, transaction: Transaction, statement: Any, parameters: Parameters) -> Answer:
@@ -176,7 +178,7 @@ class Server:
         return Answer(rows, len(found))
 
     def put(self, transaction: Transaction, table: Table, number: int, statement: Any, parameters: Parameters) -> None:
-        """Change a row, which is locked, as an UPDATE or DELETE says, and the entries of its indexes."""
+        """Change a locked row and its index entries, as by an UPDATE or DELETE."""
         old = self.row(transaction, table, number)
         assert old is not None
         new = None if isinstance(statement, Delete) else self.evaluator.changed(table, old, statement, parameters)
@@ -192,7 +194,7 @@ class Server:
         return Mode.EXCLUSIVE
 
     def entries_changed(self, table: Table, number: int, old: Row | None, new: Row | None) -> Iterator[Resource]:
-        """The entries of indexes that a change of a row takes away or adds, where those are locked by themselves."""
+        """Lock the index entries that a change to a row removes or adds, if the engine locks entries."""
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             versions = [row for row in (old, new) if row is not None and self.has_entry(index, row)]
             entries = [entry(index, number, row) for row in versions]
@@ -200,7 +202,7 @@ class Server:
                 yield from ((str(index.name), each) for each in entries)
 
     def has_entry(self, index: Any, row: Row) -> bool:
-        """Whether the index has all rows of its table, or this one at least."""
+        """Return whether the index contains all rows of its table, or at least this one."""
         return True
 
     def insert(self, transaction: Transaction, statement: Any, parameters: Any) -> Answer:
@@ -210,7 +212,7 @@ class Server:
             for values in given:
                 Insert(self, transaction, statement, values).execute()
         except DuplicateError:
-            transaction.changes = before  # all or nothing; what is locked stays so
+            transaction.changes = before  # atomic; locks are kept
             raise
         return Answer(count=len(given))
 
@@ -223,7 +225,8 @@ class Server:
                 self.unlock(transaction, resource)
 
     def of_key(self, table: Table, index: Any, number: int) -> list[Resource]:
-        """The locks of transactions that set or remove the key of a row: index entries, if the engine locks any."""
+        """Return the locks of transactions that set or remove the key of a row: index entries, if the engine locks
+        any."""
         versions = [row for rows in self.both() if (row := rows[table].get(number)) is not None]
         if index is None:
             return [(table.name, number)]
@@ -232,7 +235,7 @@ class Server:
     # -- what is found ------------------------------------------------------------------------------------------------
 
     def entries(self, path: Path) -> list[tuple[int, Row]]:
-        """What there is to be read on the way, in order: of a row that is being changed both versions."""
+        """Yield the entries to read, in order; both versions of a row that is being changed."""
         found: dict[Any, tuple[int, Row]] = {}
         for world in self.both():
             shown = {**world, path.table: world.get(path.table, {})}
@@ -255,13 +258,13 @@ class Server:
     def shown(
         self, transaction: Transaction, table: Table, number: int, columns: Any, old: Row | None
     ) -> tuple[Any, ...]:
-        """These columns of a row, or of the ``old`` one that has been deleted."""
+        """Return columns of a row, or of the ``old`` version of a deleted one."""
         row = self.row(transaction, table, number) or old
         assert row is not None
         return self.columns(table, number, row, columns)
 
     def selected(self, transaction: Transaction, table: Table, number: int, statement: Any) -> tuple[Any, ...]:
-        """What a SELECT returns of a row that it has locked."""
+        """Return the columns that a SELECT returns of a locked row."""
         row = self.row(transaction, table, number)
         assert row is not None
         return self.evaluator.selected(table, number, row, statement)

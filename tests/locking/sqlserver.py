@@ -1,12 +1,12 @@
-"""SQL Server: locks on entries of indexes and on rows of the clustered index, which are two things.
+"""SQL Server: locks on index entries and, separately, on rows of the clustered index.
 
 - *Table hints*, remarks: "lock hints ROWLOCK, UPDLOCK, AND XLOCK that acquire row-level locks may place locks on index
   keys rather than the actual data rows", as when a covering index serves the query.  UPDLOCK is held to the end of the
-  transaction; READPAST passes over locked rows and keys, but not in what an UPDATE changes in secondary indexes.
+  transaction; READPAST skips locked rows and keys, but not when an UPDATE changes secondary indexes.
   https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
-- A lock on what the seek itself finds not to match is released; after the look-up of the row it is kept.
+- The lock on an entry that does not match in the seek itself is released; after the row lookup it is kept.
   https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-committed-and-bookmark-lookup
-- A plain SELECT takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it sees what is committed.
+- A plain SELECT takes S locks on what it reads, unless READ_COMMITTED_SNAPSHOT is on: then it reads committed data.
   https://learn.microsoft.com/en-us/sql/relational-databases/sql-server-transaction-locking-and-row-versioning-guide
 """
 
@@ -27,7 +27,7 @@ class SQLServer(Server):
     row_versions: ClassVar[bool] = True
     """READ_COMMITTED_SNAPSHOT."""
     keeps_entry_of_skipped: ClassVar[bool] = False
-    """Whether U stays on an entry whose row READPAST passed over.  Undocumented: asked of both."""
+    """Whether the U lock stays on an entry whose row READPAST skipped. Undocumented, so both variants are tested."""
 
     def is_locking(self, statement: Select[Any]) -> bool:
         return any("UPDLOCK" in hint for hint in statement._hints.values())
@@ -46,7 +46,7 @@ class SQLServer(Server):
         return found
 
     def _lock_entry(self, transaction: Transaction, path: Path, number: int, row: Row) -> bool:
-        """By way of an index: its entry, and the row if that is looked up."""
+        """Lock through an index: the entry, and the row if it is looked up."""
         assert path.index is not None
         resource: Resource = (str(path.index.name), entry(path.index, number, row))
         fresh = not self.locks.has(transaction, resource)
@@ -67,7 +67,7 @@ class SQLServer(Server):
         return self.holds(transaction, path.table, number, path.terms, path.parameters)
 
     def _lock_row(self, transaction: Transaction, path: Path, number: int, row: Row) -> bool:
-        """In the clustered index, which has all that there is to be judged."""
+        """Lock in the clustered index, which has all columns for the criteria."""
         resource = (path.table.name, number)
         fresh = not self.locks.has(transaction, resource)
         if not self.lock(transaction, resource, Mode.UPDATE, skips=path.skips):
@@ -85,7 +85,7 @@ class SQLServer(Server):
         return super().read(transaction, statement, parameters)
 
     def _wait_for_writers(self, transaction: Transaction, table: Table, statement: Any, parameters: Parameters) -> None:
-        """S on each row that is read, one after the other."""
+        """Wait for writers: take an S lock on each row that is read, one after the other."""
         numbers = [*self.latest().get(table, {})]
         if statement.get_final_froms() == [table]:
             path = Path.of(statement, parameters)
@@ -127,7 +127,7 @@ class SQLServerThatKeepsEntries(SQLServer):
 
 
 def _on_table(statement: Update, table: Table) -> Update:
-    """The same UPDATE, of the table itself and not of a common table expression."""
+    """Return the same UPDATE of the table itself instead of a common table expression."""
 
     def plain(element: Any, **_: Any) -> Any:
         is_picked = getattr(element, "table", None) is statement.table

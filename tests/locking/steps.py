@@ -19,11 +19,11 @@ class Scenario:
     model: Any
     rows: Sequence[Mapping[str, Any]]
     scripts: Callable[[], Sequence[Script]]
-    """Created for each play."""
+    """The scripts, created for each run."""
     beside: Mapping[Any, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Rows of other models."""
     line: str | None = None
-    """The column by which messages keep their order."""
+    """The column that groups ordered messages."""
 
     @property
     def all_rows(self) -> Mapping[Any, Sequence[Mapping[str, Any]]]:
@@ -47,17 +47,17 @@ RELEASE = Step("release", lambda session, mine: session.release(mine), settles=T
 
 
 def rows_of(number: int, **values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Ready, in the order of their keys; the values of other columns take turns."""
+    """Return ready rows in the order of their keys; the values of other columns alternate."""
     turns = [{name: each[n % len(each)] for name, each in values.items()} for n in range(number)]
     return [{"id": n + 1, "available_at": PAST + timedelta(seconds=n), **turn} for n, turn in enumerate(turns)]
 
 
 def changed(rows: Sequence[Mapping[str, Any]], *changes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """``rows``, the first of which are not as they would be."""
+    """Return ``rows`` with the first ones changed."""
     return [{**row, **change} for row, change in zip(rows, [*changes, *[{}] * len(rows)], strict=False)]
 
 
 HUNG = {"status": "running", "attempt": 1, "claim_token": 7, "claimed_at": PAST, "claimed_by": "before"}
-"""Claimed, and left alone until the lease had ended."""
+"""A row that was claimed and whose lease expired."""
 CRASHED = {**HUNG, "attempt": 3, "max_attempts": 3}
-"""In the last of its attempts."""
+"""A row whose claimer crashed in the last attempt."""

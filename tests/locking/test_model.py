@@ -1,6 +1,5 @@
-"""Every way to interleave that is tried keeps the library's guarantees, on a model of each engine.
-
-With statements as they once were it does not: the model finds what was wrong with them.
+"""Every tested interleaving keeps the library's guarantees, on a model of each engine. With earlier, incorrect
+statements it does not: the model detects the violation.
 """
 
 from __future__ import annotations
@@ -34,49 +33,50 @@ from tests.locking.sqlserver import SQLServer, SQLServerWithoutRowVersions
 from tests.locking.wrong_statements import WRONG
 
 FORMER: list[tuple[type[Server], str, str, type[Violation]]] = [
-    # an entry stays locked whose row others have
+    # an entry stays locked although others hold its row
     *[(InnoDB, "mysql", name, error) for name, error in BY_ANOTHER_WAY.items()],
     *[(MariaDB, "mariadb", name, error) for name, error in BY_ANOTHER_WAY.items()],
-    # a SELECT of keys alone locks index entries and not the rows: a statement by another access path does not see it
+    # a SELECT of keys alone locks index entries and not the rows: statements with another access path do not see the
+    # lock
     (SQLServer, "mssql", "ways in, locks", ClaimedTwice),
     (SQLServer, "mssql", "twice, locks", ClaimedTwice),
-    # what loads the claimed rows reads all of a small table, and so those of another claimer, who does the same
+    # loading the claimed rows scans a small table, including rows of another claimer that does the same
     *[(SQLServerWithoutRowVersions, "mssql", name, Deadlock) for name in ("leases", "ways in", "heartbeat")],
-    # the index is locked as it is read, the criterion judged too late
+    # the index is locked while it is read, and the criterion is evaluated too late
     (SQLServer, "mssql", "criteria", LocksTooMuch),
-    # a set that changes by its criterion waits for all that is locked on the way
+    # a change by criterion waits for every locked row that it reads
     (SQLServer, "mssql", "sets", WaitsForUnconcerned),
-    # the one candidate is the one that another has locked
+    # the only candidate is locked by another transaction
     (Oracle, "oracle", "limits", FindsTooLittle),
     (OracleThatJudgesAgain, "oracle", "limits", FindsTooLittle),
-    # what was found at OPEN has been done, or has moved on, by the time that it is locked
+    # a row found at OPEN has been completed or has changed by the time it is locked
     (OracleWithFormerBlock, "oracle", "locks", TakesWrongly),
     (OracleWithFormerBlock, "oracle", "stages", TakesWrongly),
 ]
 MISSING_PARTS: list[tuple[str, str, str, type[Violation]]] = [
-    # promoting, postponing, fair claims and claims of recurring tasks wait for none
+    # promoting, postponing, fair claims and claims of recurring tasks do not wait
     *[("WaitingSQLServer", "mssql", name, Waits) for name in ("promoting", "postponing", "recurring", "turns")],
     *[("WaitingOracle", "oracle", name, Waits) for name in ("promoting", "two columns", "messages", "messages, kept")],
     *[("WaitingPostgreSQL", "postgresql", name, Waits) for name in ("promoting", "turns", "messages")],
     *[("WaitingMySQL", "mysql", name, Waits) for name in ("postponing", "two columns", "recurring", "messages, kept")],
-    # sets, and rows that are enqueued again, wait for their own rows alone
+    # changes to sets, and enqueueing again, wait only for their own rows
     *[("ScanningSQLServer", "mssql", name, WaitsForUnconcerned) for name in ("pruning", "redriving", "rescuing")],
     *[("ScanningSQLServer", "mssql", f"{how} by primary key", WaitsForUnconcerned) for how in ("replace", "rerun")],
     *[("ScanningSQLServer", "mssql", f"{how} by unique key", WaitsForUnconcerned) for how in ("replace", "rerun")],
     *[("ScanningSQLServer", "mssql", f"{how} by both keys", WaitsForUnconcerned) for how in ("replace", "rerun")],
-    # a row that is claimed by its key, and cannot be claimed, stays locked
+    # a row that is selected by key but cannot be claimed stays locked
     ("ConstantMySQL", "mysql", "ways in, locks", LocksTooMuch),
-    # the key before the row, the row before the key
+    # one locks the key before the row, the other the row before the key
     ("UnlockedKeysMySQL", "mysql", "ignore by unique key", Deadlock),
 ]
 PLAYS = 5
-"""Ways in which each scenario is played."""
+"""The number of interleavings of each scenario."""
 SEEDS = range(20)
-"""In so many ways at most, what is wrong shows."""
+"""The number of interleavings within which a violation must be found."""
 
 
 def play(server: type[Server], dialect: str, name: str, seed: int, *, finely: bool, may_wait: bool = False) -> None:
-    """Play one interleaving; a violated guarantee raises an error."""
+    """Run one interleaving; a violated guarantee raises an error."""
     scenario = SCENARIOS[name]
     interleaving = ModelInterleaving(server, dialect, scenario.scripts(), finely=finely)
     for model, rows in scenario.all_rows.items():
@@ -102,12 +102,12 @@ KEPT = [
 ]
 
 
-# Threads that earlier tests have left draw random numbers too, which hypothesis cannot tell from a strategy that does.
+# Threads left by earlier tests draw random numbers too, which hypothesis cannot distinguish from a strategy's.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.parametrize(("model", "name"), KEPT)
 @settings(
     max_examples=PLAYS,
-    phases=[Phase.generate],  # the order of turns is all that could be made simpler, and it is no simpler for that
+    phases=[Phase.generate],  # shrinking could only reorder turns, which does not make the example simpler
     deadline=None,
     database=None,
     derandomize=True,

@@ -35,7 +35,7 @@ def by_server(db: Database, scenario: Scenario, turns: list[int]) -> list[list[s
     for model, rows in scenario.all_rows.items():
         with db.engine.begin() as connection:
             connection.execute(delete(model))
-        for row in rows:  # which need not give the same columns
+        for row in rows:  # they may return different columns
             db.insert(model, [row])
     interleaving = ServerInterleaving(db, scenario.scripts())
     try:
@@ -52,7 +52,7 @@ def test_servers_behave_like_their_models(sync_db: Database, name: str) -> None:
         turns = [random.randrange(3) for _ in range(60)]
         done = by_server(sync_db, SCENARIOS[name], turns)
         if done != by_model(sync_db, SCENARIOS[name], turns):
-            # an engine may wake all at once that wait for an insert of the same key
+            # an engine may wake all transactions that wait for an insert of the same key at once
             assert done == by_model(sync_db, SCENARIOS[name], turns, longest_first=False)
 
 

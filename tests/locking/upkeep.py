@@ -1,4 +1,4 @@
-"""Maintenance beside claims: due and early tasks, old ones, and sets of them."""
+"""Maintenance concurrent with claims: due and early tasks, old ones, and sets of tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG = timedelta(days=1)
 
 
 def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]) -> Step:
-    """Of the rows that have one of these values in each column."""
+    """Change the rows that have one of these values in each column."""
     return Step(
         name,
         do,
@@ -28,7 +28,7 @@ def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]
 
 
 def _promoting() -> Sequence[Script]:
-    """What comes due is made available while some claim it, and others work on what they have claimed."""
+    """Promote due tasks while others claim them or work on claimed tasks."""
     come = _sweep("promote", lambda session, _: promote(session, Task), waits=False, status=("scheduled", "retryable"))
     return [
         (come, COMMIT, come, COMMIT),
@@ -38,7 +38,7 @@ def _promoting() -> Sequence[Script]:
 
 
 def _postponing() -> Sequence[Script]:
-    """What is available too early is scheduled, and claims come to what is behind it."""
+    """Postpone tasks that are available too early, while claims reach the tasks behind them."""
     early = Step(
         "postpone",
         lambda session, _: postpone(session, Task),
@@ -54,7 +54,7 @@ def _postponing() -> Sequence[Script]:
 
 
 def _pruning() -> Sequence[Script]:
-    """Old rows are deleted; some of them are called back to life, and what is alive is claimed."""
+    """Delete old rows while some of them are retried and others are claimed."""
     final = ("completed", "discarded")
     old = _sweep("prune", lambda session, _: prune(session, Task, timedelta(minutes=1)), status=final)
     back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b"), name=("b",))
@@ -66,7 +66,7 @@ def _pruning() -> Sequence[Script]:
 
 
 def _redriving() -> Sequence[Script]:
-    """Sets are given up and called back while their tasks are claimed and settled."""
+    """Discard and retry sets of tasks while they are claimed and settled."""
     up = _sweep("discard", lambda session, _: session.discard(Task, Task.name == "b", error="no"), name=("b",))
     back = _sweep("retry", lambda session, _: session.retry(Task, Task.name == "b", limit=1), name=("b",))
     return [
@@ -77,7 +77,7 @@ def _redriving() -> Sequence[Script]:
 
 
 def _rescuing() -> Sequence[Script]:
-    """Tasks that crashed in their last attempt are rescued while others that crashed are claimed."""
+    """Rescue tasks that crashed in their last attempt while other crashed tasks are claimed."""
     crashed = _sweep("rescue", lambda session, _: rescue(session, Task), name=("c",))
     few = _sweep("cancel", lambda session, _: session.cancel(Task, Task.name == "c", limit=1), name=("c",))
     return [

@@ -1,4 +1,5 @@
-"""Statements that wait where the library's own do not, or lock more: by each scenario the model has to refute some."""
+"""Statements that wait where the library's own do not, or that lock more. In each scenario, the model must find
+violations in some."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class WaitingSQLServer(SQLServerLocking):
 
 
 class ScanningSQLServer(SQLServerLocking):
-    """What names rows by their keys may read all of the table; sets are changed by their criteria."""
+    """Statements that select rows by key may scan the table; sets are changed by their criteria."""
 
     sweeps_by_key = False
 
@@ -47,7 +48,7 @@ class ScanningSQLServerKeys(SQLServerKeys):
 
 
 class WaitingPostgreSQL(PostgreSQLLocking):
-    """Without SKIP LOCKED, as the next two."""
+    """Without SKIP LOCKED, like the next two."""
 
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return pick.select(*columns).limit(pick.limit).with_for_update(key_share=True)
@@ -67,7 +68,7 @@ class WaitingMySQL(MySQLLocking):
 
 
 class ConstantMySQL(MySQLLocking):
-    """A row that is named by its whole key is read by that, and keeps its lock although it does not match."""
+    """A row selected by its whole key is read first, and keeps its lock although it does not match."""
 
     def picking(self, pick: Any, *columns: Any) -> Select[Any]:
         return skip_locked(pick, *columns).with_hint(pick.spec.table, f"FORCE INDEX ({pick.index or 'PRIMARY'})")
@@ -79,7 +80,7 @@ class ConstantMySQLKeys(MySQLKeys):
 
 
 class UnlockedKeysMySQL(MySQLInserts):
-    """Finds the row by a unique key: a completion has the row and waits for the key."""
+    """Finds the row by a unique key, while a completion holds the row and waits for the key."""
 
     key_before_row = False
 
@@ -92,7 +93,7 @@ def _without_readpast(statement: Select[Any]) -> Select[Any]:
 
 
 def _locking(adapter: Adapter, locking: Locking) -> Adapter:
-    """The adapter, with other statements that lock."""
+    """Return the adapter with other locking statements."""
     adapter.locking, adapter.keys, adapter.rows = locking, locking.keys, Rows(locking)
     adapter.claims = type(adapter.claims)(adapter.rows)
     return adapter

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, whose connections can go silent in both directions without being closed."""
+"""A TCP proxy in front of a server, whose connections can go silent in both directions without being closed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AT_ONCE = 65_536
 
 
 class BlackHole:
-    """Accepts connections on a port of this machine, and passes on what either side sends."""
+    """A proxy that accepts connections on a local port and forwards data in both directions."""
 
     def __init__(self, url: URL) -> None:
         self._server = url
@@ -38,7 +38,7 @@ class BlackHole:
             return [(pair.client.getpeername()[1], self.port) for pair in self._alive]
 
     def swallow(self) -> int:
-        """From now on nothing comes through any present connection, and nothing tells either side; how many."""
+        """Silence all present connections without notifying either side; return how many there are."""
         with self._lock:
             found = len(self._alive)
             for pair in self._alive:
@@ -48,7 +48,7 @@ class BlackHole:
             return found
 
     def bury(self) -> None:
-        """Close the connections that have fallen silent on the server's side, as its keepalive would in time."""
+        """Close the silent connections on the server's side, as its keepalive would eventually do."""
         with self._lock:
             silent = tuple(self._silent)
         for pair in silent:
@@ -78,7 +78,7 @@ class BlackHole:
         with suppress(OSError):
             while data := source.recv(_AT_ONCE):
                 if pair.is_silent.is_set():
-                    return  # neither read nor closed from here on
+                    return  # no longer read or closed from here on
                 target.sendall(data)
         if pair.is_silent.is_set():
             return
@@ -100,12 +100,12 @@ class _Pair:
 
 
 def through(hole: BlackHole, url: URL) -> URL:
-    """``url``, by way of ``hole``."""
+    """Return ``url`` with the address of ``hole``."""
     return url.set(host="127.0.0.1", port=hole.port).difference_update_query(["host"])
 
 
 def _connect(url: URL) -> socket.socket:
-    named = url.query.get("host")  # a directory, in which PostgreSQL has a socket
+    named = url.query.get("host")  # a directory with PostgreSQL's socket
     if isinstance(named, str) and named.startswith("/"):
         server = socket.socket(socket.AF_UNIX)
         server.connect(f"{named}/.s.PGSQL.{url.port or 5432}")

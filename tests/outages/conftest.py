@@ -20,7 +20,7 @@ Scenes = dict[EngineCase, Workload | Unavailable]
 
 @pytest.fixture(scope="session")
 def scenes(request: pytest.FixtureRequest) -> Iterator[Scenes]:
-    """All that this run needs: they start side by side."""
+    """Start all servers that this run needs, in parallel."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [*dict.fromkeys(each.params["workload"] for each in parameters if each and "workload" in each.params)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -45,7 +45,9 @@ def workload(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Workloa
     note(("engine", case.name))
     if isinstance(found, Unavailable):
         note(("server", f"none: {found}"))
-        if case.name in REQUIRED and not isinstance(found, NoDocker):  # the engine is there in another way, or missed
+        if case.name in REQUIRED and not isinstance(
+            found, NoDocker
+        ):  # the engine is available in another way, or missing
             pytest.fail(f"{case.name}: {found}", pytrace=False)
         pytest.skip(f"{case.name}: {found}")
     note(("server", f"{found.server.server.version} ({found.server.server.origin})"))
@@ -57,6 +59,6 @@ def workload(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Workloa
 @pytest.fixture
 def hole(db: Database) -> Iterator[BlackHole]:
     made = BlackHole(db.url)
-    track(db.engine, LEASE)  # as if another worker used it, whose idle connections have to stay open
+    track(db.engine, LEASE)  # as if another worker used it, whose idle connections must stay open
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""A queue whose tasks come back quickly, and the effects of its handlers."""
+"""A queue whose tasks are retried quickly, and the effects of its handlers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Base(DeclarativeBase):
 class Errand(TopicMixin, Base):
     __tablename__ = "errand"
     __table_args__ = (CheckConstraint("topic <> 'refused' OR status <> 'completed'"),)
-    # as many as a machine needs that stands still at times: most leases are brief
+    # enough for a machine that stalls at times, since most leases are short
     __queue__ = QueueOptions(max_attempts=MAX_ATTEMPTS, retry=ConstantBackoff(timedelta(seconds=0.2)))
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
 
 class Receipt(Base):
-    """Nothing keeps a second one of the same errand out but the queue."""
+    """A receipt; only the queue prevents a second one for the same errand."""
 
     __tablename__ = "receipt"
 

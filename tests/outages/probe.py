@@ -1,4 +1,4 @@
-"""A client that asks all the time, and collects the errors that it gets."""
+"""A client that sends queries continuously, and collects the errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from tests.support.harness import Database
 
 @contextmanager
 def only_outages(*databases: Database, renewed: bool = False) -> Iterator[None]:
-    """Whatever errors come up meanwhile, the adapters know them for what they are.
-
-    `renewed`: on new connections.
-    """
+    """Assert that the adapter classifies all errors in this block as outages. `renewed`: use new connections."""
     errors: list[tuple[Database, Exception]] = []
     stopped = Event()
     with ExitStack() as stack:

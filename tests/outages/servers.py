@@ -1,4 +1,4 @@
-"""Servers that can be taken away and brought back: each in a container of its own, under one address throughout."""
+"""Servers that can be stopped and restarted, each in its own container with a constant address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.servers import Unavailable, answering, contained, free_port, 
 
 
 class FrailServer:
-    """A server in a container of its own; commits survive everything that happens to it."""
+    """A server in its own container, whose commits survive all faults."""
 
     def __init__(self, case: EngineCase, stack: ExitStack) -> None:
         if reason := missing_driver(case):
@@ -28,13 +28,13 @@ class FrailServer:
         self._engine = create_engine(self.server.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
     def restart(self) -> None:
-        """Shut it down in order, and start it again."""
+        """Shut the server down cleanly, and restart it."""
         self._container.restart(timeout=3)
         self._wait()
 
     @contextmanager
     def crashed(self) -> Iterator[None]:
-        """Kill it, as if its machine had lost power."""
+        """Kill the server, as if its machine had lost power."""
         self._container.kill()
         try:
             yield
@@ -44,7 +44,7 @@ class FrailServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Freeze it: its connections stay open, and nothing is answered."""
+        """Freeze the server: its connections stay open, but it does not respond."""
         self._pause()
         try:
             yield
@@ -52,12 +52,12 @@ class FrailServer:
             self._container.unpause()
 
     def _pause(self) -> None:
-        """On a busy machine Docker may fail to do it at once."""
+        """Pause the container; on a busy machine Docker may fail at first."""
         for left in reversed(range(5)):
             try:
                 self._container.pause()
                 return
-            except OSError:  # what the client raises is an OSError
+            except OSError:  # errors of the client are OSErrors
                 if not left:
                     raise
                 time.sleep(0.5)
@@ -84,5 +84,5 @@ class FrailServer:
         assert self.case.kill_sql is not None
         with self._engine.connect() as connection:
             for victim in connection.exec_driver_sql(self.case.connections_sql).scalars().all():
-                with suppress(DBAPIError):  # it has ended by itself
+                with suppress(DBAPIError):  # it has exited by itself
                     connection.exec_driver_sql(self.case.kill_sql.format(connection=victim))

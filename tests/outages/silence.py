@@ -1,4 +1,4 @@
-"""Tasks of workers whose connections go silent, and how long they have."""
+"""Tasks of workers whose connections go silent, and their time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.rows import rows
 
 LEASE = timedelta(seconds=15)
-"""Deadlines of transactions are their shortest, a third of it."""
+"""With this lease, transactions have the shortest deadline, a third of it."""
 PATIENCE = 90.0
 """Seconds; a handler that was interrupted by the silence is called again after its backoff."""
 

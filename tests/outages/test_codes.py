@@ -1,4 +1,4 @@
-"""Errors as the servers and their drivers send them, and what a worker takes them for."""
+"""Errors as raised by servers and their drivers, and how a worker classifies them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_another_writer_is_transient(accounts: Database) -> None:
         write(other, 1)
         busy = refused(accounts, lambda: write(one, 1))
         other.commit()
-        stale = refused(accounts, lambda: write(one, 1))  # what it has read is no longer so
+        stale = refused(accounts, lambda: write(one, 1))  # the data that it has read is out of date
     assert is_transient(accounts, busy)
     assert is_transient(accounts, stale)
 

@@ -1,4 +1,4 @@
-"""Connections that are never made are given up, and slow statements are not."""
+"""Connection attempts that never succeed are abandoned, but slow statements are not."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def assert_recovered(workload: Workload) -> None:
 
 
 def counted_attempts(workload: Workload, *topics: str) -> set[int]:
-    """The attempts that are counted against `max_attempts`, which grows with the others."""
+    """Return the attempts counted against `max_attempts`, which uncounted attempts increase."""
     return {row.attempt - (row.max_attempts - MAX_ATTEMPTS) for row in workload.rows(*topics)}
 
 
@@ -56,7 +56,7 @@ def test_effects_are_exact_after_a_restart(workload: Workload) -> None:
 
 
 def test_effects_are_exact_after_a_crash(workload: Workload) -> None:
-    """Handlers end while the server is away, and workers begin; one is stopped meanwhile."""
+    """Handlers end and workers start while the server is down; one worker is stopped in the meantime."""
     topics = ("steady", "plain", "locked")
     workload.enqueue(*topics, count=3 * SLOTS)
     workload.enqueue("held", count=1)
@@ -74,13 +74,14 @@ def test_effects_are_exact_after_a_crash(workload: Workload) -> None:
     workload.release.set()
     assert_recovered(workload)
     assert not stayer.ended
-    # a claim that was committed, and of which the worker has never heard, is one attempt
+    # a claim that was committed without the worker receiving the response counts as one attempt
     assert counted_attempts(workload, *topics, "held") <= {1, 2}
     assert {workload.calls[errand] for errand in workload.ids("plain", "held")} == {1}
 
 
 def test_leases_end_while_the_server_is_frozen(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For longer than leases last; meanwhile workers can be stopped, and others take over what they had."""
+    """The server is frozen for longer than leases last; workers can be stopped in the meantime, and others take over
+    their tasks."""
     monkeypatch.setattr("sqlqueue.worker.process.run.FINAL_WRITE_LIMIT", 0.5)
     workload.enqueue("steady", "plain", "locked", count=3 * SLOTS)
     workload.wait_until_busy("steady", "plain", "locked")
@@ -99,7 +100,7 @@ def test_leases_end_while_the_server_is_frozen(workload: Workload, monkeypatch: 
 
 
 def test_a_server_that_refuses_work_is_an_outage(workload: Workload) -> None:
-    """The server answers, and refuses work."""
+    """The server responds, but rejects statements."""
     for begin, end in workload.server.case.hardships:
         workload.enqueue("steady", "plain", "brief", count=2 * SLOTS)
         workload.wait_until_busy("steady", "plain")
@@ -112,7 +113,7 @@ def test_a_server_that_refuses_work_is_an_outage(workload: Workload) -> None:
 
 
 def test_unwritable_outcomes_do_not_block_others(workload: Workload) -> None:
-    """Whatever the driver calls the error of a constraint."""
+    """Whatever class the driver's constraint error has."""
     workload.enqueue("refused", "plain", count=2)
     eventually(lambda: workload.ids("refused", "plain") <= workload.present)
     workload.gate.set()

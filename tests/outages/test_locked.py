@@ -1,4 +1,4 @@
-"""An engine with one writer, while another process writes for longer than anyone waits."""
+"""An engine with one writer, while another process writes for longer than the busy timeout."""
 
 from __future__ import annotations
 

@@ -38,9 +38,8 @@ from tests.support.workers import (
 
 @contextmanager
 def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, **options: Any) -> Iterator[Worker]:
-    """A worker that reaches its database through ``hole``.  Handlers are functions with their options.
-
-    ``prepare`` is called with each new connection.
+    """Run a worker that reaches its database through ``hole``. Handlers are functions with their options. ``prepare``
+    is called with each new connection.
     """
     options |= {"engine": db.engine, "is_async": db.is_async}
     engine = Database(db.case, through(hole, db.url), db._loop, **options)
@@ -55,7 +54,7 @@ def at_work(db: Database, hole: BlackHole, *handlers: Any, prepare: Any = None, 
         assert not running.ended
     finally:
         running.stop(at_once=True)
-        hole.close()  # whoever the server still waits for holds locks
+        hole.close()  # sessions for which the server is still waiting hold locks
         engine.dispose()
 
 
@@ -104,7 +103,7 @@ def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: Black
         eventually(lambda: "completed" in statuses(db).values(), within=PATIENCE)
         assert count(db, Ledger) == 1
         eventually(lambda: lease_end(db) > before + LEASE)
-        assert worker.reports.counts["lost"] == 0  # so a heartbeat that got no answer was repeated in time
+        assert worker.reports.counts["lost"] == 0  # so a heartbeat without a response was repeated in time
         held.release()
         eventually(all_are(db, "completed"), within=PATIENCE)
 

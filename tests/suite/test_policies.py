@@ -68,9 +68,9 @@ def test_jitter_spreads_retries(policy: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ConstantBackoff(-MINUTE), "delay=.* not negative"),
+        (lambda: ConstantBackoff(-MINUTE), "delay=.* of at least zero"),
         (lambda: ConstantBackoff(jitter=2), "give a jitter from 0 to 1"),
-        (lambda: LinearBackoff(60), "step=60: give a positive timedelta"),  # type: ignore[arg-type]
+        (lambda: LinearBackoff(60), "step=60: give a timedelta of at least zero"),  # type: ignore[arg-type]
         (lambda: LinearBackoff(cap=None), "cap=None"),  # type: ignore[arg-type]
         (lambda: RetryByError({"ValueError": None}), "'ValueError' is not an exception class"),  # type: ignore[dict-item]
         (lambda: RetryByError({ValueError: 3}), "ValueError: 3 is neither a retry policy nor None"),  # type: ignore[dict-item]

@@ -1,3 +1,3 @@
-"""What the tests share.  URLs may name the plugin of Babelfish, also in child processes."""
+"""Code shared by the tests. Database URLs may name the Babelfish plugin, also in child processes."""
 
 import tests.support.babelfish  # noqa: F401  (registers it)

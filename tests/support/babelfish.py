@@ -1,7 +1,6 @@
-"""Replaces what Babelfish lacks of SQL Server, on engines whose URL names this plugin, and on no other.
-
-Neither SQLAlchemy's classes nor the library know of it.  Statements are changed below SQLAlchemy's events, so tests
-that look at statements see the library's own.  How a server is to be set up is told by babelfish.sql beside this file.
+"""Replaces SQL Server features that Babelfish lacks, only on engines whose URL names this plugin. SQLAlchemy's classes
+and the library are not modified.  Statements are changed below SQLAlchemy's events, so tests that inspect statements
+see the library's own. babelfish.sql, next to this file, sets up the server.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _execute(execute: Any, cursor: Any, statement: str, parameters: Any, context
 
 
 def _rollback(rollback: Any, connection: Any) -> None:
-    """Errors end transactions there, and FreeTDS does not hear of it."""
+    """Roll back; on Babelfish an error ends the transaction without FreeTDS being notified."""
     try:
         rollback(connection)
     except Exception as error:
@@ -66,37 +65,38 @@ def _rollback(rollback: Any, connection: Any) -> None:
 
 
 def adapted(statement: str) -> str:
-    """``statement`` in words that Babelfish knows."""
+    """Return ``statement`` in a form that Babelfish accepts."""
     if statement.startswith("SET IDENTITY_INSERT "):
-        return "SET NOCOUNT OFF"  # INSERT .. OUTPUT has no result then; keys may be given without it, see babelfish.sql
+        # with it, INSERT .. OUTPUT returns nothing; keys can be set without it, see babelfish.sql
+        return "SET NOCOUNT OFF"
     if claim := _CLAIM.fullmatch(statement):
         return _claiming(**claim.groupdict())
     return _VIEW.sub(lambda found: f"sys.sqlqueue_{found[1].lower()}", statement)
 
 
 def _claiming(picked: str, table: str, values: str, output: str) -> str:
-    """It updates no common table expression."""
+    """Rewrite a claim, because Babelfish cannot update a common table expression."""
     same = " AND ".join(f"{table}.{key} = picked.{key}" for key in _KEY.findall(output))
     return f"WITH picked AS ({picked}) UPDATE {table} SET {values} OUTPUT {output} FROM picked WHERE {same}"
 
 
 def _keep_to_one_thread(_dialect: object, _record: object, _arguments: object, options: dict[str, Any]) -> None:
-    """A statement goes on in its thread when its coroutine is cancelled, and SQLAlchemy closes the connection.
-
-    From another thread, that crashes FreeTDS.
+    """Use each connection in one thread. When a coroutine is cancelled, its statement continues in its thread while
+    SQLAlchemy closes the connection, and from another thread that crashes FreeTDS.
     """
     options["executor"] = ThreadPoolExecutor(1)
 
 
 def _limit_waiting(connection: Any, _record: object) -> None:
-    """A test that waits for what it has locked itself would never end."""
+    """Limit waits for locks, or a test that waits for its own locks would never end."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("SET LOCK_TIMEOUT 20000")
     connection.commit()
 
 
 def _isolation_level(connection: Any) -> str:
-    """There is no sys.system_views, which SQLAlchemy looks at first; SNAPSHOT is another name of REPEATABLE READ."""
+    """Return the isolation level: Babelfish has no sys.system_views, which SQLAlchemy reads first, and reports SNAPSHOT
+    as REPEATABLE READ."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("SELECT upper(current_setting('transaction_isolation'))")
         return str(cursor.fetchone()[0])

@@ -1,4 +1,4 @@
-"""The models of the tests of `sqlqueue check`, in tables of their own, which are altered and dropped."""
+"""The models for the tests of `sqlqueue check`, in separate tables that the tests alter and drop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Post(TopicMixin, Base):
 
 
 class EmptyBase(DeclarativeBase):
-    """Without a queue."""
+    """A base without a queue."""
 
     metadata = MetaData()
 
@@ -36,7 +36,7 @@ class OwnBase(DeclarativeBase):
 
 
 class Slip(TopicMixin, OwnBase):
-    """Its rows are gone when they are done, and its key is a serial on PostgreSQL, with a sequence."""
+    """A queue that deletes completed rows; on PostgreSQL its key is a serial with a sequence."""
 
     __tablename__ = "checked_slip"
     __queue__ = QueueOptions(on_complete="delete")

@@ -1,4 +1,4 @@
-"""One engine per case and mode for the whole run, on tables that are made once."""
+"""One engine per case and mode for the whole run, on tables that are created once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Databases:
         self._loop.stop()
 
     def _engine(self, case: EngineCase) -> Engine:
-        """The plain engine that checks and cleans, apart from the pools of the sessions."""
+        """The plain engine for checks and cleanup, separate from the sessions' pools."""
         if case not in self._engines:
             self._engines[case] = create_engine(self._servers.get(case).url)
             tables.make(self._engines[case], Base.metadata)

@@ -1,4 +1,4 @@
-"""Queues whose workers are registered; apart from the other models, so that only tests of this pay for it."""
+"""Queues whose workers are registered; separate from the other models, so that only these tests pay the cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FleetWorker(WorkerMixin, Fleet):
 
 
 def tables_in(db: Database) -> Iterator[Database]:
-    """Make the tables for one test."""
+    """Create the tables for one test."""
     Fleet.metadata.drop_all(db.engine)
     Fleet.metadata.create_all(db.engine)
     yield db

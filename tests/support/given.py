@@ -1,4 +1,4 @@
-"""A database that is given by its URL: the tests make their tables in it if it is empty, and leave it empty."""
+"""A database given by URL: the tests create their tables in it if it is empty, and leave it empty."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ MARK = Table("sqlqueue_tests", MetaData(), Column("id", Integer, primary_key=Tru
 
 
 class Refused(Exception):
-    """The tests cannot, or must not, use this database; the message says why, and what to do."""
+    """An error for a database that the tests cannot, or must not, use; the message contains the reason and the fix."""
 
 
 def move_in(case: EngineCase, url: URL) -> None:
-    """:class:`Refused` unless the database is empty or was left by such tests, and they may do all they have to."""
+    """Prepare the database; :class:`Refused` unless it is empty or was left by such tests, and the privileges
+    suffice."""
     engine = create_engine(url, poolclass=NullPool)
     if not _is_ours(engine):
         if strangers := sorted(inspect(engine).get_table_names()):
@@ -42,7 +43,7 @@ def move_in(case: EngineCase, url: URL) -> None:
 
 
 def move_out(url: URL) -> None:
-    """Drop all tables of the tests, if there are any."""
+    """Drop all tables of the tests."""
     engine = create_engine(url, poolclass=NullPool)
     if _is_ours(engine):
         everything = MetaData()
@@ -55,7 +56,7 @@ def _is_ours(engine: Engine) -> bool:
 
 
 def _needed() -> Iterator[tuple[str, Executable]]:
-    """Yield statements that the tests need to execute, with the names of the privileges."""
+    """Yield statements that the tests must be allowed to execute, with the names of the privileges."""
     yield "CREATE TABLE", CreateTable(MARK)
     yield "INSERT", MARK.insert().values(id=1)
     yield "SELECT", MARK.select()

@@ -1,4 +1,4 @@
-"""Which tests share a process, where several run them side by side."""
+"""Assigns tests to processes, when several run in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = ("outages", "worker", "suite", "prove", "dashboard", "examples", "demo
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Put the folders whose tests take longest first."""
+    """Sort tests so that the folders whose tests take longest come first."""
     items.sort(key=lambda item: _rank(item.nodeid))
 
 
@@ -30,10 +30,9 @@ def _folder(nodeid: str) -> str:
 
 
 class ByEngine(LoadScopeScheduling):
-    """Gives a process the tests of one engine in one folder, or the other tests of one file.
-
-    A process starts a server of each engine that it is given tests for, and keeps it to the end. A database that is
-    given by its URL is used by one process, which gets all tests of the engine.
+    """Assigns the tests of one engine in one folder, or the remaining tests of one file, to a process. A process starts
+    a server of each engine that it gets tests for, and keeps it until the end. A database that is given by its URL is
+    used by one process, which gets all tests of the engine.
 
     This replaces ``--dist loadgroup``, whose marks newer versions of pytest do not see.
     """

@@ -1,4 +1,4 @@
-"""A database as the tests see it: one blocking vocabulary for sync and async sessions alike."""
+"""The tests' interface to a database: the same blocking methods for sync and async sessions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS_A_STATEMENT = 10_000
 
 
 class LoopThread:
-    """One event loop on a thread of its own, where every coroutine of the tests runs."""
+    """An event loop in a separate thread, in which every coroutine of the tests runs."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -85,7 +85,7 @@ class Actor:
         return function(self.session, *args, **kwargs)
 
     def hand(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `function(session, ...)` with the session as it is, and wait for what it returns."""
+        """Call `function(session, ...)` with the unwrapped session, and wait for the result."""
         return self._call(function, self.session, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,8 @@ class Actor:
 
 
 class Database:
-    """An engine of the table in one mode, with its sessions; everything it opened ends with the test."""
+    """An engine in one mode, sync or async, with its sessions; everything that it opens is closed at the end of the
+    test."""
 
     def __init__(
         self, case: EngineCase, url: URL, loop: LoopThread, *, engine: Engine, is_async: bool, **options: Any
@@ -124,7 +125,7 @@ class Database:
 
     @property
     def session_engine(self) -> Engine:
-        """The sessions' engine as events know it."""
+        """The sync engine of the sessions, for event listeners."""
         return self.bind.sync_engine if isinstance(self.bind, AsyncEngine) else self.bind
 
     def sessions(self, **options: Any) -> sessionmaker[Any] | async_sessionmaker[Any]:
@@ -192,4 +193,4 @@ def _execute_on_connect(statements: Sequence[str], connection: Any, _record: obj
     for statement in statements:
         cursor.execute(statement)
     cursor.close()
-    connection.commit()  # PostgreSQL takes a setting back with the transaction that made it
+    connection.commit()  # PostgreSQL reverts a setting with the transaction that made it

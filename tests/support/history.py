@@ -1,4 +1,4 @@
-"""Queues with a history, in a metadata of their own: it would add statements to all others."""
+"""Queues with a history, in separate metadata: a history adds statements to all queues of its metadata."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Crate(QueueMixin, Base):
 
 
 class FragileCrate(Crate):
-    """Shares the table of all crates."""
+    """A subclass that shares the table of crates."""
 
     __mapper_args__ = {"polymorphic_identity": "fragile"}  # noqa: RUF012
 

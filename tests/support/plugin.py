@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()
     # PyMySQL reads all certificates of the host with each connection, which takes 30 ms: one takes 1
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
-    os.environ["TZ"] = "Asia/Kolkata"  # what depends on the host's time zone is to fail on every machine
+    os.environ["TZ"] = "Asia/Kolkata"  # so that code that depends on the host's time zone fails on every machine
     time.tzset()
 
 
@@ -50,7 +50,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Servers start before the first test.  Side by side, each process starts what it is given tests for."""
+    """Start servers before the first test. In parallel runs, each process starts the servers that its tests need."""
     side_by_side = hasattr(session.config, "workerinput") or session.config.getoption("dist", "no") != "no"
     if not session.config.option.collectonly and not side_by_side:
         session.config.stash[SERVERS].start({case for item in session.items for case in _cases(item)})
@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make the log of a test text that can be passed to another process: some tests log lone surrogates."""
+    """Escape the log of a test so that it can be passed to another process: some tests log lone surrogates."""
     report = yield
     report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
     return report

@@ -1,4 +1,4 @@
-"""Child processes of a test: claimers that run side by side, wait for a signal, or are killed in mid-transaction."""
+"""Child processes of a test: claimers that run concurrently, wait for a signal, or are killed in mid-transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from sqlqueue._support.processes import CONTEXT
 
-CONTEXT.set_forkserver_preload(["pytest", "tests.suite.children", "tests.worker.children"])  # they begin at once then
+CONTEXT.set_forkserver_preload(
+    ["pytest", "tests.suite.children", "tests.worker.children"]
+)  # they then start at the same time
 
 _HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 PROGRAM = [sys.executable, "-c", f"{_HEARS}; from sqlqueue.cli import main; main()"]
@@ -60,7 +62,7 @@ class Child:
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """Kill it as `kill -9` does, without any clean-up."""
+        """Kill the process as `kill -9` does, without cleanup."""
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -75,7 +77,7 @@ class Child:
 
 
 class Processes:
-    """The children of one test: what still runs at its end is killed."""
+    """The child processes of one test; those still running at its end are killed."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []

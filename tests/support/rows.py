@@ -1,4 +1,4 @@
-"""Rows in every state that can be claimed, what the database holds of them, and sessions that compete for them."""
+"""Rows in every claimable state, their stored values, and sessions that compete for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DUE = ("scheduled", "retryable", "expired")
 
 
 def rows(count: int, *conditions: str, **columns: Any) -> list[dict[str, Any]]:
-    """Return `count` rows that can be claimed, in these states by turns."""
+    """Return `count` claimable rows, which alternate between these states."""
     kinds = cycle(CONDITIONS[condition] for condition in conditions or ("ready",))
     return [{**kind, **columns} for kind in islice(kinds, count)]
 
@@ -57,7 +57,7 @@ def analyze(db: Database, model: Any) -> None:
 
 
 def contenders(db: Database, count: int = 2) -> list[Actor]:
-    """Return sessions whose connections are open already."""
+    """Return sessions with connections that are already open."""
     actors = [db.session() for _ in range(count)]
     for actor in actors:
         actor.stats(Task)
@@ -67,7 +67,7 @@ def contenders(db: Database, count: int = 2) -> list[Actor]:
 
 
 def waited(holder: Actor, call: Callable[[], T], within: float = 1) -> tuple[bool, list[T]]:
-    """Return whether `call` waited for `holder`, whose transaction is committed then, and the result of `call`."""
+    """Return whether `call` waited for `holder`, whose transaction is then committed, and the result of `call`."""
     returned: list[T] = []
     raised: list[BaseException] = []
     thread = Thread(target=_call, args=(call, returned, raised), daemon=True)
@@ -104,12 +104,12 @@ def ids(tasks: Iterable[Any]) -> set[Any]:
 
 
 def row(db: Database, task: Any) -> RowMapping:
-    """Return the row of a task as it is in the table now."""
+    """Return the present row of a task from the table."""
     return _row(db, type(task), inspect(task).identity)
 
 
 def load(db: Database, model: type[M], key: Any) -> M:
-    """The task as a session loads it now."""
+    """Load the task in a new session."""
     with Session(db.engine) as session:
         return session.get_one(model, key)
 
@@ -127,7 +127,7 @@ def _row(db: Database, model: Any, identity: tuple[Any, ...]) -> RowMapping:
 
 
 TICK = timedelta(milliseconds=10)
-"""The most by which an engine rounds a time."""
+"""The maximum rounding of times by an engine."""
 
 
 def clock(db: Database) -> datetime:

@@ -1,4 +1,4 @@
-"""Starts the servers that the tests need, once per run, and says why one is not to be had."""
+"""Starts the servers that the tests need, once per run, and reports why one is unavailable."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from tests.support.engines import CHOSEN, REQUIRED, Container, EngineCase
 from tests.support.given import Refused, move_in
 
 MEMORY = "/dev/shm"
-_STARTING = Lock()  # the library makes its clean-up container with the first one, and knows no threads
+_STARTING = (
+    Lock()
+)  # the library creates its cleanup container together with the first container, and is not thread-safe
 
 
 class Unavailable(Exception):
-    """No server of this engine can be had here; the message says why."""
+    """An error for an engine without an available server; the message contains the reason."""
 
 
 class NoDocker(Unavailable):
-    """No container can be had here."""
+    """An error for a machine on which no containers can be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Servers:
         self._found: dict[EngineCase, Server | Unavailable] = {}
 
     def start(self, cases: Iterable[EngineCase]) -> None:
-        """Side by side: the slowest engine decides how long it takes."""
+        """Start servers in parallel: the total time is that of the slowest engine."""
         pending = [case for case in cases if case not in self._found]
         for case in pending:
             if reason := missing_driver(case):
@@ -61,7 +63,7 @@ class Servers:
         self.start([case])
         found = self._found[case]
         if isinstance(found, Unavailable):
-            raise Unavailable(*found.args)  # one that is raised again and again keeps the traceback of each time
+            raise Unavailable(*found.args)  # an exception that is raised repeatedly accumulates tracebacks
         return found
 
     def stop(self) -> None:
@@ -119,7 +121,7 @@ def _first_line(error: object) -> str:
 
 
 def contained(case: EngineCase, container: Container, stack: ExitStack) -> tuple[Server, Any]:
-    """A server that answers, and its container, which ends with the stack."""
+    """Start a server in a container, which ends with the stack, and wait until it responds."""
     image = os.environ.get(case.image_variable, container.image)
     _check_odbc_driver(container)
     fetch_image(image, wanted=not container.large or case.name in REQUIRED | CHOSEN)
@@ -154,11 +156,11 @@ def fetch_image(image: str, *, wanted: bool) -> None:
     try:
         client.images.get(image)
         return
-    except OSError:  # what the client raises is an OSError, and so is a timeout
+    except OSError:  # errors of the client and timeouts are both OSErrors
         if not wanted:
             raise Unavailable(f"{image} is not here, and is pulled only for SQLQUEUE_REQUIRE") from None
     try:
-        client.images.get_registry_data(image)  # fails at once where a pull could hang
+        client.images.get_registry_data(image)  # fails at once, whereas a pull could hang
         client.images.pull(image)
     except OSError as error:
         raise Unavailable(f"{image} is not here and cannot be pulled") from error
@@ -183,10 +185,10 @@ def docker_client() -> Any:
 
 
 def _listens(address: str) -> bool:
-    """Return whether anything accepts connections there; the client leaks a Unix socket that it cannot connect."""
+    """Return whether something accepts connections there; the client leaks a Unix socket that fails to connect."""
     scheme, _, path = address.partition("://")
     if scheme != "http+unix":
-        return True  # the client closes those of other kinds
+        return True  # the client closes sockets of other kinds
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

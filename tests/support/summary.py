@@ -1,4 +1,4 @@
-"""The table that ends every run: which engines the tests ran on, in which version, and why not on the others."""
+"""The table at the end of each run: the engines that the tests ran on, their versions, and why others were left out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KINDS = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "
 
 
 def sum_up(terminalreporter: pytest.TerminalReporter) -> set[str]:
-    """Write the table; the names of the engines that the tests asked for."""
+    """Print the table, and return the names of the engines that the tests used."""
     outcomes: Counter[tuple[str, str]] = Counter()
     servers: dict[str, str] = {}
     for kind, reports in terminalreporter.stats.items():
         for report in reports:
-            # What a fixture noted travels with the report, also from a worker process of xdist.
+            # Values recorded by a fixture are part of the report, also from xdist's worker processes.
             noted = dict(getattr(report, "user_properties", ()))
             if "engine" in noted and kind in KINDS:
                 outcomes[noted["engine"], KINDS[kind]] += 1

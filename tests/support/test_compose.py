@@ -1,4 +1,4 @@
-"""The servers of compose/ are those that the tests start, and each file names the URL for the tests."""
+"""The compose files start the same servers as the tests, and each contains the URL for the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests do to a database that is given by its URL."""
+"""How the tests use a database given by URL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tables(url: URL) -> set[str]:
 def test_an_empty_database_is_used_and_left_empty(url: URL) -> None:
     move_in(CASE, url)
     Base.metadata.create_all(create_engine(url, poolclass=NullPool))
-    move_in(CASE, url)  # the run before was killed
+    move_in(CASE, url)  # the previous run was killed
     assert tables(url) > {MARK.name}
     move_out(url)
     assert tables(url) == set()

@@ -1,4 +1,4 @@
-"""Workers that run in threads of the test, and handlers of the kind that a database's workers take."""
+"""Workers that run in threads of the test, and handlers of the kind that these workers accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 
 LONG = timedelta(minutes=5)
-"""A `poll` with which nothing is found by polling during a test."""
+"""A `poll` that is too long for polling to find anything during a test."""
 AT_ONCE = 60.0
 """Seconds, generous for a busy machine; with a poll of `LONG`, a worker polls after 150 at the earliest."""
 POLL = timedelta(seconds=0.3)
@@ -46,16 +46,15 @@ class Workers:
         engine: Database | None = None,
         **options: Any,
     ) -> Worker:
-        """Return a worker with an engine of its own: connections that an event loop has opened belong to it.
-
-        Not listening unless that is the test's subject: a listener takes up to a second to end.
+        """Return a worker with a separate engine, because connections belong to the event loop that opened them. By
+        default it does not listen for notifications: a listener takes up to a second to end.
         """
         engine = engine or self._db.variant(pool_size=20)
         self._engines.append(engine)
         return Worker(engine.sessions(), poll=poll, notify=notify, **options)
 
     def start(self, worker: Worker, *, engine: Database | None = None) -> Running:
-        """Start a worker; ``engine`` is given for one that was not made here."""
+        """Start a worker; pass ``engine`` for a worker that was not created here."""
         if engine is not None:
             self._engines.append(engine)
         running = Running(worker)
@@ -107,7 +106,7 @@ class BlockingHandler:
         self.started: list[Any] = []
         """The keys of the tasks that it was called with."""
         self.max_running = 0
-        """The most calls that ran at the same time."""
+        """The maximum number of calls that ran at the same time."""
         self.lost: list[Any] = []
         """The keys of the tasks whose calls ended because their claims were lost."""
         self._running = 0
@@ -141,7 +140,7 @@ def eventually(holds: Callable[[], Any], within: float = PATIENCE) -> Any:
     while not (found := holds()):
         assert time.monotonic() < deadline, "it has not come about"
         time.sleep(pause)
-        pause = min(1.5 * pause, 0.05)  # polling takes time of the server
+        pause = min(1.5 * pause, 0.05)  # polling costs server time
     return found
 
 
@@ -165,7 +164,7 @@ def nothing(*_: Any) -> None:
 
 
 def write_ledger(session: Any, task: Any) -> None:
-    """Write a row that may exist only once for each task."""
+    """Write a row that can exist only once for each task."""
     session.add(Ledger(task_id=task.id, worker="worker"))
 
 

@@ -290,7 +290,7 @@ def test_a_dataclass_within_itself() -> None:
     [
         ({"task": "other"}, "task: not a column of Job that a call may set"),
         ({"colour": "red"}, "colour: not a column of Job"),
-        ({"delay": 5}, "give a positive timedelta"),
+        ({"delay": 5}, "give a timedelta of at least zero"),
         ({"delay": timedelta(1), "available_at": datetime.now(UTC)}, "are both given"),
     ],
 )

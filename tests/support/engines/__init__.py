@@ -1,6 +1,6 @@
 """The engines that the tests run on.
 
-To add an engine, add its case to `ENGINES`. Tests ask for capabilities, never for the name of an engine.
+To add an engine, add its case to `ENGINES`. Tests query capabilities, never the name of an engine.
 """
 
 from __future__ import annotations

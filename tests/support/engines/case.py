@@ -1,4 +1,4 @@
-"""What the tests know of an engine: its drivers, where its server comes from, and its capabilities."""
+"""The description of an engine for the tests: its drivers, the source of its server, and its capabilities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Container:
     prepare: tuple[str, ...] = ()
     """Statements that create `database`, run once in the server's default database, if the image cannot create it."""
     large: bool = False
-    """Whether the image has gigabytes: it is pulled only if the engine is asked for by name."""
+    """Whether the image is gigabytes large: it is pulled only if the engine is requested by name."""
     patience: timedelta = timedelta(minutes=1)
 
     @property
@@ -65,20 +65,20 @@ class EngineCase:
     plugin: str | None = None
     """A plugin for SQLAlchemy's engines that works around what the server lacks."""
     only_by_url: bool = False
-    """Tests run on it only if its URL is given or if it is asked for by name."""
+    """Tests run on it only if its URL is given or if it is requested by name."""
 
     tells_lock_owners: bool = False
     """The server reports which transaction has locked a row."""
     one_writer: bool = False
     """A writer locks the whole database; on other engines, claimers lock single rows."""
     obeys_hints: bool = True
-    """Rows are locked and skipped as the statements' hints say; without this, two claimers may get the same row."""
+    """The engine obeys lock hints; without this, two claimers may get the same row."""
     sends_long_texts: bool = True
     """The driver takes text parameters of more than 2,000 characters."""
     sends_control_characters: bool = True
     """A connection of the driver survives texts with control characters."""
     describes_tables_soon: bool = True
-    """Each statement about the catalog ends within the time that a worker that is stopped waits for its own."""
+    """Each catalog query ends within the time that a stopping worker waits for its own statements."""
     sends_fractions: bool = True
     """The driver sends times with fractions of a second."""
     statements_row: str = ""
@@ -86,7 +86,7 @@ class EngineCase:
     reuses_keys: bool = False
     """The primary key of a deleted row may be given to the next one."""
     children_never_wait: bool = False
-    """A claim and an insert of a child of the claimed row do not wait for each other."""
+    """A claim and an insert of a child row of the claimed row do not wait for each other."""
     foreign_keys_sql: str | None = None
     """Makes a connection enforce foreign keys, if it does not by default."""
     notifies: bool = False
@@ -98,7 +98,7 @@ class EngineCase:
     odd_values: Mapping[str, object] = field(default_factory=dict)
     """SQL expressions, and their values in a response."""
     timeout_preparation: tuple[Sequence[str], Sequence[str]] = ((), ())
-    """Statements that create, and statements that drop, what the statements below need."""
+    """Statements that create, and statements that drop, the objects that the statements below need."""
     timeout_liftings: tuple[str, ...] = ()
     """Statements that run for minutes and lift the timeouts of their session."""
     transaction_pooler: bool = False
@@ -175,7 +175,7 @@ class EngineCase:
     other_storage: str | None = None
     """A storage engine without transactions."""
     distribute_sql: Sequence[str] = ()
-    """Makes {table} look as if an extension had divided it among servers, and undoes that."""
+    """Makes {table} look as if an extension had distributed it among servers, and undoes that."""
     misleading_index: str | None = None
     """The columns of the claim index in an order that claims cannot use."""
     explains: bool = True
@@ -183,9 +183,9 @@ class EngineCase:
     changes_defaults: bool = True
     """A migration can change the default of a column."""
     keeps_collations: bool = True
-    """The catalog has the names of collations as they were given."""
+    """The catalog stores the names of collations as given."""
     keeps_index_names: bool = True
-    """The catalog has the names of indexes as they were given, however long and in whatever case."""
+    """The catalog stores the names of indexes as given, including their case and full length."""
     names_brackets: bool = True
     """A name may contain square brackets."""
     claims_in_schemas: bool = True
@@ -197,7 +197,7 @@ class EngineCase:
     waits_sql: str = ""
     """A query, run by the administrator, for whether a `{connection}` waits for a lock."""
     connections_sql: str | None = None
-    """Names the connections of this account to this database but the one that asks."""
+    """Returns the connections of this account to this database except the current one."""
     connection_id: str | None = None
     """The SQL function that returns the current connection's id."""
     kill_sql: str | None = None
@@ -225,7 +225,7 @@ class EngineCase:
 
     @property
     def locks_rows(self) -> bool:
-        """Whether several claimers can work side by side."""
+        """Whether several claimers can work concurrently."""
         return not self.one_writer and self.obeys_hints
 
     @property
@@ -234,7 +234,7 @@ class EngineCase:
 
     @property
     def given(self) -> URL | None:
-        """The URL of an external database, if one is given."""
+        """The URL of an external database, or ``None``."""
         if not (given := os.environ.get(self.url_variable)):
             return None
         return make_url(given).update_query_dict({"plugin": self.plugin} if self.plugin else {})

@@ -59,7 +59,7 @@ _FAILING = {_SIGNAL.format(3101): "transient", _SIGNAL.format(1047): "outage", _
 
 _MYSQL_CONNECTIONS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND db = database()"
 
-# which is refreshed only if it was not read for a tenth of a second; but performance_schema.data_lock_waits names
+# this view is refreshed only if it was not read for a tenth of a second, but performance_schema.data_lock_waits returns
 # the wrong thread where an implicit lock had to be made explicit
 _MYSQL_WAITS = (
     "SELECT count(*) FROM information_schema.innodb_trx"

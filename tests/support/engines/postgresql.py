@@ -11,7 +11,7 @@ from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
 
 
 def _postgresql_wheel(directory: Path) -> str:
-    # by default its lock file belongs to the first user of this host who ran it
+    # by default its lock file belongs to the first user on this host who ran it
     runtime = directory / "runtime"
     runtime.mkdir(mode=0o700)
     (runtime / "python_PostgresServer").mkdir()

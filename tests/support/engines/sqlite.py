@@ -14,7 +14,7 @@ def _sqlite(directory: Path) -> str:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
-    return f"sqlite:///{path}?timeout=60"  # seconds that a writer waits for another, generous for busy machines
+    return f"sqlite:///{path}?timeout=60"  # seconds that a writer waits for another writer, generous for busy machines
 
 
 SQLITE = EngineCase(

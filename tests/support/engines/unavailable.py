@@ -100,14 +100,14 @@ BABELFISH = replace(
     sends_long_texts=not _FREETDS,  # which SQLAlchemy declares as NVARCHAR(max)
     sends_control_characters=not _FREETDS,
     describes_tables_soon=False,
-    sends_fractions=_FREETDS,  # Babelfish does not describe its types to Microsoft's driver, so pyodbc cuts times
-    changes_defaults=False,  # it does not know their names
+    sends_fractions=_FREETDS,  # Babelfish does not report its types to Microsoft's driver, so pyodbc truncates times
+    changes_defaults=False,  # it does not have their names
     keeps_collations=False,
     keeps_index_names=False,
     names_brackets=False,
     claims_in_schemas=False,
     hide_index=None,
-    impatient_sql=None,  # its error has a number of its own
+    impatient_sql=None,  # its error has a different number
     condition=None,
     another_database=None,
 )

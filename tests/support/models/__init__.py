@@ -1,4 +1,4 @@
-"""Models of the kinds that applications have; every engine's database holds all of their tables."""
+"""Models like those of applications; every engine's database has all of their tables."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.support.models.base import Base
 
 
 class Listing(UniqueMixin, Base):
-    """One for each thing that is listed while it waits or runs; what is newer is told by a number or a moment."""
+    """A queue with one row for each listed item; a number or a time shows which version is newer."""
 
     __tablename__ = "listing"
     __queue__ = QueueOptions(max_attempts=1)
@@ -41,7 +41,7 @@ class Listing(UniqueMixin, Base):
 
 
 class Film(StageMixin, UniqueMixin, ResultMixin, Base):
-    """Goes from stage to stage, and has a result."""
+    """A queue with stages and results."""
 
     __tablename__ = "film"
     __queue__ = QueueOptions(
@@ -54,7 +54,7 @@ class Film(StageMixin, UniqueMixin, ResultMixin, Base):
 
 
 class Leaflet(StageMixin, UniqueMixin, Base):
-    """The same, gone when it is done."""
+    """The same, with completed rows deleted."""
 
     __tablename__ = "leaflet"
     __queue__ = QueueOptions(stages=("fold", "post"), on_complete="delete", max_attempts=1)
@@ -63,7 +63,7 @@ class Leaflet(StageMixin, UniqueMixin, Base):
 
 
 class Traced(TraceMixin, Base):
-    """Carries a trace from where it is enqueued to where it is handled."""
+    """A queue whose tasks carry traces from enqueueing to handling."""
 
     __tablename__ = "traced"
 
@@ -71,7 +71,7 @@ class Traced(TraceMixin, Base):
 
 
 class Job(JobMixin, TopicMixin, Base):
-    """Calls of functions."""
+    """A queue of function calls."""
 
     __tablename__ = "job"
 
@@ -79,7 +79,7 @@ class Job(JobMixin, TopicMixin, Base):
 
 
 class Outgoing(OutboxMixin, Base):
-    """Messages for the world outside."""
+    """An outbox."""
 
     __tablename__ = "outgoing"
 
@@ -87,7 +87,7 @@ class Outgoing(OutboxMixin, Base):
 
 
 class Dispatch(OutboxMixin, Base):
-    """The same, kept when they are published, and ordered by two columns."""
+    """An outbox that keeps published messages and orders them by two columns."""
 
     __tablename__ = "dispatch"
     __queue__ = replace(OutboxMixin.__queue__, on_complete="keep", max_attempts=2)
@@ -97,7 +97,7 @@ class Dispatch(OutboxMixin, Base):
 
 
 class Report(RecurringMixin, Base):
-    """Recurs; all missed runs are made up for by one."""
+    """A recurring queue; one run makes up for all missed ones."""
 
     __tablename__ = "report"
     __queue__ = QueueOptions(max_attempts=2, retry=LinearBackoff(timedelta(seconds=10), jitter=0))
@@ -106,7 +106,7 @@ class Report(RecurringMixin, Base):
 
 
 class Reading(RecurringMixin, Base):
-    """Each run that was missed is made up for."""
+    """A recurring queue that makes up for each missed run."""
 
     __tablename__ = "reading"
     __queue__ = QueueOptions(missed="all")
@@ -115,7 +115,7 @@ class Reading(RecurringMixin, Base):
 
 
 class Ping(RecurringMixin, Base):
-    """Late runs are skipped; deleted when there is no further run."""
+    """A recurring queue that skips late runs, and deletes tasks without a further run."""
 
     __tablename__ = "ping"
     __queue__ = QueueOptions(missed="skip", on_complete="delete")
@@ -128,7 +128,7 @@ class Slot(SlotMixin, Base):
 
 
 class Visit(LimitMixin, Base):
-    """At most two to one place at a time."""
+    """A queue with a limit of two visits to a place at a time."""
 
     __tablename__ = "visit"
     __queue__ = QueueOptions(slots=Slot, limit=2, retry=ConstantBackoff(timedelta(0)))
@@ -137,7 +137,7 @@ class Visit(LimitMixin, Base):
 
 
 class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
-    """Recurring calls of functions, each known by its key."""
+    """Recurring function calls, each identified by a unique key."""
 
     __tablename__ = "chore"
     __queue__ = QueueOptions(slots=Slot, max_attempts=2)
@@ -147,7 +147,7 @@ class Chore(JobMixin, RecurringMixin, UniqueMixin, LimitMixin, Base):
 
 
 class QueuePause(PauseMixin, Base):
-    """Which of these queues are paused."""
+    """The pauses of these queues."""
 
     __tablename__ = "queue_pause"
 
@@ -157,7 +157,7 @@ class SQLSlot(SlotMixin, Base):
 
 
 class SQLTask(SQLTaskMixin, Base):
-    """SQL that is executed as a row says."""
+    """A queue of SQL tasks."""
 
     __tablename__ = "sql_task"
     __queue__ = sql_task_options(SQLSlot)

@@ -21,7 +21,7 @@ from tests.support.models.base import Base, DataBase
 
 
 class Task(QueueMixin, Base):
-    """The plainest of queues."""
+    """The simplest queue."""
 
     __tablename__ = "task"
     __queue__ = QueueOptions(max_attempts=3, retry=ExponentialBackoff(timedelta(seconds=10), factor=3, jitter=0))
@@ -29,7 +29,7 @@ class Task(QueueMixin, Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     name: Mapped[str] = mapped_column(String(100), default="")
     number: Mapped[int] = mapped_column(Integer, default=0)
-    """No index has it."""
+    """A column without an index."""
 
 
 class Ledger(Base):
@@ -44,7 +44,7 @@ class Ledger(Base):
 
 
 class Mail(TopicMixin, Base):
-    """Divided by topic, with the children and the parent that real models have."""
+    """A queue divided by topic, with children and a parent as in real models."""
 
     __tablename__ = "mail"
     __queue__ = QueueOptions(retention=timedelta(days=1))
@@ -74,7 +74,7 @@ class Attachment(Base):
 
 
 class Document(QueueMixin, Base):
-    """Keyed by its owner, as for `on_conflict`."""
+    """A queue keyed by owner, for `on_conflict`."""
 
     __tablename__ = "document"
 
@@ -83,7 +83,7 @@ class Document(QueueMixin, Base):
 
 
 class Parcel(QueueMixin, Base):
-    """A key that the application makes."""
+    """A queue whose key the application generates."""
 
     __tablename__ = "parcel"
 
@@ -101,7 +101,7 @@ class Seat(QueueMixin, Base):
 
 
 class Order(QueueMixin, Base):
-    """Had a status and a created_at before it became a queue."""
+    """A table that had a status and a created_at before it became a queue."""
 
     __tablename__ = "customer_order"
     __queue__ = QueueOptions(columns={"status": "queue_status", "created_at": "queued_at"})
@@ -112,7 +112,7 @@ class Order(QueueMixin, Base):
 
 
 class Spool(QueueMixin, Base):
-    """Rows are gone when they are done."""
+    """A queue that deletes completed rows."""
 
     __tablename__ = "spool"
     __queue__ = QueueOptions(on_complete="delete", notify=False)
@@ -122,7 +122,7 @@ class Spool(QueueMixin, Base):
 
 
 class Ticket(QueueMixin, Base):
-    """Has an order of its own: the most severe first."""
+    """A queue with its own order: the most severe first."""
 
     __tablename__ = "ticket"
     __queue__ = QueueOptions(order_by=(desc("severity"), "id"))
@@ -132,7 +132,7 @@ class Ticket(QueueMixin, Base):
 
 
 class Notice(QueueMixin, Base):
-    """One table, several classes."""
+    """A queue with single-table inheritance."""
 
     __tablename__ = "notice"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "notice"}  # noqa: RUF012 - as SQLAlchemy has it
@@ -148,7 +148,7 @@ class Reminder(Notice):
 
 
 class Invoice(QueueMixin, Base):
-    """Several tables, several classes."""
+    """A queue with joined-table inheritance."""
 
     __tablename__ = "invoice"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "invoice"}  # noqa: RUF012
@@ -166,7 +166,7 @@ class CreditNote(Invoice):
 
 
 class Message(QueueMixin, Base):
-    """Partitioned by kind; the delay of a retry depends on the error, and dead letters are kept longer."""
+    """A queue partitioned by kind, whose retry delay depends on the error, and which keeps dead letters longer."""
 
     __tablename__ = "message"
     __queue__ = QueueOptions(
