@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -77,27 +78,31 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     mine = [each for each in crash.started if each.table == spec.table.fullname]
     running, charged = ({(m.identity, m.token) for m in mine if m.charged is each} for each in (False, True))
     text = crash_text(crash.status, sum(not each.charged for each in crash.started) or 1)
-    groups: dict[str, list[Claim]] = {"returned": [], "uncharged": [], "suspects": [], "convicted": []}
-    most = 0
+    returning, uncharging, suspecting = Returning(), Uncharging(), Suspecting(text)
+    alike = defaultdict[Settlement, list[Claim]](list)
     for claim, crashes in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
         one = claim.identity, claim.token
-        if one in running or not crash.complete:
-            groups["convicted" if crashes >= spec.options.max_crashes else "suspects"].append(claim)
-            most = max(most, crashes)
+        if crash.complete and one not in running:
+            how: Settlement = uncharging if one in charged else returning
+        elif crashes >= spec.options.max_crashes:
+            how = Convicting(conviction(crashes, text))
         else:
-            groups["uncharged" if one in charged else "returned"].append(claim)
-    settlements: dict[str, Settlement] = {
-        "returned": Returning(),
-        "uncharged": Uncharging(),
-        "suspects": Suspecting(text),
-        "convicted": Convicting(conviction(most, text)),
-    }
-    for name, claims in groups.items():
-        lost = set(settle_some(session, claims, settlements[name]))
-        groups[name] = [claim for claim in claims if claim not in lost]
+            how = suspecting
+        alike[how].append(claim)
+    settled = {how: _settled(session, claims, how) for how, claims in alike.items()}
     locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
-    returned = len(groups["returned"]) + len(groups["uncharged"])
-    return Recovered(returned, [*groups["suspects"], *locked], groups["convicted"], text)
+    return Recovered(
+        returned=sum(len(settled.get(how, ())) for how in (returning, uncharging)),
+        suspects=[*settled.get(suspecting, ()), *locked],
+        convicted=[claim for how, claims in settled.items() if isinstance(how, Convicting) for claim in claims],
+        text=text,
+    )
+
+
+def _settled(session: Session, claims: Sequence[Claim], how: Settlement) -> list[Claim]:
+    """Settle the claims, and return those that were not lost."""
+    lost = set(settle_some(session, claims, how))
+    return [claim for claim in claims if claim not in lost]
 
 
 def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int, int]) -> list[tuple[Claim, int]]:

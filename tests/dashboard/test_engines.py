@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,11 +15,19 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import func, select
-from sqlalchemy.orm import aliased, object_session, sessionmaker
+from sqlalchemy import Select, event, func, select, update
+from sqlalchemy.orm import (
+    ORMExecuteState,
+    Session,
+    aliased,
+    object_session,
+    sessionmaker,
+    with_loader_criteria,
+)
 from starlette.testclient import TestClient
 
-from sqlqueue.dashboard import Dashboard, Viewer
+from sqlqueue.dashboard import Action, Dashboard, Viewer
+from tests.dashboard.clients import OWN
 from tests.support.harness import Database
 from tests.support.models import Mail
 from tests.support.rows import PAST, TOMORROW
@@ -43,38 +52,59 @@ def test_pages(sync_db: Database) -> None:
     assert '<td class="n">3</td>' in texts["/errors"].text
 
 
+def endless() -> Select[Any]:
+    first, *others = (aliased(Mail) for _ in range(14))  # 5 to the power of 14 rows
+    found = select(func.sum(sum((each.id for each in others), first.id))).select_from(first)
+    for each in others:
+        found = found.join(each, first.id < each.id + 1_000_000)
+    return found
+
+
+def impatient(sessions: sessionmaker[Any], **options: Any) -> TestClient:
+    """Return a client of a dashboard whose statements may take 0.3 seconds."""
+    limit = timedelta(milliseconds=300)
+    may = Viewer("ada", list(Action))
+    return TestClient(Dashboard(sessions, Mail, authorize=lambda _: may, statement_limit=limit, **options), headers=OWN)
+
+
 def test_a_statement_that_takes_longer_than_the_limit_is_ended(sync_db: Database) -> None:
     store(sync_db)
 
     def link(task: Any) -> str:
-        first, *others = (aliased(Mail) for _ in range(14))  # 5 to the power of 14 rows
-        endless = select(func.sum(sum((each.id for each in others), first.id))).select_from(first)
-        for each in others:
-            endless = endless.join(each, first.id < each.id + 1_000_000)
-        object_session(task).scalar(endless)
+        object_session(task).scalar(endless())
         return "/"
 
     with sync_db.begin() as session:
         key = min(mail.id for mail in session.find(Mail))
-    app = Dashboard(
-        sessionmaker(sync_db.engine),
-        Mail,
-        authorize=lambda _: Viewer("ada"),
-        link=link,
-        statement_limit=timedelta(milliseconds=300),
-    )
-    with TestClient(app) as client:
+    with impatient(sessionmaker(sync_db.engine), link=link) as client:
         assert client.get("/queue/mail/task", params={"key": str(key)}).status_code == 503
         assert client.get("/queue/mail").status_code == 200  # the connection can be used again
 
 
+def test_counting_before_an_action_has_the_limit_as_well(sync_db: Database) -> None:
+    """The application's own criteria may take long: they are added to each statement that counts tasks."""
+    store(sync_db)
+    sessions = sessionmaker(sync_db.engine, class_=type("Slow", (Session,), {}))
+
+    @event.listens_for(sessions, "do_orm_execute")
+    def restrict(state: ORMExecuteState) -> None:
+        state.statement = state.statement.options(with_loader_criteria(Mail, endless().scalar_subquery() > 0))
+
+    filter = {"scope": "filter"}
+    with impatient(sessions) as client:
+        assert client.get("/queue/mail/confirm/cancel", params=filter).status_code == 503
+        assert client.post("/queue/mail/cancel", data=filter).status_code == 503
+    with sync_db.begin() as session:
+        assert session.stats(Mail)["cancelled"] == 0
+
+
 @contextmanager
-def command(db: Database) -> Iterator[httpx2.Client]:
+def command(db: Database, *options: str) -> Iterator[httpx2.Client]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = db.url.set(drivername=db.case.sync_driver).render_as_string(hide_password=False)
-    arguments = ["dashboard", "tests.support.models:Mail", "--url", url, "--port", str(port)]
+    arguments = ["dashboard", "tests.support.models:Mail", "--url", url, "--port", str(port), *options]
     process = subprocess.Popen(
         [sys.executable, "-c", "from sqlqueue.cli import main; main()", *arguments],
         env={**os.environ, "SQLQUEUE_DASHBOARD_TOKEN": TOKEN},
@@ -110,3 +140,24 @@ def test_the_command(sync_db: Database) -> None:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         assert "Mail" in client.get("/").text
         assert 'status="discarded"} 3.0' in client.get("/metrics").text
+
+
+@pytest.mark.requires("partial_indexes")
+def test_another_server_process_does_not_know_the_progress_but_shows_the_result(sync_db: Database) -> None:
+    store(sync_db)
+    with command(sync_db, "--allow", "cancel") as one, command(sync_db, "--allow", "cancel") as other:
+        for client in (one, other):
+            client.headers.update({"Authorization": f"Bearer {TOKEN}", **OWN})
+        with sync_db.begin() as session:
+            session.execute(update(Mail).values(topic="b"))  # until the commit, it holds up the change
+            form = {"scope": "filter", "status": "scheduled"}
+            page = one.post("/queue/mail/cancel", data=form).headers["location"]
+            assert "In progress:" in one.get(page).text
+            assert "Progress unknown:" in other.get(page).text
+            stopped = other.post(f"/changes/{page.partition('change=')[2]}/stop")
+            assert (stopped.status_code, "Nothing was stopped" in stopped.text) == (404, True)
+            assert "In progress:" in one.get(page).text
+        eventually(lambda: "Done:" in one.get(page).text)
+        assert "2 of 2 tasks changed" in one.get(page).text
+        assert "Progress unknown:" in other.get(page).text
+        assert len(re.findall(r'name="key" value="\d', other.get("/queue/mail?status=cancelled").text)) == 2

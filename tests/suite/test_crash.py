@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from sqlqueue._support.claim import WorkerTokens
 from sqlqueue.operations.claiming import claim_wanted
+from sqlqueue.operations.crashes import Crash, recover
 from sqlqueue.operations.upkeep import next_due
 from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
@@ -18,7 +19,7 @@ from tests.suite import children
 from tests.support.harness import Database
 from tests.support.models import Ledger, Listing, Report, Task
 from tests.support.processes import Processes
-from tests.support.rows import PAST, clock, count, end_leases, row, rows
+from tests.support.rows import PAST, TOMORROW, clock, count, end_leases, row, rows
 
 
 def test_killed_in_mid_transaction(sync_db: Database, processes: Processes) -> None:
@@ -132,6 +133,20 @@ def test_the_lapsed_lease_of_a_worker_counts_no_attempt_and_makes_a_suspect(db: 
         found = row(db, task)
         assert (found["crashes"], found["max_attempts"] - found["attempt"]) == (1, 0)
     assert found["attempt"] == 3
+
+
+def test_tasks_that_crashed_too_many_processes_are_told_how_many_each(sync_db: Database) -> None:
+    """A process that could not record what it ran may have held several, and ``max_crashes`` may have been lowered."""
+    tokens = WorkerTokens()
+    held = {"status": "running", "available_at": TOMORROW, "claimed_at": PAST, "attempt": 1}
+    crashes = [0, 1, 3, 5]
+    sync_db.insert(Task, [{**held, "id": n, "claim_token": tokens(), "crashes": n} for n in crashes])
+    with sync_db.begin() as session:
+        found = session.run(recover, spec_of(Task), Crash(tokens.worker, -9, (), complete=False))
+        errors = {task.id: task.error for task in session.scalars(select(Task))}
+    assert [claim.identity for claim in found.suspects] == [(0,), (1,)]
+    assert [claim.identity for claim in found.convicted] == [(3,), (5,)]
+    assert [errors[n].partition(":")[0] for n in (3, 5)] == ["crashed 3 processes", "crashed 5 processes"]
 
 
 def test_the_lapsed_lease_of_an_application_is_an_attempt(db: Database) -> None:

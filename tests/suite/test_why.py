@@ -214,6 +214,13 @@ def test_counting_ends_at_a_thousand(db: Database) -> None:
     assert "1,000 tasks or more come first" in reason.text
 
 
+def test_counting_ends_at_a_thousand_for_all_ranges_of_the_order(db: Database) -> None:
+    db.insert(Task, [{"available_at": PAST, "priority": -(n % 2), "name": "x"} for n in range(1_200)])
+    db.insert(Task, [{"id": 5_000}])
+    (reason,) = why(db, key=5_000).reasons
+    assert reason.ahead == 1_000
+
+
 def test_the_estimate_uses_the_present_rate(db: Database) -> None:
     done = {"status": "completed", "finished_at": clock(db), "available_at": PAST}
     db.insert(Mail, [{"id": n, **done} for n in range(1, 7)])

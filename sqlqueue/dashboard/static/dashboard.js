@@ -11,6 +11,10 @@ function part(id, page) {
   return page.getElementById(id);
 }
 
+function isLive() {
+  return document.querySelector("[data-live]") !== null;
+}
+
 function replace(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
@@ -40,8 +44,6 @@ function refocus(root, focused, path) {
 }
 
 async function refresh() {
-  timer = null;
-  if (document.hidden) return;
   try {
     const headers = etag ? { "If-None-Match": etag } : {};
     const answer = await fetch(location.href, { headers, credentials: "same-origin", redirect: "error" });
@@ -62,16 +64,19 @@ async function refresh() {
 }
 
 function tell() {
+  if (!isLive()) return;
   const text = failures ? "Out of date: the dashboard is not responding." : "Refreshes automatically.";
   const place = document.getElementById("updated");
   if (place && place.textContent !== text) place.textContent = text;
 }
 
-function plan() {
+function plan(wait = pause()) {
   clearTimeout(timer);
-  if (!document.querySelector("[data-live]") || document.hidden) return;
-  const wait = document.querySelector("[data-soon]") ? SOON : PERIOD;
-  timer = setTimeout(refresh, wait * Math.min(2 ** failures, 20));
+  if (!document.hidden && isLive()) timer = setTimeout(refresh, wait);
+}
+
+function pause() {
+  return (document.querySelector("[data-soon]") ? SOON : PERIOD) * Math.min(2 ** failures, 20);
 }
 
 async function ask(address) {
@@ -125,6 +130,6 @@ document.addEventListener("change", (event) => {
   boxes.forEach((box) => { box.checked = event.target.checked; });
 });
 
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+document.addEventListener("visibilitychange", () => plan(0));
 tell();
 plan();
