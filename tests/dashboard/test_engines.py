@@ -112,7 +112,7 @@ def command(db: Database, *options: str) -> Iterator[httpx2.Client]:
         text=True,
     )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             assert process.stdout is not None
             assert f"http://127.0.0.1:{port}/" in process.stdout.readline()
             eventually(lambda: _answers(client), within=90)

@@ -34,6 +34,11 @@ def is_answer(response: Any) -> bool:
     return is_refresh(response.request)
 
 
+def stop_clock(page: Any) -> None:
+    """From now on, only the test moves the browser's clock."""
+    page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 1)
+
+
 def pass_long(page: Any) -> None:
     page.clock.run_for(LONG)
     page.title()  # by now, the browser has reported requests
@@ -51,6 +56,7 @@ def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: ses
         page.evaluate(TURN, True)
         pass_long(page)
         assert requests == []
+        stop_clock(page)
         with page.expect_response(is_answer):  # one without a body is not always reported as finished
             page.evaluate(TURN, False)
             page.clock.run_for(100)  # at once, not after a period
@@ -106,9 +112,14 @@ def test_a_page_says_that_it_is_out_of_date_and_asks_less_often(browser: Any, se
     for _ in range(3):
         with page.expect_event("requestfailed", is_refresh):
             page.clock.run_for(60_000)
-    page.get_by_text("Out of date").wait_for()
-    pass_long(page)
-    assert len(requests) < LONG / 3_000
+        page.get_by_text("Out of date").wait_for()
+    stop_clock(page)
+    requests.clear()
+    page.clock.run_for(5_000)
+    page.title()
+    assert requests == []  # after each failure it waits longer: by now, more than ten seconds
+    with page.expect_event("requestfailed", is_refresh):
+        page.clock.run_for(60_000)
     context.close()
 
 

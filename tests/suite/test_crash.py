@@ -139,14 +139,13 @@ def test_tasks_that_crashed_too_many_processes_are_told_how_many_each(sync_db: D
     """A process that could not record what it ran may have held several, and ``max_crashes`` may have been lowered."""
     tokens = WorkerTokens()
     held = {"status": "running", "available_at": TOMORROW, "claimed_at": PAST, "attempt": 1}
-    crashes = [0, 1, 3, 5]
-    sync_db.insert(Task, [{**held, "id": n, "claim_token": tokens(), "crashes": n} for n in crashes])
+    sync_db.insert(Task, [{**held, "id": n + 1, "claim_token": tokens(), "crashes": n} for n in (0, 1, 3, 5)])
     with sync_db.begin() as session:
         found = session.run(recover, spec_of(Task), Crash(tokens.worker, -9, (), complete=False))
         errors = {task.id: task.error for task in session.scalars(select(Task))}
-    assert [claim.identity for claim in found.suspects] == [(0,), (1,)]
-    assert [claim.identity for claim in found.convicted] == [(3,), (5,)]
-    assert [errors[n].partition(":")[0] for n in (3, 5)] == ["crashed 3 processes", "crashed 5 processes"]
+    assert [claim.identity for claim in found.suspects] == [(1,), (2,)]
+    assert [claim.identity for claim in found.convicted] == [(4,), (6,)]
+    assert [errors[n].partition(":")[0] for n in (4, 6)] == ["crashed 3 processes", "crashed 5 processes"]
 
 
 def test_the_lapsed_lease_of_an_application_is_an_attempt(db: Database) -> None:
