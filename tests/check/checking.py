@@ -31,12 +31,12 @@ def findings(db: Database, target: Any = Base) -> list[Finding]:
 
 
 def looked(connection: Connection, target: Any = Base) -> list[Finding]:
-    """All but the limits of drivers and servers, which have the defaults here."""
+    """Return all findings except those about the limits of drivers and servers, which have the defaults here."""
     return [finding for finding in check(connection, target) if finding.code not in TIMEOUTS]
 
 
 def execute(db: Database, *statements: Any) -> None:
-    db.engine.dispose()  # a connection of SQLite's may not have heard of an index that another one has dropped
+    db.engine.dispose()  # a SQLite connection may not have noticed that another one has dropped an index
     with db.engine.begin() as connection:
         for statement in statements:
             if isinstance(statement, str):

@@ -25,7 +25,7 @@ def healthy(sync_db: Database) -> Iterator[Database]:
 
 @pytest.fixture
 def reader(healthy: Database) -> Iterator[Callable[..., list[Finding]]]:
-    """What an account finds that has these rights, and no others."""
+    """Return the findings of an account with only these privileges."""
     case = healthy.case
     administrator = create_engine(healthy.url.set(username=case.administrator), poolclass=NullPool)
     url = healthy.url.set(username=READER, password=PASSWORD)
@@ -33,7 +33,7 @@ def reader(healthy: Database) -> Iterator[Callable[..., list[Finding]]]:
 
     def look(*grants: str, target: Any = Base) -> list[Finding]:
         with administrator.begin() as connection:
-            # it must be able to see the database at all
+            # it needs at least access to the database
             for grant in ("SELECT ON account", *grants):
                 connection.exec_driver_sql(f"GRANT {grant} TO {READER}")
         with engine.connect() as connection:

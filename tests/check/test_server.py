@@ -24,7 +24,7 @@ def test_a_session_that_may_only_read(healthy: Database) -> None:
 def test_isolation_levels(healthy: Database) -> None:
     assert found(healthy.variant(isolation_level="AUTOCOMMIT")) == {("error", "isolation-level")}
     assert found(healthy.variant(isolation_level="SERIALIZABLE")) == {("warning", "isolation-level")}
-    default = found(healthy.variant())  # what the server has may not be what the application's engine asks for
+    default = found(healthy.variant())  # the server's default may differ from the setting of the application's engine
     assert default <= {("note", "isolation-level")}
 
 
@@ -55,7 +55,7 @@ def test_a_table_that_is_divided_among_servers(healthy: Database) -> None:
     assert (finding.severity, finding.code, finding.model) == ("error", "distributed-table", Post)
 
 
-@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy, of what MariaDB calls IGNORED
+@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy's warning about MariaDB's IGNORED indexes
 @pytest.mark.requires("hide_index")
 def test_an_index_that_is_switched_off(healthy: Database) -> None:
     execute(healthy, healthy.case.hide_index.format(table="checked_post", index="ix_checked_post_claim"))
@@ -79,7 +79,7 @@ def test_a_server_that_is_too_old(healthy: Database, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def unprepared(healthy: Database) -> Iterator[Engine]:
-    """Another database, which has the engine's own defaults, and not what its users are told to set."""
+    """A database with the engine's defaults, without the settings that the documentation requires."""
     name, (create, drop) = "sqlqueue_unprepared", healthy.case.another_database
     try:
         for statement in create:
@@ -104,7 +104,7 @@ def test_a_database_where_readers_wait_for_writers(unprepared: Engine) -> None:
 
 @pytest.mark.requires("another_database")
 def test_claims_there_do_not_wait_for_each_other(unprepared: Engine) -> None:
-    """Nor do they get the same task: they lock what they read."""
+    """They do not get the same task either, because they lock the rows that they read."""
     with unprepared.begin() as connection:
         connection.execute(insert(TABLE), [{"subject": subject} for subject in ("a", "b", "c")])
     with QueueSession(unprepared) as first, QueueSession(unprepared) as second:
@@ -114,20 +114,20 @@ def test_claims_there_do_not_wait_for_each_other(unprepared: Engine) -> None:
 
 
 def execute_alone(db: Database, statement: str) -> None:
-    """In no transaction, which some statements mind."""
+    """Execute a statement outside a transaction, as some statements require."""
     engine = create_engine(db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.exec_driver_sql(statement)
 
 
 def advised(db: Database) -> dict[str, str]:
-    """The fixes, by the codes of the findings."""
+    """Return the fixes by the codes of the findings."""
     with db.session_engine.connect() as connection:
         return {finding.code: finding.fix for finding in check(connection, Base) if finding.code in TIMEOUTS}
 
 
 def with_advice(db: Database, advice: str) -> Database:
-    """The same database, as the fix says: by options of the engine, or by a statement."""
+    """Return the database with the fix applied: by options of the engine, or by a statement."""
     _, is_option, options = advice.rpartition("create_engine(..., ")
     if is_option:
         return db.variant(**eval(f"dict({options[: options.rindex(')')]})"))

@@ -1,4 +1,4 @@
-"""Every operation once on every kind of model, as the statements that it sends."""
+"""The statements that each operation sends for each kind of model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASES = (Base, DataBase, past.Base, Fleet)
 
 
 def calls() -> Iterator[tuple[str, Call]]:
-    """The operations by name."""
+    """Return the operations by name."""
     for model in (Task, Mail, Seat, Parcel, Order, Spool, CreditNote, Ticket):
         name = model.__name__
         yield f"{name}.claim", lambda s, m=model: s.claim(m)
@@ -58,12 +58,12 @@ def calls() -> Iterator[tuple[str, Call]]:
 
 
 def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
-    """The queries about a server and an account, without SQLAlchemy's own about a schema."""
+    """Yield the queries about a server and an account, without SQLAlchemy's own queries about the schema."""
     log.clear()
     adapter, spec = adapter_for(engine.dialect), Task.__queue_spec__
     live: Any = [{"name": column.name, "default": None} for column in spec.table.columns]
     with engine.connect() as connection:
-        # there is no server, and so no rows for statements that are text
+        # without a server there are no rows for textual statements
         with suppress(ResourceClosedError):
             list(adapter.server.findings(connection))
         with suppress(ResourceClosedError):
@@ -75,7 +75,7 @@ def _looking(engine: Engine, log: list[str]) -> dict[str, str]:
 
 
 def _mappers() -> list[Mapper[Any]]:
-    """The queue models of the tests; a test may add its own to the same registry."""
+    """Return the queue models of the tests; a test may add its own to the same registry."""
     mine = [
         mapper
         for base in (Base, DataBase)
@@ -86,17 +86,17 @@ def _mappers() -> list[Mapper[Any]]:
 
 
 def statements(engine: Engine, log: list[str]) -> dict[str, str]:
-    """name -> statement, of all that the operations send; then all DDL."""
+    """Return all statements of the operations by name, followed by all DDL."""
     found: dict[str, str] = {}
     for name, call in calls():
         log.clear()
-        # the rows are made up, so that most claims seem lost; by then all has been sent
+        # the rows are fabricated, so most claims appear to be lost; by then all statements have been sent
         with QueueSession(engine) as session, suppress(ClaimLostError, FlushError):
             call(session)
         found |= {f"{name} {number}": statement for number, statement in enumerate(log, 1)}
     found |= _looking(engine, log)
     for table in sorted({table for mapper in _mappers() for table in mapper.tables}, key=str):
-        # what becomes of these types is SQLAlchemy's affair, and changes with its version
+        # the DDL of these types depends on SQLAlchemy's version
         if not any(isinstance(column.type, (Uuid, Boolean)) for column in table.columns):
             found[f"create table {table.name}"] = str(CreateTable(table).compile(engine)).strip()
         for index in sorted(table.indexes, key=lambda index: str(index.name)):

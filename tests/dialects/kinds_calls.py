@@ -64,7 +64,7 @@ def limited() -> Iterator[tuple[str, Call]]:
 
 
 def _claim_candidates(session: QueueSession) -> None:
-    """The later statements of a claim that has found tasks, with a key and without one."""
+    """Send the later statements of a claim that has found tasks with a key and without one."""
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
 
     def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:

@@ -1,6 +1,5 @@
-"""An engine that sends nothing: it notes each statement, in full, as it would reach the driver.
-
-Rows are made up from the types of the result, so that an operation goes all the way through.
+"""An engine that sends nothing and records each complete statement as it would reach the driver. Rows are fabricated
+from the types of the result, so that operations run to their end.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LANES = [{"queue": "errand_of_fleet", "functions": None, "whole": True, "slots":
 
 
 class Cursor:
-    """What an engine needs of a cursor, with the rows that were made up for it."""
+    """The cursor attributes that an engine needs, with fabricated rows."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, ...]] = []
@@ -59,7 +58,7 @@ class Variable:
 
 
 class Driver:
-    """In place of pyodbc, which does not import without the system's ODBC libraries."""
+    """A stand-in for pyodbc, which cannot be imported without the system's ODBC libraries."""
 
     Error = OperationalError = ProgrammingError = IntegrityError = Exception
     Cursor = Cursor
@@ -86,7 +85,7 @@ class Connection:
 
 
 def recording_engine(url: str, version: tuple[int, ...]) -> tuple[Engine, list[str]]:
-    """The engine, and the list that its statements go to; parameters are written `:name`."""
+    """Return the engine, and the list to which its statements are appended; parameters are written as `:name`."""
     log: list[str] = []
     module = {"module": Driver()} if "pyodbc" in url else {}
     engine = create_engine(
@@ -117,11 +116,11 @@ _KNOWN = {
     "command": "drain",
 }
 _KNOWN_MOMENTS = {"created_at": datetime(2025, 12, 31)}
-"""Recurring tasks are available since later, so that they need not be planned."""
+"""The time in rows: recurring tasks are available since a later time, so that they need not be planned."""
 
 
 def _value(engine: Engine, name: str, kind: Any) -> Any:
-    """Something of this type; the same each time, so that what is claimed is what is loaded."""
+    """Return a value of this type, always the same, so that claimed rows match loaded ones."""
     if name in _KNOWN:
         return _KNOWN[name]
     if name == "some_are_early":
@@ -139,7 +138,7 @@ def _value(engine: Engine, name: str, kind: Any) -> Any:
 
 
 def _json(engine: Engine, name: str, kind: Any) -> Any:
-    """As the driver returns it: some decode it, and of others SQLAlchemy decodes the text."""
+    """Return JSON as the driver does: decoded, or as text for SQLAlchemy to decode."""
     if name != "lanes":
         return None
     is_decoded = kind.dialect_impl(engine.dialect).result_processor(engine.dialect, None) is None

@@ -38,7 +38,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def claims(model: type[sqlqueue.QueueMixin], count: int) -> list[Claim]:
-    """Claims of `count` rows in two different attempts."""
+    """Return claims of `count` rows in two different attempts."""
     keys: dict[type, Callable[[int], tuple[Any, ...]]] = {
         Seat: lambda n: ("x", n),
         Parcel: lambda n: (KEY,),
@@ -174,7 +174,7 @@ def statistics() -> Iterator[tuple[str, Call]]:
 
 
 def why(session: QueueSession, model: type[sqlqueue.QueueMixin]) -> None:
-    """Call it on a single connection: another one would not be recorded."""
+    """Call why() on a single connection: others would not be recorded."""
     with session.get_bind().connect() as connection, QueueSession(connection) as own:
         own.why(claims(model, 1)[0])
 

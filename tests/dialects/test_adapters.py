@@ -1,4 +1,4 @@
-"""Which engine is whose: versions that are refused, MariaDB behind a mysql:// URL, and an engine from outside."""
+"""The adapter of each engine: rejected versions, MariaDB behind a mysql:// URL, and an external engine."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ OUTSIDE = Path(__file__).parents[1] / "outside_adapter"
 
 
 def _install(target: Path) -> None:
-    """As an installer does; without one, so that no network and no build tool is needed."""
+    """Install the package as an installer would, but without one, so that no network or build tool is needed."""
     import tomllib
 
     project = tomllib.loads((OUTSIDE / "pyproject.toml").read_text())["project"]
@@ -200,12 +200,12 @@ def test_the_suite_that_packages_import_passes_with_an_adapter_from_outside(tmp_
         str(tmp_path),
     )
     done = _run(site, *pytest_, f"--basetemp={tmp_path / 'databases'}", str(OUTSIDE / "conformance.py"))
-    # the one that is skipped needs several writers
+    # the skipped test needs several writers
     assert re.search(r"^\d\d passed, 1 skipped in", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
 def test_defaults_omit_adapters_without_an_installed_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of CockroachDB, whose dialect is a package of its own."""
+    """For example that of CockroachDB, whose dialect is a separate package."""
 
     class Absent(PostgreSQL):
         def __init__(self) -> None:

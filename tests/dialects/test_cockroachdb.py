@@ -1,4 +1,4 @@
-"""Plans of CockroachDB, which this project cannot run: its EXPLAIN as its documentation shows it."""
+"""Plans of CockroachDB, which this project cannot run: the EXPLAIN output comes from its documentation."""
 
 from __future__ import annotations
 

@@ -12,6 +12,6 @@ from tests.support.harness import Database
 @pytest.fixture
 def conformance_engine(sync_db: Database) -> Engine:
     case = sync_db.case
-    # Where there is one writer, a test waits until the driver gives up.
+    # On engines with one writer, a test waits until the driver times out.
     settings = [case.foreign_keys_sql, case.impatient_sql if case.one_writer else None]
     return sync_db.variant(on_connect=[each for each in settings if each]).session_engine

@@ -1,4 +1,4 @@
-"""SQL Server as far as it goes without one: what is asked of it, what its errors and answers lead to."""
+"""SQL Server without a server: the statements that are sent, and the handling of its errors and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.models import Base, DataBase, Document, Listing, QueuePause, 
 
 
 class ProgrammingError(Exception):
-    """Has the name of pyodbc's exception."""
+    """An error with the name of pyodbc's exception."""
 
 
 def engine_of(version: tuple[int, ...] = (16, 0, 0, 0)) -> tuple[Engine, list[str]]:
@@ -119,7 +119,7 @@ print(json.dumps(statements(*engine_of())))
 
 @pytest.fixture(scope="module")
 def with_triggers() -> dict[str, str]:
-    """What is sent if every table has triggers; in a process of its own, since statements are kept."""
+    """The statements if every table has triggers; in a separate process, since statements are cached."""
     done = subprocess.run(
         [sys.executable, "-c", _TRIGGERED], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
@@ -142,7 +142,7 @@ def test_which_claims_are_ours_is_known_before_a_table_with_triggers_is_written(
 # -- text --------------------------------------------------------------------------------------------------------------
 
 ASCII = {"status", "queue_status", "trace_context"}
-"""Of the columns that the mixins bring, those in which nothing else can be."""
+"""The mixins' columns that can contain only ASCII."""
 
 
 def test_columns_that_may_hold_any_text_are_wide() -> None:
@@ -156,14 +156,14 @@ def test_columns_that_may_hold_any_text_are_wide() -> None:
 
 
 def is_narrow(kind: Any) -> bool:
-    """Whether SQL Server has it as VARCHAR, in a code page, and a driver sends it as such."""
+    """Return whether SQL Server stores the column as VARCHAR, in a code page, and the driver sends it as such."""
     sent = kind.dialect_impl(mssql.dialect())
     sent = getattr(sent, "impl_instance", sent)
     return isinstance(sent, String) and not isinstance(sent, Unicode)
 
 
 def test_text_for_wide_columns_is_sent_as_wide() -> None:
-    """A parameter that is declared as VARCHAR has lost what its code page lacks when it comes to the column."""
+    """A parameter declared as VARCHAR loses characters outside the code page before it reaches the column."""
     engine, log = engine_of()
     narrow: set[str] = set()
 
@@ -179,7 +179,7 @@ def test_text_for_wide_columns_is_sent_as_wide() -> None:
 
 
 OWN = {16, 20, 80, 100}
-"""The lengths of `status`, and of the columns that the tests' models have as VARCHAR."""
+"""The lengths of `status` and of the VARCHAR columns of the tests' models."""
 
 
 def test_text_in_statements_is_ascii() -> None:
@@ -187,7 +187,7 @@ def test_text_in_statements_is_ascii() -> None:
 
 
 def test_no_parameter_is_null() -> None:
-    """Its type would have to be asked of the server, which Microsoft's driver does at a price.
+    """The driver would have to query its type from the server, which Microsoft's driver does at a cost.
 
     Rows of the history are inserted many at a time, some without an error; a worker's row is written every ten seconds.
     """
@@ -225,13 +225,13 @@ def test_a_precision_that_is_not_reflected_is_not_missed(moments: Any, codes: se
     assert {finding.code for finding in misfits(dialect, spec, live)} == codes
 
 
-# -- keys that it takes for the same -------------------------------------------------------------------------------
+# -- keys that it considers equal -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace", "rerun"])
 @pytest.mark.parametrize("model", [Document, Seat])
 def test_a_key_with_a_trailing_blank_is_distinct(model: Any, on_conflict: Any) -> None:
-    """It would be the same as one without, by every collation, and the task would be dropped in silence."""
+    """Every collation considers it equal to the key without the blank, and the task would be dropped silently."""
     engine, log = engine_of()
     name = "id" if model is Document else "line"
     for blank in ("a ", " "):

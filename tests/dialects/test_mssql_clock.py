@@ -28,7 +28,7 @@ def _dateadd(unit: str, number: float, moment: str) -> str:
     [timedelta(0), timedelta(seconds=90.5), timedelta(seconds=-90.5), LONGEST_DURATION, -LONGEST_DURATION],
 )
 def test_every_duration_fits(duration: timedelta) -> None:
-    """Its arithmetic, in an engine that has the same and no such function."""
+    """The arithmetic is evaluated on an engine that has the same operators but not this function."""
     asked = str(select(utcnow(duration)).compile(dialect=mssql.dialect(), compile_kwargs={"literal_binds": True}))
     with sqlite3.connect(":memory:") as connection:
         connection.create_function("dateadd", 3, _dateadd)

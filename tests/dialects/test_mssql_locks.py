@@ -1,6 +1,5 @@
-"""What SQL Server is sent, judged by what is known of its locks: over every statement that the library can emit.
-
-These are rules about text.  That they are the right ones, no server has shown yet.
+"""Checks every statement that the library can send to SQL Server against rules from its documentation about locks. The
+rules are about text. No server has confirmed yet that they are right.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from tests.dialects.test_pinned import ENGINES
 TABLES = {table.name: table for base in BASES for table in base.metadata.tables.values()}
 
 LEFT = {
-    # criteria of the application's that happen to name rows, to find those that are then written by key
+    # application criteria that happen to select by key, to find rows that are then written by key
     *("Report.reschedule 2", "Report.unschedule 1", "Report.declare 3", "Report.declare(removing) 2"),
     "Task.run_now 1",  # likewise
-    *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own, of a row that has been found
+    *("CreditNote.prune 5", "CreditNote.prune 6"),  # the ORM's own statements for a row that has been found
     *("Task.page 4", "Task.page(state) 3", "Task.page(where) 3"),  # they lock nothing
 }
 
 BESIDE = {"queue_pause", "fleet_worker", "past"}
-"""Tables whose rows are not those of a queue."""
+"""Tables that are not queues."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def sent() -> dict[str, str]:
 
 
 def named(sql: str) -> Iterator[Table]:
-    """The tables of which the statement names rows by all columns of their primary key."""
+    """Return the tables whose rows the statement selects by all columns of the primary key."""
     for name, table in TABLES.items():
         condition = r"(?<!NOT )\b{0}\.{1} (?:= :|IN \(:)"
         if all(re.search(condition.format(name, column.name), sql) for column in table.primary_key):
@@ -48,7 +47,7 @@ def named(sql: str) -> Iterator[Table]:
 
 
 def hints(sql: str, table: str) -> list[set[str]]:
-    """Those of each place in which the statement reads or writes the table under its own name."""
+    """Return the hints at each place where the statement reads or writes the table under its own name."""
     places = rf"(?:FROM|UPDATE|JOIN) {table}\b(?! AS)(?: WITH \(((?:[^()]|\([^()]*\))*)\))?"
     return [set((each or "").split(", ")) for each in re.findall(places, sql)]
 
@@ -65,7 +64,7 @@ def test_rows_given_by_key_are_found_by_seeks(sent: dict[str, str]) -> None:
 
 
 def covers(table: Table, name: str | None, read: set[str]) -> list[str]:
-    """The indexes, or the one of that name, that have all columns which are read."""
+    """Return the indexes, or the one of that name, that contain all columns that are read."""
     key = {column.name for column in table.primary_key}
     indexes = {str(index.name): {column.name for column in index.columns} | key for index in table.indexes}
     return [index for index, has in indexes.items() if name in (index, None) and read <= has]
@@ -94,7 +93,8 @@ def test_claims_that_one_index_does_not_serve_lock_by_key(sent: dict[str, str]) 
 
 
 def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -> None:
-    """Error 8622, if the index may not have all that is asked for: it is proved by the same words alone."""
+    """Otherwise error 8622 is raised, because only an identical condition proves that the index contains all requested
+    rows."""
     seen = set()
     for name, sql in sent.items():
         for hinted, condition in _readings(sql):
@@ -108,7 +108,7 @@ def test_reads_by_a_filtered_index_contain_its_condition(sent: dict[str, str]) -
 
 
 def test_reads_by_an_index_are_in_its_order(sent: dict[str, str]) -> None:
-    """Else all of it is read, and sorted; a merged reading names the index of each part."""
+    """Otherwise the whole index is read and sorted; a merged SELECT names the index of each part."""
     for name, sql in sent.items():
         for hinted, condition in _readings(sql):
             order = re.findall(r"\w+\.(\w+)(?: DESC)?(?:, |\)|$)", condition[condition.index("ORDER BY") :])
@@ -118,7 +118,7 @@ def test_reads_by_an_index_are_in_its_order(sent: dict[str, str]) -> None:
 
 
 def _readings(sql: str) -> Iterator[tuple[Index, str]]:
-    """Each index that is named, and what stands after it: the criteria and the order."""
+    """Yield each index hint with the criteria and order that follow it."""
     for place in re.finditer(r"FROM (\w+) WITH \([^\n]*INDEX\((\w+)\)\) \nWHERE ((?:.|\n)*? ORDER BY [^\n)]*)", sql):
         (index,) = (each for each in TABLES[place[1]].indexes if each.name == place[2])
         yield index, place[3]
@@ -128,7 +128,7 @@ def test_locking_reads_lock_rows_and_plain_reads_lock_nothing(sent: dict[str, st
     for name, sql in sent.items():
         for given in (each for table in TABLES for each in hints(sql, table) if each != {""}):
             assert ("ROWLOCK" in given) == (not sql.startswith("SELECT") or "UPDLOCK" in given), name
-            assert "READPAST" not in given or "UPDLOCK" in given, name  # by itself it is refused with row versions
+            assert "READPAST" not in given or "UPDLOCK" in given, name  # alone, it is rejected with row versions
 
 
 def test_hints_stay_where_a_table_has_a_schema() -> None:

@@ -1,4 +1,4 @@
-"""SQL Server takes 2,100 parameters: no statement has more, however many rows it is about and whatever their keys."""
+"""SQL Server takes 2,100 parameters: no statement has more, for any number of rows and any keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Base(DeclarativeBase):
 
 
 class Place:
-    """A key of three columns."""
+    """A model with a key of three columns."""
 
     x: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     y: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -81,7 +81,7 @@ class Note(Place, OutboxMixin, Base):
 
 
 def claims(model: type[QueueMixin]) -> list[Claim]:
-    """In two attempts."""
+    """Return claims in two attempts."""
     return [Claim(model, identity(model, n), 1 + n % 2, 7) for n in range(MANY)]
 
 
@@ -96,7 +96,7 @@ def claim_twice(session: QueueSession, model: Any) -> None:
 
 
 def rerun_locked(session: QueueSession, model: Any) -> None:
-    """It has to be queried whether the row is one of those that are locked."""
+    """Enqueue again while the transaction holds locks, so that it must query whether the row is one of them."""
     session.claim_many(model, limit=MANY, lease=None)
     names = [column.name for column in model.__queue_spec__.primary_key]
     session.enqueue(model, [dict.fromkeys(names, MANY)], on_conflict="rerun")

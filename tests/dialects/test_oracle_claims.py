@@ -1,4 +1,4 @@
-"""What a claim on Oracle locks, and reads again once it is locked, as the statements show; there is no server."""
+"""The rows that a claim on Oracle locks and reads again, according to its statements; there is no server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AGAIN = re.compile(r"IN \(SELECT .*?\nWHERE \w+\.ROWID = picked\(i\) AND (.*?)\)
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_locked_row_must_still_match(name: str) -> None:
-    # it was found when the cursor was opened, and may have been claimed, finished and moved on since
+    # it was found when the cursor was opened, and may have been claimed, finished or changed since
     cursor, again = CURSOR.search(BLOCKS[name]), AGAIN.search(BLOCKS[name])
     assert cursor is not None
     assert again is not None
@@ -40,7 +40,7 @@ def test_only_the_locked_rows_are_written(name: str) -> None:
 @pytest.mark.parametrize("model", [Task, Seat, Visit, Mail])
 @pytest.mark.parametrize("limit", [1, 3])
 def test_the_next_transaction_may_take_a_released_lock(model: Any, limit: int) -> None:
-    # if candidates were found first, without locks, all that come at once would aim at the same ones
+    # if candidates were first read without locks, all concurrent claims would choose the same ones
     engine, log = recorder.recording_engine(*ENGINES["oracle"])
     ready, due = picks(model.__queue_spec__)
     for step in (ready, due):
@@ -54,7 +54,7 @@ def test_the_next_transaction_may_take_a_released_lock(model: Any, limit: int) -
 
 
 def test_no_cursor_that_locks_is_left_to_the_driver() -> None:
-    # but for statements that name rows by their keys, and want all of them
+    # except statements that select rows by key and need all of them
     locking = {name: each for name, each in STATEMENTS.items() if "SKIP LOCKED" in each and name not in BLOCKS}
     assert [name for name, each in locking.items() if " ORDER BY " in each] == []
 
@@ -76,7 +76,7 @@ def test_a_row_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_index_that_has_the_order_is_named(name: str) -> None:
-    # what is not found in order is sorted, and for that read, all of it, whatever is asked for
+    # rows that are not read in order are sorted, which reads all of them, whatever the limit
     hint = re.search(r"CURSOR free IS SELECT /\*\+ INDEX\((\S+) (\S+)\) \*/ ", BLOCKS[name])
     order = re.search(r" ORDER BY (.*?) FOR UPDATE SKIP LOCKED;", BLOCKS[name])
     assert hint is not None
@@ -87,7 +87,7 @@ def test_the_index_that_has_the_order_is_named(name: str) -> None:
 
 
 def test_a_hint_names_no_schema() -> None:
-    # where it does, it is passed over without a word
+    # a hint for it would be ignored silently
     class Base(DeclarativeBase):
         metadata = MetaData(schema="Own")
 

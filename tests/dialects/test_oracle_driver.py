@@ -1,6 +1,5 @@
-"""The claim on Oracle, as far as the driver goes without a server: its own connections, cursors and variables.
-
-Nothing is sent.  What reaches a cursor is noted, and the out parameter is filled as the server would fill it.
+"""The claim on Oracle with the real driver but without a server: its connections, cursors and variables. Nothing is
+sent. Statements that reach a cursor are recorded, and the out parameter is filled as the server would fill it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ thin_impl = pytest.importorskip("oracledb.thin_impl")
 
 
 LOBS = (oracledb.DB_TYPE_CLOB, oracledb.DB_TYPE_NCLOB)
-"""The variable that a server would fill."""
+"""The variables that a server would fill."""
 
 
 class SentError(Exception):
-    """Raised once a statement would be sent to the server."""
+    """Raised when a statement would be sent to the server."""
 
 
 async def unconnected(kind: type[Any]) -> Any:
-    """A connection of the driver's that is open to all it does before it sends anything."""
+    """A connection of the driver that appears open until it would send something."""
     parameters = oracledb.ConnectParams(user="u", password="p")
     try:
         implementation = thin_impl.ThinConnImpl(parameters._impl)
@@ -43,7 +42,7 @@ async def unconnected(kind: type[Any]) -> Any:
 
 
 def noting(engine: Engine) -> list[tuple[str, Any]]:
-    """Every statement and its parameters, on their way to a real cursor."""
+    """Record every statement and its parameters on the way to a real cursor."""
     engine.dialect.server_version_info = (23, 0, 0)
     engine.dialect.default_isolation_level = "READ COMMITTED"
     for farewell in ("do_rollback", "do_close", "do_terminate"):
@@ -104,7 +103,7 @@ def test_the_out_parameter_has_room(send: Callable[..., Any], limit: int) -> Non
 @both
 @pytest.mark.parametrize("lease", ["default", None])
 def test_no_locking_cursor_is_left_to_the_driver(send: Callable[..., Any], lease: Any) -> None:
-    # it would fetch, and so lock, on its own: two rows and a hundred, or through asyncio all there are
+    # it would prefetch, and so lock, rows by itself: two and then a hundred, or with asyncio all of them
     sent = send(lambda session: session.claim_many(Task, limit=3, lease=lease))
     locking = [statement for statement, _ in sent if "FOR UPDATE" in statement]
     assert len(locking) == 1

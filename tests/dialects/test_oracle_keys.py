@@ -132,7 +132,7 @@ def test_other_engines_report_nothing(name: str) -> None:
     assert codes(made(), name=name) == []
 
 
-# -- what this project declares ------------------------------------------------------------------------------------
+# -- models of this project ------------------------------------------------------------------------------------
 
 
 def test_each_integer_key_that_is_pinned_is_an_identity() -> None:
@@ -159,7 +159,7 @@ def _sources() -> Iterator[tuple[Path, str]]:
 
 
 def test_each_example_is_declared_with_identity() -> None:
-    """Integer keys of models that users may copy, or that the tests create."""
+    """This applies to integer keys of models that users may copy, or that the tests create."""
     left = [
         f"{path.relative_to(PROJECT)}: {each.name}"
         for path, source in _sources()
@@ -198,7 +198,9 @@ def test_identity_changes_nothing_on_other_engines(name: str) -> None:
 
 
 def _is_compared(spec: QueueSpec, role: str) -> bool:
-    return isinstance(spec[role].type, KeyText) and role != "former_key"  # which the queue itself writes
+    return (
+        isinstance(spec[role].type, KeyText) and role != "former_key"
+    )  # these columns are written by the queue itself
 
 
 _TEXTS = [(spec, role) for spec in queues(Models.metadata) for role in spec.columns if _is_compared(spec, role)]
@@ -208,6 +210,6 @@ _TEXTS = [(spec, role) for spec in queues(Models.metadata) for role in spec.colu
     ("spec", "role"), _TEXTS, ids=lambda each: each if isinstance(each, str) else each.entity.__name__
 )
 def test_no_key_is_an_empty_text(spec: QueueSpec, role: str) -> None:
-    # Oracle would store NULL, which no unique index knows, and no comparison finds
+    # Oracle would store NULL, which is in no unique index and equal to nothing
     with pytest.raises(ArgumentError, match="not empty"):
         check_values(spec, {spec.attributes[role]: ""})

@@ -37,7 +37,7 @@ class Base(DeclarativeBase):
 
 
 class Reading(QueueMixin, Base):
-    """A key of three columns."""
+    """A model with a key of three columns."""
 
     __tablename__ = "reading"
     station: Mapped[str] = mapped_column(String(20), primary_key=True)
@@ -65,7 +65,7 @@ def claims_of(model: type[Any], count: int = MANY) -> list[Claim]:
 
 
 def longest(statement: str) -> int:
-    """How many elements the longest list of a statement has: of expressions, or of lists of them."""
+    """Return the length of the longest list in a statement, of expressions or of tuples."""
     most = 0
     while found := _INNERMOST.findall(statement):
         most = max(most, *(each.count(",") + 1 for each in found))
@@ -75,7 +75,7 @@ def longest(statement: str) -> int:
 
 @pytest.fixture
 def sent() -> Iterator[tuple[Engine, list[tuple[str, int]]]]:
-    """Every statement, and how many parameters it has."""
+    """Record every statement with its number of parameters."""
     engine, _ = recording_engine(*ENGINES["oracle"])
     log: list[tuple[str, int]] = []
 

@@ -1,6 +1,5 @@
-"""Every statement, as text: what an engine is sent does not change unnoticed, and no lock word vanishes.
-
-After a change that is meant: `SQLQUEUE_PIN=1 pytest tests/dialects`, and read the difference.
+"""Every statement, as text: no statement changes unnoticed, and no lock clause disappears. After an intended change,
+run `SQLQUEUE_PIN=1 pytest tests/dialects` and review the difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table as an application has had it for years, and the same once it is a queue."""
+"""A table of an existing application, and the same table as a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Before(DeclarativeBase):
 
 
 class Customer:
-    """A serial key on PostgreSQL, as it has long been the custom; what has no such thing is given the keys."""
+    """A model with a serial key on PostgreSQL, as was customary; other engines get explicit keys."""
 
     __tablename__ = "adopted_customer"
 
@@ -26,7 +26,7 @@ class Customer:
 
 
 class Order:
-    """Its names need quotes, and it has a status of its own."""
+    """A model whose names need quotes, with its own status column."""
 
     __tablename__ = "Adopted order"
     __table_args__ = (
@@ -64,7 +64,7 @@ class NewOrder(TopicMixin, Order, After):
 
 
 class Elsewhere(DeclarativeBase):
-    """As :class:`After`, but only the plainest of queues."""
+    """Like :class:`After`, but the simplest queue."""
 
 
 class ElsewhereCustomer(QueueMixin, Customer, Elsewhere):

@@ -22,7 +22,7 @@ Revised: TypeAlias = Callable[..., Path]
 
 @pytest.fixture
 def project(sync_db: Database, tmp_path: Path) -> Iterator[MakeProject]:
-    """`project(metadata, **fields of Project)`: on the engine of `sync_db`, and gone from it when the test ends."""
+    """`project(metadata, **fields of Project)`: a project on the engine of `sync_db`, removed when the test ends."""
     with ExitStack() as stack:
 
         def make(metadata: MetaData, **fields: Any) -> Project:
@@ -35,7 +35,8 @@ def project(sync_db: Database, tmp_path: Path) -> Iterator[MakeProject]:
 
 @pytest.fixture(scope="session")
 def revised(tmp_path_factory: pytest.TempPathFactory) -> Revised:
-    """`revised(database, **options of context.configure)`: the revision of the plain models, once for each engine."""
+    """`revised(database, **options of context.configure)`: the revision of the plain models, generated once for each
+    engine."""
 
     @cache
     def revise(db: Database, *, plugin: bool = False, **options: Any) -> Path:

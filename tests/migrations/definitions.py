@@ -1,4 +1,4 @@
-"""What a database says of its tables."""
+"""The definitions of tables as reported by a database."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.harness import Database
 
 
 def definitions(db: Database, metadata: MetaData) -> dict[str, list[str]]:
-    """By table: its columns, keys and indexes, as SQLAlchemy reads them and in the engine's own words."""
-    # by a connection of its own: SQLite's PRAGMAs go by the schema that theirs has seen last
+    """Return the columns, keys and indexes of each table, as reflected by SQLAlchemy and as the engine's own DDL."""
+    # on a new connection: SQLite's PRAGMAs use the schema that their connection has last read
     engine = create_engine(db.url, poolclass=NullPool)
     with engine.connect() as connection:
         return {
@@ -40,7 +40,7 @@ def _readable(index: Any) -> dict[str, Any]:
 
 
 def _worded(connection: Connection, table: Table, query: str | None) -> list[str]:
-    # an order that descends is not reflected on every engine
+    # descending order is not reflected on every engine
     if query is None:
         return []
     rows = connection.exec_driver_sql(query.format(table=table.name))

@@ -34,7 +34,7 @@ class Parcel(UniqueMixin, Base):
 
 
 class Bystander(Base):
-    """No queue, though its indexes go by the names of one."""
+    """Not a queue, although its indexes are named like those of one."""
 
     __tablename__ = "plugin_bystander"
     __table_args__ = (Index("ix_plugin_bystander_claim", "weight"), Index("ix_plugin_bystander_due", "id"))

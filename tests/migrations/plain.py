@@ -1,4 +1,4 @@
-"""Models of the kinds that applications have, in a metadata of their own, for what Alembic does with them by itself."""
+"""Models like those of applications, in separate metadata, for plain Alembic without the plugin."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Mail(TopicMixin, Base):
 
 
 class Document(QueueMixin, Base):
-    """Its indexes have names that are cut short."""
+    """A model whose index names are shortened."""
 
     __tablename__ = "plain_document_of_a_kind_that_nobody_would_ever_shorten"
 
@@ -83,7 +83,7 @@ class Seat(QueueMixin, Base):
 
 
 class Order(TopicMixin, Base):
-    """The queue's columns go by other names, one that has to be quoted among them; a claim order of its own."""
+    """A queue with renamed columns, one of which must be quoted, and its own claim order."""
 
     __tablename__ = "plain_order"
     __queue__ = QueueOptions(
@@ -114,7 +114,7 @@ class CreditNote(Invoice):
 
 
 class Call(JobMixin, Base):
-    """Of a function, by other names."""
+    """A queue of function calls with renamed columns."""
 
     __tablename__ = "plain_call"
     __queue__ = QueueOptions(columns={"task": "function", "arguments": "givenArguments"})
@@ -135,7 +135,7 @@ class Listing(UniqueMixin, Base):
 
 
 class Film(StageMixin, UniqueMixin, ResultMixin, Base):
-    """By other names."""
+    """A queue of stages with renamed columns."""
 
     __tablename__ = "plain_film"
     __queue__ = QueueOptions(
@@ -157,7 +157,7 @@ class Bay(SlotMixin, Base):
 
 
 class Truck(LimitMixin, Base):
-    """Only so many in a bay; and divided by an attribute of its own."""
+    """A limited queue that is also divided by an attribute."""
 
     __tablename__ = "plain_truck"
     __queue__ = QueueOptions(slots=Bay, partitions=("cargo",))
@@ -189,7 +189,7 @@ class Letter(QueueMixin, DataBase):
 
 
 def example(kind: type) -> object:
-    """An instance that can be stored."""
+    """Return an instance that can be stored."""
     keys = {
         Document: {"id": "a"},
         Seat: {"line": "a", "number": 1},
@@ -206,7 +206,7 @@ def example(kind: type) -> object:
 
 
 def shipment(*mixins: type[Any], schema: str | None = None) -> type[Any]:
-    """A model that is a queue with the mixins, and none without."""
+    """Return a model that is a queue if mixins are given, and otherwise an ordinary model."""
 
     class Base(DeclarativeBase):
         metadata = MetaData(schema=schema)

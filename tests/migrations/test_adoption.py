@@ -1,4 +1,4 @@
-"""A table with rows becomes a queue: none of the rows becomes a task, and none is lost."""
+"""A table with rows becomes a queue: no row becomes a task, and none is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeApplication = Callable[..., Project]
 
 @pytest.fixture
 def application(sync_db: Database, project: MakeProject) -> MakeApplication:
-    """`application(number, **options)`: tables in use, and a project whose models have just been made queues."""
+    """`application(number, **options)`: tables in use, and a project whose models have just become queues."""
 
     def make(number: int, **options: Any) -> Project:
         made = project(Before.metadata, plugin=True, options=options, version_table="adoption_version")
@@ -82,7 +82,7 @@ def _columns(db: Database) -> list[str]:
 
 @contextmanager
 def _statements() -> Iterator[list[str]]:
-    """Record everything that any engine executes, as the drivers get it."""
+    """Record all statements of all engines, as passed to the drivers."""
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A queue whose model changes after its table was made: options, names of columns, indexes."""
+"""A queue whose model changes after its table was created: options, column names, indexes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.harness import Database
 
 
 def model(*mixins: type[Any], **options: Any) -> Any:
-    """The same table, as a queue with these options or as none."""
+    """Return a model of the same table, as a queue with these options or as an ordinary model."""
 
     class Base(DeclarativeBase):
         metadata = MetaData()
@@ -61,7 +61,7 @@ def test_a_changed_option_changes_the_default(
     made.revise("first")
     made.upgrade()
     (meant,) = {value if isinstance(value, int) else value[0] for value in after.values()}
-    with sync_db.begin() as session:  # whatever the server's default, this library enqueues what the model says
+    with sync_db.begin() as session:  # whatever the server's default is, this library enqueues with the model's value
         session.add(new())
         session.enqueue(new())
         session.enqueue(new, [{"name": "a"}, {"name": "b"}])
@@ -148,7 +148,7 @@ def test_a_renamed_column_keeps_its_data(sync_db: Database, project: MakeProject
     assert [stored(sync_db, old, role)[:3] for role in names] == before
     assert codes(sync_db, old) == set()
     changed.upgrade()
-    newest = model(QueueMixin, columns={**names, "status": "state"})  # a class that nothing refers to would be gone
+    newest = model(QueueMixin, columns={**names, "status": "state"})  # an unreferenced class would be garbage-collected
     again = made.using(newest.metadata)
     again.revise("again")
     again.upgrade()

@@ -1,4 +1,4 @@
-"""A revision that one engine has generated, on every other; and as an SQL script."""
+"""A revision generated on one engine, run on every other; and as an SQL script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METADATA = plain.Base.metadata
 
 @pytest.fixture(params=[pytest.param(case, id=f"of-{case.name}") for case in SELECTED])
 def origin(request: pytest.FixtureRequest, databases: Databases) -> Database:
-    """The engine that generates."""
+    """The engine on which the revision is generated."""
     try:
         return databases.get(request.param, "sync")
     except Unavailable as reason:
@@ -31,7 +31,7 @@ def origin(request: pytest.FixtureRequest, databases: Databases) -> Database:
 def test_a_revision_upgrades_and_downgrades_on_another_engine(
     sync_db: Database, origin: Database, project: MakeProject, revised: Revised
 ) -> None:
-    # each engine has its own default for the clock in UTC, among which the plugin has the revision choose
+    # each engine has its own default for the clock in UTC; the plugin makes the revision choose among them
     here = project(METADATA, directory=revised(origin, plugin=True))
     here.upgrade()
     here.check()
@@ -51,7 +51,7 @@ def test_the_sql_script_creates_the_same_tables(sync_db: Database, project: Make
 
 
 def run(project: Project, script: str) -> None:
-    """Send the statements of a script, one by one."""
+    """Execute the statements of a script, one by one."""
     engine = create_engine(project.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for statement in statements(script):

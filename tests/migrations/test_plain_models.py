@@ -1,4 +1,4 @@
-"""Plain autogenerate where a model becomes, or ceases to be, a queue; and in a schema."""
+"""Plain autogenerate when a model becomes a queue or ceases to be one, and in a schema."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_the_mixin_only_its_columns_and_indexes_go(
 
 
 def _alike(db: Database, found: dict[str, list[str]]) -> list[str]:
-    """The parts of a definition that Alembic reflects and so can restore."""
+    """Return the parts of a definition that Alembic reflects and can therefore restore."""
     lines = sorted(re.sub(r"::(character varying|text)(\[\])?|[()]", "", line) for line in found["plain_shipment"])
     return lines if db.case.reflects_descending else [line.replace(" DESC", "") for line in lines]
 

@@ -1,4 +1,4 @@
-"""The Alembic plugin: when it is active, what it ignores and what it refuses."""
+"""The Alembic plugin: when it is active, what it ignores, and what it rejects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_other_tables_are_left_alone(migrated: Project, sync_db: Database) -> No
     without_plugin = migrated.configured(autogenerate_plugins=["alembic.autogenerate.*", f"~{PLUGIN}"])
     assert _operations(migrated) == _operations(without_plugin)
     table = Bystander.__table__
-    gone = migrated.using(MetaData())  # both of its indexes go, as those of a queue would
+    gone = migrated.using(MetaData())  # both of its indexes are dropped, like those of a queue
     for name in ("plugin_job", "alembic_of_nobody"):
         gone.tables.discard((None, name))
     Table(table.name, gone.metadata, Column("weight", Integer, Identity(), primary_key=True))
@@ -138,7 +138,7 @@ def test_storage_is_given_to_queues_alone_and_only_once(migrated: Project, sync_
     assert "plugin_bystander" not in script
     stored.upgrade()
     stored.check()
-    with sync_db.engine.begin() as connection:  # a number of one's own stays
+    with sync_db.engine.begin() as connection:  # the application's own number stays
         connection.exec_driver_sql("ALTER TABLE plugin_job SET (fillfactor = 50)")
     stored.check()
     stored.downgrade("-1")

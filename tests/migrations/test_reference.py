@@ -1,4 +1,4 @@
-"""The folder `alembic/`: an environment for queues as it should be, on every engine and driver."""
+"""The reference environment in `alembic/`, on every engine and driver."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_an_unfinished_index_is_repaired(migrated: Project, sync_db: Database) -
         unfinished.drop(connection)
     unfinished.dialect_kwargs["postgresql_concurrently"] = True
     with sync_db.engine.connect() as other:
-        other.execute(Job.__table__.insert().values(weight=1))  # in a transaction for which it has to wait
+        other.execute(Job.__table__.insert().values(weight=1))  # in a transaction that it has to wait for
         impatient = create_engine(sync_db.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with impatient.connect() as connection:
             connection.exec_driver_sql("SET lock_timeout = '50ms'")
@@ -122,7 +122,7 @@ def test_an_unfinished_index_is_repaired(migrated: Project, sync_db: Database) -
     _is_mended(migrated, sync_db)
 
 
-@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy, of what MariaDB calls IGNORED
+@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy's warning about MariaDB's IGNORED indexes
 @pytest.mark.requires("hide_index")
 def test_a_disabled_index_is_repaired(migrated: Project, sync_db: Database) -> None:
     with sync_db.engine.begin() as connection:

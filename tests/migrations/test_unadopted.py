@@ -67,7 +67,7 @@ def test_enqueued_rows_are_not_taken_for_unadopted_ones(sync_db: Database) -> No
     with _sessions(sync_db).begin() as session:
         for order in session.query(NewOrder):
             session.delete(order)
-    with _sessions(sync_db).begin() as session:  # at once, and one that could have started earlier
+    with _sessions(sync_db).begin() as session:  # available immediately, and available earlier
         session.add_all(NewOrder(**{**row, "id": row["id"] + 10}) for row in rows(3))
         early = {"available_at": sqlqueue.utcnow(timedelta(hours=-1))}
         session.add(NewOrder(**{**rows(1)[0], "id": 20, "reference": "early"}, **early))
@@ -76,7 +76,7 @@ def test_enqueued_rows_are_not_taken_for_unadopted_ones(sync_db: Database) -> No
 
 
 def _revised(connection: Connection, metadata: MetaData) -> UpgradeOps:
-    """A migration by an Alembic without plugins, and the warnings about it."""
+    """Migrate with an Alembic without plugins, and return the warnings."""
     plugins = ["alembic.autogenerate.*", f"~{PLUGIN}"]
     context = MigrationContext.configure(connection, opts={"autogenerate_plugins": plugins})
     context.opts["target_metadata"] = metadata

@@ -1,4 +1,4 @@
-"""Tasks with a history, and what it holds."""
+"""Tasks with a history, and its contents."""
 
 from __future__ import annotations
 

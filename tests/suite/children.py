@@ -29,7 +29,7 @@ def session(url: URL) -> Iterator[QueueSession]:
 
 
 def drain(gate: Gate, url: URL, total: int, worker: str) -> int:
-    """Do rows until `total` are done by all together; how many were done here."""
+    """Process rows until all processes together have done `total`; return how many this one did."""
     done = 0
     with session(url) as s:
         gate.wait()
@@ -55,7 +55,7 @@ def enqueue(gate: Gate, url: URL, number: int) -> None:
 
 
 def claim_and_stay(gate: Gate, url: URL) -> None:
-    """Killed at the gate, in mid-transaction."""
+    """Claim, and wait at the gate in mid-transaction to be killed."""
     with session(url) as s:
         task = s.claim(Task)
         s.add(Ledger(task_id=task.id, worker="killed"))
@@ -65,7 +65,7 @@ def claim_and_stay(gate: Gate, url: URL) -> None:
 
 
 def claim_and_commit(gate: Gate, url: URL, lease: timedelta) -> None:
-    """Killed at the gate, with the claim committed and the work not done."""
+    """Commit a claim, and wait at the gate to be killed before the work is done."""
     with session(url) as s:
         task = s.claim(Task, lease=lease)
         s.commit()
@@ -75,7 +75,7 @@ def claim_and_commit(gate: Gate, url: URL, lease: timedelta) -> None:
 
 
 def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, str]:
-    """Try these calls one after another, each with a business write; what became of each."""
+    """Try these calls one after another, each with a write of the application; return the result of each."""
     outcome = {}
     with session(url) as s:
         for number, name in enumerate(names):
@@ -92,7 +92,7 @@ def settle(gate: Gate, url: URL, claim: Claim, names: list[str]) -> dict[str, st
 
 
 def visit(gate: Gate, url: URL, directory: str) -> None:
-    """Work until killed, at any time.  A process at work locks one of the files, the first that is free."""
+    """Run tasks until killed. A process locks the first free file while it runs a task."""
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), poll=timedelta(seconds=0.2))
 
     @worker.handler(Visit, concurrency=2, lease=timedelta(seconds=4))

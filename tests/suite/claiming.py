@@ -1,4 +1,4 @@
-"""Claims of tests, by the ids of their tasks."""
+"""Helpers that claim tasks and return their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that records what it sends, and a database that counts what it reads."""
+"""Fixtures: a session of the test, and a database with planner statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def session(engine: Engine) -> Iterator[Recorded]:
 
 @pytest.fixture
 def counted(sync_db: Database) -> Iterator[Callable[[Any], None]]:
-    """Has the planner count a table."""
+    """Return a function that collects the planner's statistics of a table."""
     tables: list[str] = []
 
     def count_rows(model: Any) -> None:

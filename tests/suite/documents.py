@@ -1,4 +1,4 @@
-"""What a table holds after enqueue()."""
+"""The contents of a table after enqueue()."""
 
 from __future__ import annotations
 

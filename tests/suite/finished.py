@@ -11,11 +11,12 @@ SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelt
 
 
 def elsewhere(db: Database) -> Database:
-    """With sessions at +05:30, where sessions have a time zone: no hour of theirs begins when one of UTC does."""
+    """Return the database with sessions at +05:30, if sessions have a time zone: their hours do not begin with those of
+    UTC."""
     return db if db.case.time_zone_sql is None else db.variant(on_connect=next(db.case.time_zones()))
 
 
 def finished(at: datetime, ran: timedelta = MINUTE, waited: timedelta = MINUTE, **columns: Any) -> dict[str, Any]:
-    """A row that was completed, unless `columns` say otherwise."""
+    """Return a completed row, with `columns` replaced."""
     moments = {"finished_at": at, "available_at": at, "claimed_at": at - ran, "created_at": at - ran - waited}
     return {"status": "completed", "attempt": 1, **moments, **columns}

@@ -19,7 +19,7 @@ class Folder(Base):
 
 
 class Scan(QueueMixin, Base):
-    """Foreign keys in both directions and to itself, and relationships that load with it."""
+    """A model with foreign keys in both directions and to itself, and eagerly loaded relationships."""
 
     __tablename__ = "scan"
 
@@ -39,7 +39,7 @@ class Page(Base):
 
 
 class Computed(QueueMixin, Base):
-    """Columns that are not loaded with the row, or are none, and a version."""
+    """A model with deferred and computed columns, and a version."""
 
     __tablename__ = "computed"
 

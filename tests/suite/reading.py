@@ -1,4 +1,4 @@
-"""Measures what calls read, in the unit of each engine."""
+"""Measures how much calls read, in the unit of each engine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.rows import PAST, rows
 READY, DUE, DEAD, OLD = 100, 60, 20, 60
 """Tasks that calls look for."""
 SLACK = 10 * READY
-"""Reads: a small table may be read as a whole, where a large one is searched key by key."""
+"""Reads that are tolerated, since a small table may be scanned where a large one is searched by key."""
 FACTOR = 3
-"""Trees grow in depth, and what is rolled back may be in the way for a while."""
+"""The tolerated factor: index trees get deeper, and rolled-back rows may remain for a while."""
 FEW, MANY = 1_000, 10_000
-"""Tasks that are in the way: finished ones, and as many that are scheduled."""
+"""The numbers of tasks that calls must not read: finished ones, and as many scheduled ones."""
 Call = Callable[[Actor, Any], Any]
 HOUR = timedelta(hours=1)
 SETTLINGS: Mapping[str, Call] = {
@@ -38,21 +38,21 @@ SETTLINGS: Mapping[str, Call] = {
 
 
 def key_of(model: Any, number: int) -> tuple[Any, ...]:
-    """The keys of any model, as its tables are in the order of their numbers."""
+    """Return the keys of any model, in the order of their numbers."""
     return {Mail: (number + 1,), Task: (number + 1,), Parcel: (uuid.UUID(int=number),), Seat: ("a", number)}[model]
 
 
 def stored(db: Database, model: Any, start: int, given: list[dict[str, Any]]) -> None:
     names = [column.name for column in model.__queue_spec__.primary_key]
     common: dict[str, Any] = {"attempt": 0, "max_attempts": 5, "claimed_at": None, "finished_at": None}
-    common |= {"created_at": PAST}  # with none of its own to call, a driver sends many rows at once
+    common |= {"created_at": PAST}  # without Python defaults to call, a driver sends many rows at once
     common |= {"topic": "a"} if model is Mail else {}
     keys = (dict(zip(names, key_of(model, number), strict=True)) for number in count(start))
     db.insert(model, [{**common, **each, **key} for each, key in zip(given, keys, strict=False)])
 
 
 def to_be_found(db: Database, model: Any, start: int = 0) -> int:
-    """Insert the rows that calls look for, and return their number."""
+    """Insert the rows that the calls find, and return their number."""
     found = [
         *rows(READY),
         *rows(DUE, "scheduled", "retryable", "expired"),
@@ -67,12 +67,12 @@ def to_be_found(db: Database, model: Any, start: int = 0) -> int:
 class Read:
     amount: int = 0
     searched: frozenset[str] = frozenset()
-    """Indexes, and tables that were read through, where the engine tells."""
+    """The indexes used, and the tables scanned, if the engine reports them."""
 
 
 @contextmanager
 def reading(session: Actor, case: EngineCase) -> Iterator[Read]:
-    """Measure what is read within."""
+    """Measure what is read within the block."""
     read = Read()
     connection: Connection = session.run(lambda inner: inner.connection())
     if case.tells_steps:
@@ -104,7 +104,7 @@ def searches(connection: Connection, case: EngineCase) -> Counter[str]:
 
 
 def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any) -> dict[str, Read]:
-    """Return what each call and each settlement reads; everything is rolled back."""
+    """Return how much each call and each settlement reads; everything is rolled back."""
     other = db.variant(isolation_level="SERIALIZABLE" if db.case.one_writer else "READ COMMITTED", **options)
     found: dict[str, Read] = {}
     for name, call in calls.items():
@@ -119,6 +119,6 @@ def efforts(db: Database, model: Any, calls: Mapping[str, Call], **options: Any)
 
 
 def growing(small: Mapping[str, Read], large: Mapping[str, Read]) -> dict[str, tuple[int, int]]:
-    """The calls that read more of the larger table, and how much."""
+    """Return the calls that read more from the larger table, and how much."""
     amounts = {name: (read.amount, large[name].amount) for name, read in small.items()}
     return {name: (less, more) for name, (less, more) in amounts.items() if more > FACTOR * less + SLACK}

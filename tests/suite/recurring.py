@@ -15,7 +15,7 @@ HOUR, HOURLY = timedelta(hours=1), "PT3600S"
 
 
 def recurring(db: Database, model: Any = Report, **columns: Any) -> Any:
-    """Enqueue a task that was due an hour and a half ago, unless told otherwise."""
+    """Enqueue a task that was due an hour and a half ago by default."""
     with db.begin() as actor:
         values = {"schedule": HOURLY, "available_at": clock(db) - 1.5 * HOUR, **columns}
         actor.enqueue(task := model(**values))

@@ -15,19 +15,19 @@ NAIVE = datetime(2020, 1, 1)
 
 
 def ascii_id(value: object) -> str:
-    """Without addresses, which differ from one process of the run to another."""
+    """Return test ids without memory addresses, which differ between the processes of a run."""
     return re.sub(r" at 0x\w+", "", ascii(value))[:60]
 
 
 class Recorded(QueueSession):
-    """Knows what it has sent."""
+    """A session that records its statements."""
 
     sent: list[str]
 
 
 @contextmanager
 def refused(session: Recorded, *words: str, error: type[SQLQueueError] = ArgumentError) -> Iterator[None]:
-    """Raises ``error`` with these words, and sends nothing but the beginning of a transaction."""
+    """Assert that ``error`` is raised with this text, and that only the start of a transaction is sent."""
     session.sent.clear()
     with pytest.raises(error) as raised:
         yield

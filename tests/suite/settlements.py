@@ -1,4 +1,4 @@
-"""The calls that settle a claim, and what each changes."""
+"""The calls that settle a claim, and the changes that each makes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class Settling:
-    """A call, what it changes, and after how long the row is available or has become final."""
+    """A call, its changes, and the delay after which the row is available or becomes final."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -46,7 +46,7 @@ SETTLINGS = [
 
 
 def claim(db: Database, model: type[M], *where: Any, **arguments: Any) -> M:
-    """Claimed and committed: what is left of the lease is what a worker has."""
+    """Claim and commit, as a worker does."""
     with db.begin() as session:
         task: M = session.claim(model, *where, **arguments)
         return task

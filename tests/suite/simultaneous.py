@@ -1,4 +1,4 @@
-"""Calls of many sessions at once."""
+"""Concurrent calls of many sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = 8
 
 T = TypeVar("T")
 Transaction: TypeAlias = Callable[[Callable[[Actor], T]], T]
-"""Call and commit, again after a deadlock, and return the result."""
+"""Calls and commits, repeats this after a deadlock, and returns the result."""
 
 
 def simultaneously(db: Database, *parts: Callable[[Transaction[Any]], object]) -> int:

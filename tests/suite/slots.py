@@ -28,7 +28,7 @@ def held(db: Database) -> int:
 
 @contextmanager
 def sent() -> Iterator[dict[str, int]]:
-    """How many statements, and how many connections that are made, by whatever engine."""
+    """Count the statements and the new connections of all engines within the block."""
     found = {"statements": 0, "connections": 0}
 
     def statement(*_: Any) -> None:

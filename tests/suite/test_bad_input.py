@@ -129,7 +129,7 @@ def test_a_claim_given_twice_is_rejected(session: Recorded, call: str) -> None:
 @settling
 @pytest.mark.parametrize("nothing", [None, Ledger(), [None], [Ledger()], "Task"], ids=ascii_id)
 def test_arguments_that_are_not_claims_are_rejected(session: Recorded, call: str, nothing: Any) -> None:
-    """None is what an empty queue gave."""
+    """None is what a claim on an empty queue returns."""
     with refused(session):
         getattr(session, call)(nothing, *SETTLING[call])
 

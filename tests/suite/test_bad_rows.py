@@ -58,7 +58,8 @@ def test_naive_by_add(session: Recorded) -> None:
 
 
 def test_rows_with_a_part_of_their_key_missing_stop_nothing(tmp_path: Path) -> None:
-    """SQLite lets a key be NULL in a table that says nothing of it; such a row cannot be named, and is passed over."""
+    """SQLite allows NULL in a key column that is not declared NOT NULL; such a row cannot be selected by key, and is
+    skipped."""
     engine = create_engine(f"sqlite:///{tmp_path}/seats.db")
     declared = str(CreateTable(Seat.__table__).compile(engine))
     with engine.begin() as connection:

@@ -36,7 +36,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_transaction_changes_at_most_the_limit_and_the_loop_ends(db: Database, name: str) -> None:
-    """Five rows in each state that the call changes, among others."""
+    """The table has five rows in each state that the call changes, and others."""
     unfinished = [*rows(2, "ready", number=1), *rows(3, "scheduled", "retryable", "expired", number=1)]
     failed = [{**DEAD, "number": 1}] * 3 + rows(2, "retryable", "expired", number=1)
     mine = {"retry": failed, "rescue": [{**CRASHED, "number": 1}] * 5}.get(name, unfinished)
@@ -119,7 +119,7 @@ def cancelled(session: Session, entity: Any, size: int) -> list[Batch]:
 
 @pytest.mark.parametrize(("entity", "keys"), [(Parcel, {}), (Seat, {"line": "A"})])
 def test_each_batch_is_committed(db: Database, entity: Any, keys: dict[str, Any], monkeypatch: Any) -> None:
-    """Keys of every kind, and more of them than are read at a time."""
+    """There are keys of every kind, and more of them than are read at a time."""
     monkeypatch.setattr(batches, "PAGE", 4)
     with db.begin() as session:
         numbers = [{"number": n} if keys else {} for n in range(7)]

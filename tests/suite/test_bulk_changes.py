@@ -103,7 +103,7 @@ def test_rescue(db: Database) -> None:
 
 
 def test_rescue_reruns_tasks_enqueued_again(db: Database) -> None:
-    """Its last run has crashed, but another one was requested meanwhile."""
+    """The last run has crashed, but another one was requested in the meantime."""
     db.insert(Document, [{"id": "a", "max_attempts": 1}])
     with db.begin() as session:
         session.claim(Document, lease=timedelta(milliseconds=1))
@@ -136,7 +136,7 @@ def test_stats(db: Database) -> None:
     db.insert(Task, [{"id": 100, "number": 1}])
     with db.begin() as session:
         stats, some, none = session.stats(Task), session.stats(Task, Task.number == 1), session.stats(Letter)
-    # the one that is available in the future is scheduled
+    # a task available in the future counts as scheduled
     assert stats.counts == {status: 1 + (status == "scheduled") for status in Status}
     assert (stats.total, stats.unfinished, stats["scheduled"], stats[Status.RUNNING]) == (8, 5, 2, 1)
     assert (some.total, some["available"]) == (1, 1)

@@ -1,4 +1,4 @@
-"""Thousands of rows in one call go to the server in bulk, in the transaction they belong to."""
+"""Thousands of rows in one call are sent in bulk, in the session's transaction."""
 
 from __future__ import annotations
 

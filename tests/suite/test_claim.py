@@ -1,4 +1,4 @@
-"""What a claim takes, in which order, and what it writes."""
+"""The rows that a claim takes, their order, and the values that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instances and sessions know of their claims."""
+"""The state of claims in instances and sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_claim_of_is_a_value_that_settles_anywhere(db: Database) -> None:
 
 
 def test_a_claim_outlives_its_instance(db: Database) -> None:
-    """The session refers to its instances weakly."""
+    """The session holds its instances by weak references."""
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         session.complete(claim_of(session.claim(Task)))
@@ -102,10 +102,10 @@ def test_functions_on_a_plain_session(db: Database) -> None:
 
 
 def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
-    """Claiming nothing asks for ready rows and for due rows, and that is all."""
+    """A claim that finds nothing queries ready rows and due rows, and sends nothing else."""
     statements: list[str] = []
     with db.begin() as session:
-        assert session.claim(Task) is None  # whatever happens once per engine
+        assert session.claim(Task) is None  # statements that are sent only once per engine
         event.listen(db.session_engine, "before_cursor_execute", record := lambda *args: statements.append(args[2]))
         try:
             session.claim(Task)

@@ -1,4 +1,4 @@
-"""with claiming(...): completes, or records the failure and goes on."""
+"""with claiming(...): completes the task, or records the failure and continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Base)
 
 
 class Stop(BaseException):
-    """Stands for KeyboardInterrupt, which an event loop would handle itself."""
+    """Stands in for KeyboardInterrupt, which an event loop would handle itself."""
 
 
 def row(db: Database, key: int) -> Task:
@@ -111,7 +111,7 @@ def test_a_task_may_be_settled_in_the_block(db: Database, call: str, arguments: 
 
 
 def test_a_settlement_in_a_block_that_fails_is_rolled_back(db: Database) -> None:
-    """The block's writes are gone, its settlement among them."""
+    """The block's writes are rolled back, including its settlement."""
     db.insert(Task, [{"id": 1}])
     with db.begin() as session, session.claiming(Task) as task:
         session.complete(task)

@@ -1,4 +1,4 @@
-"""Concurrent claimers: none waits, none gets what another has, and no free task is withheld."""
+"""Concurrent claimers: none waits, none gets another's task, and every free task is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ one_writer = pytest.mark.requires("one_writer")
 def assert_both_are_served(
     db: Database, *where: Any, model: Any = Task, limit: int = 5, lease: Any = "default"
 ) -> None:
-    """A claims and stays open; B gets as many others at once."""
+    """Let A claim and keep its transaction open; assert that B gets as many other rows without waiting."""
     a, b = contenders(db)
     mine = ids(a.claim_many(model, *where, limit=limit, lease=lease))
     theirs = ids(without_waiting(a, lambda: b.claim_many(model, *where, limit=limit, lease=lease)))
@@ -36,7 +36,7 @@ def test_two_claimers_get_different_rows_at_once(db: Database) -> None:
     assert_both_are_served(db)
 
 
-# on a small table, and for a large share of one, a planner prefers a scan and a sort, which locks all it reads
+# for a small table, or a large part of a table, a planner prefers a scan and a sort, which lock everything they read
 @locks_rows
 @pytest.mark.parametrize(("size", "limit"), [(3, 1), (12, 5), (16, 8), (20, 10), (30, 15), (2_000, 500)])
 @pytest.mark.parametrize(("condition", "lease"), [("ready", "default"), ("retryable", "default"), ("ready", None)])
@@ -149,7 +149,7 @@ def test_claims_in_two_ways_do_not_disturb_each_other(sync_db: Database, first: 
 @locks_rows
 @pytest.mark.parametrize("how", ["complete", "release"])
 def test_settling_many_does_not_wait_for_other_claims(sync_db: Database, how: str) -> None:
-    # so many keys of a small table look like all of it to a planner, which then reads, and waits for, every row
+    # for many keys of a small table a planner chooses a scan, which reads, and waits for, every row
     sync_db.insert(Task, rows(2_000))
     a, b = contenders(sync_db)
     a.claim_many(Task, limit=500)
@@ -159,7 +159,7 @@ def test_settling_many_does_not_wait_for_other_claims(sync_db: Database, how: st
 
 @locks_rows
 def test_settling_waits_for_no_claim_that_found_nothing(sync_db: Database) -> None:
-    # it has looked among due rows, by an index whose entries for these rows were not locked
+    # it has read due rows by an index whose entries for these rows were not locked
     sync_db.insert(Task, rows(3))
     a, b = contenders(sync_db)
     mine = a.claim_many(Task, limit=3, lease=None)
@@ -169,7 +169,7 @@ def test_settling_waits_for_no_claim_that_found_nothing(sync_db: Database) -> No
 
 @locks_rows
 def test_an_asyncio_claim_locks_no_other_row(db: Database) -> None:
-    # drivers of asyncio have cursors of their own, which may fetch, and lock, ahead
+    # asyncio drivers have different cursors, which may prefetch, and thereby lock, rows
     db.insert(Task, rows(500))
     a, b = contenders(db)
     mine = ids(a.claim_many(Task, limit=10))

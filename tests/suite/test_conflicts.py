@@ -1,4 +1,4 @@
-"""Many sessions enqueue one key at once: the last values are stored, and a run follows them."""
+"""Many sessions enqueue one key concurrently: the last values are stored, and are followed by a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 def race(db: Database, call: Callable[[Actor, int], Any]) -> list[Any]:
-    """Call it in eight threads at once, each in a transaction of its own; return what each returned or raised."""
+    """Call it concurrently in eight threads, each in its own transaction; return the result or exception of each."""
     barrier = Barrier(THREADS)
 
     def run(actor: Actor, number: int) -> Any:
@@ -94,7 +94,8 @@ def test_many_keys_are_enqueued_at_once(sync_db: Database, how: str) -> None:
 
 
 def work(db: Database, over: Event, *, early: bool) -> list[int]:
-    """Claim and complete until nothing is left after the others are `over`; the version that each run began with."""
+    """Claim and complete until the others are `over` and nothing is left; return the version at the start of each
+    run."""
     seen = []
     actor = db.session()
     while True:
@@ -125,7 +126,7 @@ def test_rerun_misses_no_version(db: Database, early: bool) -> None:
             over.set()
     last = document(db)
     assert last.status == "completed"
-    # whatever was written last was there when the last run began
+    # the last run began after the last write
     assert seen.result()[-1] == last.version
 
 
@@ -159,7 +160,7 @@ def test_a_final_row_lives_again(db: Database, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
 def test_many_that_may_meet_others_by_two_keys(db: Database, how: Any) -> None:
-    """No engine has an upsert for that: what is new is inserted at once, and the others one by one, in their order."""
+    """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""
     db.insert(Listing, [{"id": 1, "unique_key": "a", "version": 0}, {"id": 2, "unique_key": "b", "version": 0}])
     given = [(9, "new", 1), (1, "a", 2), (8, "other", 3), (2, "b", 4), (9, "new", 5), (7, "a", 6)]
     with db.begin() as actor:
@@ -190,7 +191,7 @@ class Other(DeclarativeBase):
 
 
 class Member(QueueMixin, Other):
-    """Has a second key."""
+    """A model with a second unique key."""
 
     __tablename__ = "member"
 

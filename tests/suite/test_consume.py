@@ -1,4 +1,4 @@
-"""Claimed and finished at once."""
+"""consume(): tasks are claimed and completed at once."""
 
 from __future__ import annotations
 

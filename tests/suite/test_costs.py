@@ -1,8 +1,7 @@
-"""What each call costs, as `costs/<engine>.json` says: it is the same for sync sessions and for asyncio.
-
-Statements and commits are counted as they leave SQLAlchemy; where the server counts what it is asked, that
-too, for a driver may make many requests of one statement.  After a change that is meant:
-`SQLQUEUE_PIN=1 pytest tests/suite/test_costs.py`, and read the difference.
+"""The cost of each call, as recorded in `costs/<engine>.json`, which is the same for sync and asyncio sessions.
+Statements and commits are counted as SQLAlchemy sends them; requests are counted too, if the server reports them, since
+a driver may send many requests for one statement.  After an intended change, run `SQLQUEUE_PIN=1 pytest
+tests/suite/test_costs.py` and review the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PINNED = Path(__file__).parent / "costs"
 MINUTE = timedelta(minutes=1)
 Call = Callable[[Actor], Any]
 Scene = Callable[[Database, int], Call]
-"""Sets the scene for the call that it returns; its number tells it from the others of its kind."""
+"""Prepares the data for the call that it returns; the number distinguishes repeated calls."""
 
 
 def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Scene:
@@ -48,7 +47,7 @@ def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Scene:
 
 
 def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any], calls: int = 1) -> Scene:
-    """In another transaction than the claims', which so many calls made."""
+    """Settle in a different transaction than that of the claims, which were made by several calls."""
 
     def scene(db: Database, number: int) -> Call:
         fill(db, model, many, number)
@@ -73,7 +72,7 @@ def works(session: Actor) -> None:
 def enqueues(model: Any, many: int, values: Callable[[int], Mapping[str, Any]], **arguments: Any) -> Scene:
     def scene(db: Database, number: int) -> Call:
         given = [{**values(n), **({"version": number} if arguments else {})} for n in range(many)]
-        if arguments:  # what they meet
+        if arguments:  # the existing rows that they conflict with
             with db.begin() as session:
                 session.enqueue(model, given, **arguments)
         return lambda session: session.enqueue(model, given, **arguments)
@@ -95,7 +94,7 @@ def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> 
         Seat: lambda n: {"line": f"line {os.urandom(4).hex()}", "number": n},
         Listing: lambda n: {"unique_key": os.urandom(8).hex()},
         Film: lambda n: {"unique_key": os.urandom(8).hex()},
-        Report: lambda n: {"schedule": "PT60S", "created_at": PAST - MINUTE},  # with a moment of its own
+        Report: lambda n: {"schedule": "PT60S", "created_at": PAST - MINUTE},  # with its own time
         Visit: lambda n: {"limit_key": os.urandom(8).hex()},
     }
     common = {"created_at": PAST}  # with nothing to call, a driver sends many rows at once
@@ -213,7 +212,7 @@ def enqueueing() -> Iterator[tuple[str, Scene]]:
 
 
 class Meter:
-    """Counts what the sessions of a database send, and notes which statements had to be compiled."""
+    """Counts the statements of a database's sessions, and records which had to be compiled."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -228,7 +227,7 @@ class Meter:
         self._counts[what] += 1
 
     def _look(self, connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if context.compiled is None or "SAVEPOINT" in statement:  # not one of ours
+        if context.compiled is None or "SAVEPOINT" in statement:  # not one of the library's statements
             return
         can_be_kept = getattr(context.compiled.statement, "inherit_cache", None) is not False  # upserts, since 2.1
         if can_be_kept and context.cache_hit is not CacheStats.CACHE_HIT:
@@ -236,7 +235,7 @@ class Meter:
 
     @contextmanager
     def running(self) -> Iterator[Counter[str]]:
-        """Yield a value that is set to what was sent within."""
+        """Yield a value that is set to the cost of the block."""
         found = Counter[str]()
         before, own = self._requests(), self._requests()
         self._counts.clear()
@@ -246,7 +245,7 @@ class Meter:
         found["request"] = self._requests() - own - (own - before)
 
     def _requests(self) -> int:
-        """The requests that the server has counted on the only connection."""
+        """Return the number of requests that the server has counted on the only connection."""
         if self._db.case.requests_sql is None:
             return 0
         with self._db.session() as session:

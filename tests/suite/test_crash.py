@@ -1,4 +1,5 @@
-"""Claimers that die: in mid-transaction nothing has happened; after the commit the task is free when its lease ends."""
+"""Claimers that die: in mid-transaction, everything is undone; after the commit, the task is free when its lease
+ends."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_the_last_attempt_can_still_be_finished(db: Database) -> None:
 
 
 def claimed_by_worker(db: Database, model: type[Any] = Task) -> Any:
-    """A worker claims, and nothing is heard of it again until its lease has ended."""
+    """Claim like a worker that then disappears, and end the lease."""
     with db.begin() as actor:
         (task,) = actor.run(claim_wanted, Wanted(spec_of(model)), 1, tokens=WorkerTokens())
         found = task
@@ -180,7 +181,7 @@ def test_a_task_is_not_a_suspect_after_its_attempt_has_ended(db: Database, end: 
         task = actor.claim(Task)
         assert task.crashes == 1
         getattr(actor, end)(task, *arguments)
-    left = 1 if end == "discard" else 0  # a dead letter tells of it
+    left = 1 if end == "discard" else 0  # the dead letter's error mentions it
     assert row(db, task)["crashes"] == left
     with db.begin() as actor:
         actor.retry(Task)

@@ -22,7 +22,7 @@ HOURLY, DAILY = Every(HOUR), Every(24 * HOUR)
 
 
 def declare(db: Database, *tasks: Any, model: Any = Chore, **arguments: Any) -> dict[str, tuple[Any, ...]]:
-    """The changes, and the keys that they concern."""
+    """Declare schedules; return the changes by kind, with their keys."""
     with db.begin() as actor:
         done = actor.declare_schedules(model, tasks, **arguments)
     return {name: keys for name in done.__slots__ if (keys := getattr(done, name))}
@@ -33,7 +33,7 @@ def chore(key: str = "a", schedule: Any = HOURLY, **values: Any) -> dict[str, An
 
 
 def found(db: Database, key: str = "a") -> dict[str, Any]:
-    """The one row that has or had this key."""
+    """Return the row that has or had this key."""
     chores = Chore.__table__
     with db.engine.connect() as connection:
         mine = (chores.c.unique_key == key) | (chores.c.former_key == key)
@@ -73,7 +73,7 @@ def test_schedules_are_created_left_unchanged_or_updated(db: Database) -> None:
     assert declare(db, *changed) == {"updated": ("a", "b"), "unchanged": ("c",)}
     assert found(db)["schedule"] == "P1DT0S"
     assert before + 24 * HOUR - step <= found(db)["available_at"] <= clock(db) + 24 * HOUR + step
-    assert found(db, "b")["available_at"] == rows["b"]["available_at"]  # other values move no run
+    assert found(db, "b")["available_at"] == rows["b"]["available_at"]  # changes to other values do not move a run
     assert (found(db, "b")["arguments"], found(db, "b")["drift"]) == ({"days": [1]}, True)
 
 
@@ -113,7 +113,7 @@ def test_a_run_in_progress_continues(db: Database, by: str) -> None:
     assert found(db)["limit_key"] == ("y" if by == "another deployment" else "x")
 
 
-# -- what somebody has stopped ----------------------------------------------------------------------------------------
+# -- stopped schedules ----------------------------------------------------------------------------------------
 
 STOPS: dict[str, Callable[[Database], object]] = {
     "cancelled": lambda db: do(db, lambda actor: actor.cancel(Chore)),
@@ -157,7 +157,8 @@ def test_an_ordinary_task_of_the_same_key_does_not_begin_to_recur(db: Database) 
     assert (found(db)["status"], found(db)["schedule"]) == ("available", None)
 
 
-# -- what is not declared any more ------------------------------------------------------------------------------------
+# -- schedules that are no longer declared
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -231,7 +232,7 @@ def test_eight_processes_declare_at_once(sync_db: Database, processes: Processes
 
 @pytest.mark.parametrize("looked_before", [False, pytest.param(True, marks=pytest.mark.requires("locks_rows"))])
 def test_a_row_inserted_concurrently_is_left_unchanged(sync_db: Database, looked_before: bool) -> None:
-    """A transaction that reads what was there when it began does not see it, and knows of it nevertheless."""
+    """A transaction with an older snapshot does not see the row, and must still detect it."""
     with sync_db.session() as actor:
         if looked_before:
             actor.declare_schedules(Chore, [])
@@ -248,7 +249,7 @@ def test_a_rollback_undoes_the_declaration(db: Database) -> None:
     assert count(db, Chore) == 0
 
 
-# -- what makes no sense ----------------------------------------------------------------------------------------------
+# -- invalid declarations ----------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "no key": (Chore, [{"task": "x", "schedule": HOURLY}], "unique_key for each Chore"),

@@ -1,4 +1,4 @@
-"""What enqueue() does about a task that has the same key, waiting, running or finished."""
+"""The effect of enqueue() on an existing task with the same key, waiting, running or finished."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_conflicts_on_two_columns_and_on_renamed_ones(db: Database) -> None:
 
 
 def _running(db: Database, model: Any, key: Any, on_conflict: str, **values: Any) -> Any:
-    """Claimed, and then enqueued again."""
+    """Claim a task and enqueue it again."""
     with db.begin() as session:
         session.add(model(id=key))
     with db.begin() as session:
@@ -178,7 +178,7 @@ def test_rerun_survives_the_last_failure(db: Database) -> None:
 
 
 def test_rerun_survives_a_crash(db: Database) -> None:
-    """The next claim sees what was enqueued, so it is the run that was asked for."""
+    """The next claim sees the enqueued values, so it is the requested run."""
     _running(db, Document, "a", "rerun")
     with db.engine.begin() as connection:
         connection.execute(Document.__table__.update().values(available_at=PAST))

@@ -1,4 +1,4 @@
-"""Queues partitioned by an attribute, such as the type of a message: fair shares, and an index for each claim."""
+"""Queues partitioned by an attribute, such as a message type: fair shares, and an index for each claim."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_reader_of_a_message_is_recorded(db: Database) -> None:
 
 def test_tasks_claimed_in_turns_are_deleted_on_completion(db: Database) -> None:
     db.insert(Spool, [{"text": text} for text in "aab"])
-    with db.begin() as actor:  # by any attribute, if need be without an index
+    with db.begin() as actor:  # by any attribute, even without an index
         actor.complete(actor.claim_in_turns(Spool, Spool.text, ["a", "b"], limit=2))
     with db.engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(Spool.__table__)).scalar_one() == 1

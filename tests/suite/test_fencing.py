@@ -1,4 +1,4 @@
-"""A lost claim settles nothing, whether it is given by its instance or by its value."""
+"""A lost claim settles nothing, whether passed as an instance or as a value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def succeed(db: Database) -> Any:
 
 
 def assert_lost(db: Database, actor: Actor, call: str, task: Any, key: int) -> None:
-    """Assert that the call is refused, that the transaction's writes are rolled back, and that the row is unchanged."""
+    """Assert that the call is rejected, the transaction's writes are rolled back, and the row is unchanged."""
     successor = succeed(db)
     before = row(db, successor)
     actor.add(Ledger(task_id=key))
@@ -62,7 +62,7 @@ def test_a_lost_claim_by_an_expired_instance(sync_db: Database, call: str) -> No
     actor, task = claimed(sync_db, expire_on_commit=True)
     key = claim_of(task).identity[0]
     actor.rollback()
-    # a reload shows the successor's attempt, which is not what was claimed
+    # a reload shows the successor's attempt, which differs from the claim's
     assert_lost(sync_db, actor, call, task, key)
 
 
@@ -125,7 +125,7 @@ def test_one_lost_claim_among_many_refuses_them_all(sync_db: Database, call: str
     assert [row(sync_db, task) for task in tasks] == before
 
 
-# the attempt is still the claim's here: it is the status that says no
+# the attempt is still the claim's here, but the status is not
 CHANGES: dict[str, Callable[[Actor, Task], None]] = {
     "cancelled": lambda actor, task: actor.cancel(Task, Task.id == task.id),
     "completed": lambda actor, task: actor.complete(claim_of(task)),
@@ -177,7 +177,7 @@ def test_a_rolled_back_claim_cannot_be_settled(db: Database, lease: Any) -> None
     actor.rollback()
     with db.begin() as other:
         again = other.claim(Task)
-        assert claim_of(again).attempt == 1  # the very attempt that the first one had
+        assert claim_of(again).attempt == 1  # the same attempt number as the first claim
     with pytest.raises(IllegalTransitionError):
         actor.complete(task)
     assert row(db, again)["status"] == "running"

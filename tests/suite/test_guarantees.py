@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "semantics.md"
 
 
 class Way:
-    """A column of the table: how a task is claimed, worked on and settled."""
+    """A column of the table: how a task is claimed, processed and settled."""
 
     heading: str
     commits_claim = False
@@ -31,7 +31,7 @@ class Way:
         return session.claim(Task)
 
     def begin(self, session: Actor) -> Any:
-        """Until the work begins."""
+        """Run everything up to the start of the work."""
         task = self.claim(session)
         if self.commits_claim:
             session.commit()
@@ -77,7 +77,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=[way.heading.strip("`") for
 
 
 def cell(row: str, way: Way) -> str:
-    """The columns of the documented table."""
+    """Return a cell of the documented table."""
     table = re.search(r"^\| \| one open transaction .*?\n\n", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert table is not None
     lines = [[part.strip() for part in line.strip("|").split("|")] for line in table[0].strip().splitlines()]
@@ -86,12 +86,12 @@ def cell(row: str, way: Way) -> str:
 
 
 def crash(session: Actor) -> None:
-    """Close the socket, as the death of the process does."""
+    """Close the socket, as when the process dies."""
     session.run(lambda inner: inner.invalidate())
 
 
 def lose_connection(session: Actor) -> None:
-    """The session does not know of it."""
+    """Close the connection without the session noticing."""
     session.run(lambda inner: inner.connection().connection.driver_connection.close())
 
 
@@ -135,7 +135,7 @@ def test_a_crash_after_the_commit_of_the_claim(one_task: Database, way: Way) -> 
 @every_way
 def test_a_late_claimer_writes_nothing(one_task: Database, way: Way) -> None:
     if not way.settles:
-        return  # "nothing to lose": its work is its alone
+        return  # "nothing to lose": no other claimer does the same work
     late, other = one_task.variant().session(), one_task.session()
     task = way.begin(late)
     if not way.commits_claim:
@@ -173,7 +173,7 @@ def test_a_commit_with_nothing_settled(one_task: Database, way: Way) -> None:
 
 @every_way
 def test_effects_are_exactly_once(one_task: Database, way: Way) -> None:
-    """The first try writes, and fails before its commit; the others go on until nothing is left to be claimed."""
+    """The first try writes and fails before its commit; the others continue until nothing is claimable."""
     tries = 0
     while True:
         with one_task.session() as session:
@@ -192,7 +192,7 @@ def test_effects_are_exactly_once(one_task: Database, way: Way) -> None:
 
 @contextmanager
 def seen(database: Database, name: str) -> Iterator[list[str]]:
-    """The statements, or the commits, of the sessions of `database`."""
+    """Yield the list of statements, or of commits, of the sessions of `database`."""
     log: list[str] = []
 
     def note(_connection: object, *arguments: Any) -> None:
@@ -206,7 +206,7 @@ def seen(database: Database, name: str) -> Iterator[list[str]]:
 
 
 def told(statements: list[str]) -> int:
-    """How many of them the table counts: not those by which SQLite becomes the writer."""
+    """Return how many of them the table counts: all but those by which SQLite becomes the writer."""
     return sum(not statement.startswith(("BEGIN", "UPDATE task SET status=task")) for statement in statements)
 
 
@@ -215,7 +215,7 @@ def told(statements: list[str]) -> int:
 def test_statements_and_commits_match_the_documented_table(one_task: Database, way: Way) -> None:
     database = one_task.variant(isolation_level="SERIALIZABLE" if one_task.case.one_writer else "READ COMMITTED")
     one_task.insert(Task, [{"id": 2}, {"id": 3}])
-    with database.session() as session:  # a connection and a dialect that are known already
+    with database.session() as session:  # a connection and a dialect that are already initialized
         way.end(session, way.begin(session))
         with seen(database, "before_cursor_execute") as statements, seen(database, "commit") as commits:
             task = way.begin(session)
@@ -228,7 +228,7 @@ def test_statements_and_commits_match_the_documented_table(one_task: Database, w
 
 
 def eventually(call: Callable[[], Any], holds: Callable[[Any], Any]) -> Any:
-    """The server may take a moment to see that a connection is gone."""
+    """Retry, since the server may take a moment to notice that a connection is gone."""
     for _ in range(200):
         found = call()
         if found is not None and holds(found):

@@ -179,7 +179,7 @@ def test_limited_tasks(db: Database) -> None:
 
 
 def test_messages_of_an_outbox(db: Database) -> None:
-    """Published ones are deleted; their history tells which relay published them, and when."""
+    """Published messages are deleted; the history shows which relay published them, and when."""
     put(db, Cable(message_key="a"), Cable(message_key="a"))
     with db.begin() as session:
         cables = session.run(claim_messages, Cable, limit=5, claimed_by="relay 1")

@@ -110,7 +110,7 @@ def test_the_last_failures_to_end_are_counted(archive: Database) -> None:
 
 
 def some_tasks(db: Database) -> None:
-    """Three failed attempts at two tasks, of which one has been completed since."""
+    """Create three failed attempts at two tasks, one of which has been completed since."""
     put(db, Crate(), FragileCrate())
     for text in ("torn", "torn", "wet"):
         attempt(db, Crate, fails(text))

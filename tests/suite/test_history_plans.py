@@ -1,4 +1,4 @@
-"""The rows that are read of a history do not depend on the number of other attempts."""
+"""The number of rows read from a history does not depend on the number of other attempts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.rows import PAST, clock
 __all__ = ["sync_archive"]
 
 SOME = 50
-"""The attempts that each call looks for."""
+"""The number of attempts that each call finds."""
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 CALLS: Mapping[str, Callable[[Actor], Any]] = {
@@ -49,7 +49,7 @@ def to_be_found(db: Database, now: datetime) -> None:
 
 
 def in_the_way(db: Database, now: datetime, number: int) -> None:
-    """Attempts at other tasks and of other queues, that ended in other ways and at other times."""
+    """Insert attempts at other tasks and of other queues, with other outcomes and times."""
     for queue in ("past_flare", "past_parcel"):
         for outcome in AttemptOutcome:
             error = "no" if outcome in FAILED else None

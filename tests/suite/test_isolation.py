@@ -1,4 +1,4 @@
-"""Claims beside open transactions: inserts, foreign-key children, and other isolation levels."""
+"""Claims concurrent with open transactions: inserts, foreign-key children, and other isolation levels."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_open_insert_of_a_child_makes_no_claim_wait(db: Database) -> None:
     other.add(Attachment(mail_id=1))
     other.flush()
     got = ids(without_waiting(other, lambda: claimer.claim_many(Mail, limit=3)))
-    # where the parent's row is locked for it, that one is passed over for the time being
+    # where the insert locks the parent's row, a claim skips that row until then
     assert got == ({1, 2, 3} if db.case.children_never_wait else {2, 3})
     other.commit()
     assert got | ids(claimer.claim_many(Mail, limit=3)) == {1, 2, 3}
@@ -85,7 +85,7 @@ def test_a_child_of_a_claimed_row(db: Database, lease: Any) -> None:
         other.commit()
 
     late, _ = waited(claimer, insert)
-    # where the parent's row is locked for it, it waits for the claimer's transaction, and no longer
+    # where the insert locks the parent's row, it waits for the claimer's transaction only
     assert late is not db.case.children_never_wait
     assert count(db, Attachment) == 1
 
@@ -183,14 +183,14 @@ def test_a_stale_snapshot_hides_no_claimed_row(db: Database) -> None:
     db.insert(Task, rows(3))
     with pytest.warns(SQLQueueWarning):
         tasks = claimed_or_refused(actor)
-    # the others do not see it, or see it as it was claimed
+    # the others do not see it, or see it as claimed
     assert [task.status for task in tasks] == ["running"] * len(tasks)
 
 
 def claimed_or_refused(actor: Actor) -> list[Task]:
     try:
         return actor.claim_many(Task, limit=3)
-    except DBAPIError:  # some engines refuse to lock what is newer than the snapshot: nothing claimed, nothing lost
+    except DBAPIError:  # some engines cannot lock rows newer than the snapshot: nothing is claimed and nothing is lost
         return []
 
 

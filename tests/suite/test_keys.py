@@ -16,7 +16,7 @@ from tests.support.models import Document, Film, Job, Listing, Mail, Outgoing, Q
 from tests.support.rows import count
 
 DIFFERENT = ("straße", "strasse", "STRASSE", "é", "e", "E", "e\u0301", "e\u00a0", "ﬁ", "fi")
-"""Texts that some collation compares as equal."""
+"""Texts that some collation considers equal."""
 SURROGATE, NUL = "a\udc80", "a\0b"
 
 
@@ -60,7 +60,7 @@ def test_limit_keys(db: Database) -> None:
 @pytest.mark.parametrize("other", ["A", "a ", "\u00e4"])
 @pytest.mark.parametrize("on_conflict", ["ignore", "replace"])
 def test_primary_keys_of_the_application(db: Database, on_conflict: str, other: str) -> None:
-    """With any collation both are tasks, or one is refused, or `check` has reported that they are equal."""
+    """With any collation, both are tasks, or one is rejected, or `check` has reported that they are equal."""
     with db.engine.connect() as connection:
         noted = "inexact-primary-key" in {finding.code for finding in check(connection, Document)}
     with db.session() as actor:
@@ -237,7 +237,7 @@ def test_the_longest_duration_is_within_the_clock(db: Database) -> None:
 
 @pytest.mark.requires("blanks_count")
 def test_keys_of_other_programs_stop_nothing(db: Database) -> None:
-    """An empty one, or one that ends in a blank, is like any other once it is there."""
+    """Once inserted, an empty key or one with a trailing blank works like any other."""
     with db.engine.begin() as connection:
         connection.execute(insert(Visit.__table__), [{"limit_key": "a "}, {"limit_key": "a"}, {"limit_key": ""}])
         connection.execute(insert(Mail.__table__), [{"topic": ""}, {"topic": "a "}])

@@ -1,4 +1,4 @@
-"""How many tasks with the same key run at once: at most the limit, whatever is open, crashes or changes meanwhile."""
+"""How many tasks with the same key run at once: at most the limit, despite open transactions, crashes and changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_many_claimers_of_new_keys_at_once(sync_db: Database) -> None:
 
     def claim(actor: Actor) -> list[Any]:
         barrier.wait(10)
-        found = actor.claim_many(Visit, limit=100)  # and stay open
+        found = actor.claim_many(Visit, limit=100)  # and keep the transaction open
         barrier.wait(10)
         return [task.limit_key for task in found]
 
@@ -134,7 +134,7 @@ def test_tasks_ended_by_criteria_free_their_slots(db: Database, end: Any) -> Non
         assert end(actor, Visit.limit_key == "a", Visit.id.in_([*first.identity, 3])) == 2
     assert [each.identity for each in claim(db)] == [(4,)]
     with db.begin() as actor:
-        actor.complete(second)  # is no other's
+        actor.complete(second)  # belongs to no other task
         assert end(actor) == 5
         with pytest.raises(ClaimLostError):
             actor.complete(others)
@@ -195,7 +195,7 @@ def test_slots_of_the_dead_come_back_with_their_leases(db: Database) -> None:
     end_leases(db, Visit)
     end_leases(db, Slot)
     again = claim(db)
-    assert [each.attempt for each in again] == [1, 2]  # what is available comes before what is due
+    assert [each.attempt for each in again] == [1, 2]  # available tasks come before due ones
     complete(db, again)
     with db.begin() as actor, pytest.raises(ClaimLostError):
         actor.complete([each for each in dead if each.identity == again[1].identity])

@@ -104,7 +104,7 @@ def test_heartbeat_of_a_lock_only_claim_is_rejected(db: Database) -> None:
 
 @pytest.fixture
 def unsettled(db: Database) -> tuple[Any, Any]:
-    """A session whose commit was refused, and the task that was to blame."""
+    """Return a session whose commit was rejected, and the unsettled task."""
     db.insert(Task, [{"id": 1}, {"id": 2}])
     session = db.session()
     task = session.claim(Task, lease=None)
@@ -247,7 +247,7 @@ def test_a_deleted_row_raises_claim_lost(db: Database) -> None:
 
 
 def test_any_number_of_keys_may_be_held(sync_db: Database) -> None:
-    """SQLite takes no expression that is more than 1,000 deep."""
+    """SQLite limits the depth of expressions to 1,000."""
     many = 1_500
     sync_db.insert(Seat, [{"line": "x", "number": number} for number in range(many + 1)])
     with sync_db.begin() as actor:
@@ -258,7 +258,7 @@ def test_any_number_of_keys_may_be_held(sync_db: Database) -> None:
 
 
 def test_a_row_that_is_only_locked_is_not_claimed_again_in_its_transaction(db: Database) -> None:
-    # SKIP LOCKED passes over the locks of others alone
+    # SKIP LOCKED skips only rows that other transactions have locked
     db.insert(Task, [{"id": 1}, {"id": 2}, {"id": 3}])
     with db.session() as session:
         claimed = [session.claim(Task, lease=None), session.claim(Task, lease=None), session.claim(Task)]
@@ -278,5 +278,5 @@ def test_no_commit_drops_a_claim_that_only_locks(sync_db: Database) -> None:
     with pytest.raises(UnsettledClaimError):
         transaction.commit()
     session.close()
-    # through another pool: this one could hand out the very connection that was refused
+    # through another pool: this one could return the connection of the rejected commit
     assert sync_db.variant().session().claim(Task).attempt == 1

@@ -34,7 +34,7 @@ METADATA = Base.metadata
 
 
 class Quoted(QueueMixin, Base):
-    """Names that need quotes, and attributes called otherwise than their columns."""
+    """A model with names that need quotes, and attributes whose names differ from their columns."""
 
     __tablename__ = "Order line"
 
@@ -51,7 +51,7 @@ class Versioned(QueueMixin, Base):
 
 
 class Divided(TopicMixin):
-    """A mixin of mixins."""
+    """A mixin that combines mixins."""
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
 
@@ -77,7 +77,7 @@ class Classic(QueueMixin, declarative_base(metadata=METADATA)):  # type: ignore[
 
 
 class Dated(MappedAsDataclass, QueueMixin, Base):
-    """A dataclass on a base that makes none."""
+    """A dataclass model on a base whose models are not dataclasses."""
 
     __tablename__ = "dated"
 

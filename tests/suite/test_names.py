@@ -24,7 +24,7 @@ NAMES = [
     pytest.param("[brackets]", marks=pytest.mark.requires("names_brackets")),
     "two  spaces",
     "select",
-    "merge",  # a word of hints
+    "merge",  # a keyword of hints
     "MixedCase",
     "a :bind",
     "dash-ed",

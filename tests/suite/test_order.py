@@ -22,7 +22,7 @@ def shuffled(items: Sequence[Any]) -> list[Any]:
 
 
 def tasks(count: int) -> list[dict[str, Any]]:
-    """Few values for many rows, so that most rows tie."""
+    """Return many rows with few distinct values, so that most rows tie."""
     return [
         {
             **row,
@@ -94,7 +94,7 @@ def test_a_large_share_of_the_queue(sync_db: Database, conditions: tuple[str, ..
         for n, row in enumerate(rows(2_000, *conditions), start=1)
     ]
     sync_db.insert(Task, given)
-    analyze(sync_db, Task)  # with so many a plan may look for them in all of the table, in the order that it is stored
+    analyze(sync_db, Task)  # with so many, a plan may scan the table in storage order
     got = sync_db.session().claim_many(Task, limit=limit)
     assert [task.id for task in got] == list(range(2_000, 2_000 - limit, -1))
 

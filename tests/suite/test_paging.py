@@ -1,4 +1,4 @@
-"""Tasks page by page, by position, and waiting tasks that are made due at once."""
+"""Paging through tasks by position, and making waiting tasks due at once."""
 
 from __future__ import annotations
 

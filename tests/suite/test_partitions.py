@@ -1,4 +1,4 @@
-"""Tables in partitions: a claim locks what it takes, and nothing ahead of that in any partition."""
+"""Partitioned tables: a claim locks only the rows that it takes, and none before them in any partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANGES = "(PARTITION a VALUES LESS THAN (8), PARTITION b VALUES LESS THAN (15), 
 
 
 def partitioned(kind: str) -> type[Any]:
-    """A model of a table that is partitioned like this, and says so."""
+    """Return a model that declares its table as partitioned in this way."""
 
     class Apart(DeclarativeBase):
         pass

@@ -222,7 +222,7 @@ def test_an_application_can_use_its_own_models(dataclasses: bool) -> None:
 
 
 MORE_THAN_PARAMETERS = 70_000
-"""No engine takes more than 65,535 of those."""
+"""More than any engine's limit of 65,535 parameters."""
 ODD = "it's 100% \\ :odd"
 
 
@@ -235,7 +235,7 @@ def test_any_number_of_topics_may_be_paused(sync_db: Database) -> None:
     with sync_db.begin() as actor:
         assert [mail.topic for mail in actor.claim_many(Mail, *where, limit=5)] == ["open"]
     with sync_db.begin() as actor:
-        due = actor.run(look, Mail, *where).due  # that of its lease: nothing else is seen
+        due = actor.run(look, Mail, *where).due  # the heartbeat's; there is no other query
         assert due is not None
         assert due > timedelta(0)
 

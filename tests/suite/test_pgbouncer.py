@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode, each transaction may run on another connection of the server."""
+"""Behind PgBouncer in transaction mode, each transaction may use a different server connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.rows import contenders, count, end_leases, ids, row, rows, wi
 
 pytestmark = pytest.mark.requires("transaction_pooler")
 
-NOT_PREPARED = {"prepare_threshold": None}  # a prepared statement stays behind on another connection
+NOT_PREPARED = {"prepare_threshold": None}  # a prepared statement remains on another connection
 CONFIGURATION = """\
 [databases]
 * = {server}
@@ -44,7 +44,7 @@ ignore_startup_parameters = extra_float_digits
 
 @contextmanager
 def pgbouncer(binary: str, server: URL) -> Iterator[URL]:
-    """PgBouncer in front of `server`, on a port of its own."""
+    """Run PgBouncer in front of `server`, on its own port."""
     with tempfile.TemporaryDirectory(prefix="sqlqueue-pgbouncer-") as name, socket.socket() as free:
         directory = Path(name)
         free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def pgbouncer(binary: str, server: URL) -> Iterator[URL]:
 
 
 def _someone(directory: Path, server: URL) -> dict[str, object]:
-    """It refuses to run as root; the directory of the server's socket is open to its owner alone."""
+    """Return the user to run it as: it refuses to run as root, and only the owner may access the server's socket."""
     if os.geteuid() != 0:
         return {}
     sockets = server.query.get("host")
@@ -87,7 +87,7 @@ def _listening(process: subprocess.Popen[bytes], url: URL) -> URL:
 
 @pytest.fixture
 def pooled(db: Database) -> Iterator[Database]:
-    """The run's database, through the pooler."""
+    """The test run's database, through the pooler."""
     binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         missing = "pgbouncer is not installed (Debian: apt-get install pgbouncer)"
@@ -103,7 +103,7 @@ def pooled(db: Database) -> Iterator[Database]:
 
 def test_the_connection_goes_through_the_pooler(pooled: Database) -> None:
     assert pooled.url.port != pooled.engine.url.port
-    # five clients at once on three connections: only in transaction mode does the last one get its turn
+    # five concurrent clients on three connections: only in transaction mode do all get one
     actors = [pooled.session() for _ in range(5)]
     for actor in actors:
         assert actor.scalar(select(1)) == 1
@@ -112,7 +112,7 @@ def test_the_connection_goes_through_the_pooler(pooled: Database) -> None:
 
 def test_claim_and_settle_in_one_transaction(pooled: Database) -> None:
     pooled.insert(Task, rows(20))
-    for _ in range(10):  # often enough that a driver left to itself would prepare
+    for _ in range(10):  # often enough that a driver would prepare the statement by default
         with pooled.begin() as actor:
             done, failed = actor.claim_many(Task, limit=2)
             actor.add(Ledger(task_id=done.id))
@@ -143,7 +143,7 @@ def test_the_same_statements_on_another_connection(pooled: Database) -> None:
         for _ in range(3):
             mover.complete(mover.claim(Task))
             mover.commit()
-        blocker.claim(Task)  # takes the connection that the other has just used, and keeps it
+        blocker.claim(Task)  # takes and keeps the connection that the other has just used
         mover.complete(mover.claim(Task))
         mover.commit()
         blocker.rollback()

@@ -1,4 +1,4 @@
-"""Rows that other programs insert by plain SQL, in whatever time zone: none starts before its time."""
+"""Rows that other programs insert by plain SQL, in any time zone: none starts before its time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN: Mapping[Any, Mapping[str, Any]] = {
 
 
 def by_plain_sql(db: Database, model: Any, **given: Any) -> None:
-    """An INSERT that leaves what it can to the defaults of the table, by a program that knows nothing of the model."""
+    """Insert a row as another program would, with the table's defaults where possible."""
     row = {**OWN[model], **given}
     bare = table(model.__tablename__, *(column(name, model.__table__.c[name].type) for name in row))
     with db.begin() as actor:
@@ -156,7 +156,7 @@ def test_postpone(db: Database) -> None:
     by_plain_sql(db, Task, name="due", number=9, available_at=PAST)
     by_plain_sql(db, Task, name="running", status="running", available_at=TOMORROW)
     assert postponed(db, Task.number == 1) == 1
-    assert postponed(db, limit=2) == 1  # one of the two first is due
+    assert postponed(db, limit=2) == 1  # one of the first two is due
     assert postponed(db) == 1
     assert postponed(db) == 0
     assert sorted(statuses(db).values()) == ["available", "running", "scheduled", "scheduled", "scheduled"]

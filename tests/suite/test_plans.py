@@ -1,4 +1,4 @@
-"""The rows that a call reads do not grow with the table, whatever the planner knows of it."""
+"""The number of rows that a call reads does not grow with the table, with or without planner statistics."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 
 
 class Nearer(KeyError):
-    """In no policy; its base is."""
+    """An error whose base class, but not itself, is in the policy."""
 
 
 ERRORS: dict[str, tuple[BaseException | str, timedelta | None]] = {

@@ -103,14 +103,14 @@ def test_the_command_deletes_adopted_rows_only_on_request(sync_db: Database) -> 
 
 @pytest.fixture
 def strict_db(sync_db: Database) -> Database:
-    """Its connections enforce foreign keys."""
+    """A database whose connections enforce foreign keys."""
     needed = sync_db.case.foreign_keys_sql
     return sync_db.variant(on_connect=needed) if needed else sync_db
 
 
 @pytest.fixture
 def note(sync_db: Database) -> Iterator[Table]:
-    """A table with a foreign key to `task` that the metadata of `task` does not know."""
+    """A table with a foreign key to `task` that is not in the metadata of `task`."""
     metadata = MetaData()
     Table("task", metadata, Column("id", Integer, Identity(), primary_key=True))
     table = Table("note_of_others", metadata, Column("task_id", ForeignKey("task.id"), primary_key=True))

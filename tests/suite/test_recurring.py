@@ -1,4 +1,4 @@
-"""Recurring tasks: when the next run is due, and that it is scheduled whatever the outcome of this one."""
+"""Recurring tasks: when the next run is due, and that it is scheduled whatever the outcome of the present one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_first_run_is_planned_by_the_databases_clock(db: Database, monkeypat
         actor.enqueue(Report, [{"schedule": HOURLY}, {"schedule": HOURLY, "drift": True}])
         first_four = actor.find(Report)
         actor.enqueue(Report, [{"schedule": HOURLY, "available_at": PAST}, {}])
-    with db.engine.begin() as connection:  # another program, which knows nothing of schedules
+    with db.engine.begin() as connection:  # another program, which does not set schedules
         connection.execute(insert(table("report", column("schedule"))).values(schedule=HOURLY))
     after = clock(db)
     found = db.session().find(Report)
@@ -130,7 +130,7 @@ def test_a_failing_run_has_its_attempts_and_is_followed_by_the_next(db: Database
                 actor.fail(run, "no luck")
             found = row(db, task)
             assert found["error"] == "no luck"
-            if attempt == 1:  # by which its delay is counted in each run
+            if attempt == 1:  # its delay counts from this attempt in each run
                 assert found["status"] == "retryable"
                 assert before - TICK <= found["available_at"] - timedelta(seconds=10) <= clock(db) + TICK
         assert (found["status"], found["scheduled_for"], found["finished_at"]) == ("scheduled", None, None)

@@ -27,7 +27,7 @@ def lane(queue: str, *functions: str) -> dict[str, Any]:
 
 
 def register(db: Database, name: str, *lanes: dict[str, Any], ago: float = 0) -> None:
-    """Write the row of a worker that reported so many seconds ago."""
+    """Write the row of a worker that reported the given number of seconds ago."""
     seen_at = clock(db) - timedelta(seconds=ago)
     facts = {"name": name, "host": "web-1", "process": 7, "version": "1.2", "memory": 5_000_000_000}
     with db.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Instances that are enqueued with `on_conflict` bring along what their relationships say."""
+"""Instances enqueued with `on_conflict` store the foreign keys of their relationships."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ labelling = Table(
 
 
 class Client(Base):
-    """Its key is the server's."""
+    """A parent whose key the server generates."""
 
     __tablename__ = "client"
 
@@ -49,7 +49,7 @@ class Errand(UniqueMixin, Base):
 
 
 class Favour(UniqueMixin, Base):
-    """Only its client knows of it."""
+    """A task to which only its client has a relationship."""
 
     __tablename__ = "favour"
 

@@ -42,7 +42,7 @@ def rerun(db: Database, *, how: str = "rows", **row: Any) -> None:
 def test_a_running_task_runs_once_more(db: Database, key: dict[str, Any], how: str) -> None:
     with db.begin() as actor:
         actor.add(Listing(id=1, unique_key="a", version=1))
-    rerun(db, how=how, **key, version=2)  # it waits: it is changed, and that is all
+    rerun(db, how=how, **key, version=2)  # it is waiting, so it is only changed
     runs = []
     while task := claim(db):
         runs.append(task.version)
@@ -61,7 +61,7 @@ def fail(actor: Actor, task: Any) -> None:
 
 
 def crash(actor: Actor, task: Any) -> None:
-    """Also in its last attempt."""
+    """Crash the claimer, possibly in the last attempt."""
 
 
 ENDS = {"fail": fail, "discard": lambda a, t: a.discard(t, "no"), "release": lambda a, t: a.release(t), "crash": crash}
@@ -109,7 +109,7 @@ def test_a_cancelled_run_is_not_followed_by_another(db: Database) -> None:
 
 @pytest.mark.parametrize("key", [{"id": 1}, {"unique_key": "a"}], ids=["primary", "unique"])
 def test_rerun_by_the_holder_of_a_lock_only_claim(db: Database, key: dict[str, Any]) -> None:
-    """Such a claim leaves nothing in the row by which its completion would notice."""
+    """Such a claim leaves no mark in the row by which its completion could detect the request."""
     db.insert(Listing, [{"id": 1, "unique_key": "a"}, {"id": 2, "unique_key": "b"}])
     with db.begin() as actor:
         task = actor.claim(Listing, lease=None)
@@ -222,7 +222,7 @@ class Storm:
         self._writing -= 1
 
     def _work(self, transaction: Transaction[Any]) -> None:
-        """Run listings until nothing is left once the writers have ended."""
+        """Run listings until the writers have ended and nothing is left."""
         while True:
             last_look = not self._writing
             run = transaction(self._run)
@@ -250,7 +250,7 @@ early_or_not = pytest.mark.parametrize("early", [False, True], ids=["one transac
 @pytest.mark.requires("obeys_hints")
 @early_or_not
 def test_many_writers_of_one_key(sync_db: Database, early: bool) -> None:
-    """Many write to it: none is overwritten by an older version, and the newest one has had its run."""
+    """Many writers: no version is overwritten by an older one, and the newest one gets a run."""
     seen = Storm(sync_db, [{"id": 1}] * WRITERS, early=early, version=Listing.version)
     versions = [version for *_, version in sorted(seen.runs[None])]
     assert versions[-1] == max(seen.written[None])
@@ -260,7 +260,7 @@ def test_many_writers_of_one_key(sync_db: Database, early: bool) -> None:
 @pytest.mark.requires("obeys_hints")
 @early_or_not
 def test_many_writers_of_many_keys(sync_db: Database, early: bool) -> None:
-    """Each has a writer, and is a new row as soon as the one before is final: the last change has had its run."""
+    """Each key has a writer, and gets a new row when the previous one is final: the last change gets a run."""
     keys = [str(number) for number in range(WRITERS)]
     seen = Storm(sync_db, [{"unique_key": key} for key in keys], early=early)
     for key in keys:

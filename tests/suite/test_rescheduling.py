@@ -44,7 +44,7 @@ def test_a_change_counts_even_if_the_running_transaction_has_not_seen_it(db: Dat
             other.reschedule(Report, schedule=Every(24 * HOUR))
         try:
             actor.complete(run)
-        except DBAPIError:  # an engine that refuses to write what it has not seen
+        except DBAPIError:  # an engine that cannot write rows newer than its snapshot
             actor.rollback()
             actor.complete(run)
         actor.commit()
@@ -66,7 +66,7 @@ def test_unschedule_a_waiting_task_and_start_it_again(db: Database) -> None:
 
 @pytest.mark.parametrize("end", ["complete", "fail", "crash"])
 def test_unschedule_a_running_task(db: Database, end: str) -> None:
-    """No further run, however often this one has to be tried."""
+    """There is no further run, however often this one is retried."""
     task = recurring(db, Ping, available_at=clock(db) - TICK, max_attempts=2)
     run = claim(db, Ping)
     with db.begin() as actor:

@@ -1,4 +1,4 @@
-"""A claim or a settlement that is rolled back was never made: its instances show their rows as they are."""
+"""A rolled-back claim or settlement has no effect: instances show the values of their rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shown(actor: Actor, task: Any) -> tuple[str, int, str | None]:
 
 @contextmanager
 def undone(actor: Actor) -> Iterator[None]:
-    """In a savepoint that is rolled back."""
+    """Run the block in a savepoint that is rolled back."""
     savepoint = actor.run(lambda session: session.begin_nested())
     yield
     actor.run(lambda _: savepoint.rollback())
@@ -108,7 +108,7 @@ def test_a_settlement_in_a_savepoint(db: Database, model: Any, settle: Any) -> N
         until = task.available_at
         with undone(actor):
             actor.run(settle, task)
-            actor.run(lambda _: task.available_at)  # it shows what is about to be undone
+            actor.run(lambda _: task.available_at)  # it shows the values that are about to be undone
         assert shown(actor, task) == ("running", 1, "me")
         assert task.available_at == until
         actor.complete(task)

@@ -1,4 +1,4 @@
-"""Sessions that send what reads and what writes to different engines, as SQLAlchemy's documentation shows them."""
+"""Sessions that send reads and writes to different engines, as in SQLAlchemy's documentation."""
 
 from __future__ import annotations
 

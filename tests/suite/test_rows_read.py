@@ -1,4 +1,4 @@
-"""Rows that a call has no use for are not read: of earlier pages, of crashed, unknown and scheduled tasks."""
+"""Rows that a call does not need are not read: of earlier pages, and of crashed, unknown and scheduled tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_due_rows_are_not_read_for_crashed_tasks(sync_db: Database, counted: Cal
         "exhausted": lambda session, model: session.run(exhausted, model, limit=READY),
         "rescue": lambda session, model: session.rescue(model, limit=READY),
     }
-    # many that crashed, after all that is due: to go by the moment looks cheap to a planner, and is not
+    # many crashed tasks after all due ones: an index scan by time looks cheap to a planner, but is not
     crashed = rows(2 * FEW, "expired", max_attempts=1, available_at=PAST + HOUR)
     stored(sync_db, Task, 0, crashed)
     stored(sync_db, Task, len(crashed), rows(READY))
@@ -71,7 +71,7 @@ def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Cal
     unknown = calls_of("b", MANY, *ways, priority=-1)  # before all others in the order of claims
     for name in ("a", "c"):
         sync_db.insert(Job, calls_of(name, READY, "ready") + calls_of(name, DUE, *ways[1:]))
-    sync_db.insert(Job, unknown[: 2 * FEW])  # some are looked at, as many as a call may take
+    sync_db.insert(Job, unknown[: 2 * FEW])  # some are read, as many as a call may take
     small = efforts(sync_db, Job, calls)
     sync_db.insert(Job, unknown)
     assert growing(small, efforts(sync_db, Job, calls)) == {}, "with a planner that knows nothing"
@@ -98,7 +98,7 @@ def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool
 
 @pytest.fixture
 def crowded(sync_db: Database) -> Database:
-    """The planner does not know how many are scheduled, nor anything else: the table is new."""
+    """Fill a new table with scheduled tasks, without planner statistics."""
     Task.__table__.drop(sync_db.engine)
     Task.__table__.create(sync_db.engine)
     sync_db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}] * MANY)

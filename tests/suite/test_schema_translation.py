@@ -67,7 +67,7 @@ class Stop(PauseMixin, Tenants):
 
 @pytest.fixture
 def tables(db: Database) -> Iterator[dict[str, Any]]:
-    """The options by which the schema that is not there is the one that is."""
+    """Return the options that translate the nonexistent schema to the existing one."""
     options = {"schema_translate_map": {NOWHERE: inspect(db.engine).default_schema_name}}
     engine = db.engine.execution_options(**options)
     Tenants.metadata.drop_all(engine)

@@ -86,7 +86,7 @@ def test_in_an_attached_database(sync_db: Database) -> None:
 
 
 def test_in_a_schema_that_is_translated(sync_db: Database) -> None:
-    """As one schema for each tenant."""
+    """With one schema for each tenant."""
     model = _model_in("tenant")
     schema = inspect(sync_db.engine).default_schema_name
     translated = sync_db.engine.execution_options(schema_translate_map={"tenant": schema})

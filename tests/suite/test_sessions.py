@@ -1,4 +1,4 @@
-"""The methods of the sessions: every operation is one of both, with its docstring."""
+"""The methods of the sessions: both classes have every operation, with its docstring."""
 
 from __future__ import annotations
 

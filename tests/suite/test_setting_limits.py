@@ -25,7 +25,7 @@ def test_a_limit_is_changed_while_tasks_run(db: Database) -> None:
     assert len(running) == 4
     set_limit(db, 2)
     assert db.session().limits(Visit) == [Limit("a", limit=2, running=4)]
-    for done, allowed in ((-1, 0), (0, 0), (0, 1)):  # at first, more run than may
+    for done, allowed in ((-1, 0), (0, 0), (0, 1)):  # at first, more run than allowed
         complete(db, [running.pop(done)])
         more = claim(db)
         assert len(more) == allowed
@@ -49,7 +49,7 @@ def test_the_first_limits_by_key(sync_db: Database) -> None:
 
 
 def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database) -> None:
-    assert claim(sync_db) == []  # a connection and a server that are known already
+    assert claim(sync_db) == []  # a connection and a server that are already initialized
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:
         assert actor.claim(Visit) is None
     visits(sync_db, *["a"] * 10)

@@ -32,7 +32,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def plain(db: Database) -> dict[str, Any]:
-    """Sessions that know nothing of queues."""
+    """Ordinary sessions, without the queue methods."""
     return {"class_": AsyncSession if db.is_async else Session}
 
 

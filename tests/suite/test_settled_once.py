@@ -88,7 +88,7 @@ def test_the_lost_claims_of_several_are_named(db: Database) -> None:
 
 
 def test_a_claim_settles_after_its_lease_if_not_taken_over(db: Database) -> None:
-    """Nothing else has happened to the row, so nothing is lost."""
+    """The row has not changed otherwise, so the claim is not lost."""
     db.insert(Task, [{"id": 1}])
     task = claim(db, Task)
     with db.engine.begin() as connection:
@@ -186,7 +186,7 @@ def test_a_claim_is_settled_by_its_value_after_the_commit(db: Database) -> None:
 
 
 def test_settling_leaves_at_hand_what_it_did_not_write(db: Database) -> None:
-    # through asyncio, an expired attribute cannot be looked at
+    # with asyncio, an expired attribute cannot be read
     db.insert(Task, [{"id": 1}])
     with db.session() as session:
         task = session.claim(Task)

@@ -1,4 +1,4 @@
-"""Claims of several topics at once: in the order of the queue, past what others hold, and no row of other topics."""
+"""Claims of several topics at once: in queue order, skipping locked rows, and without reading other topics."""
 
 from __future__ import annotations
 

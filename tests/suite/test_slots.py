@@ -52,7 +52,7 @@ def test_a_task_that_changes_hands_while_it_is_ended_loses_no_slot(sync_db: Data
 def _ended_while_changing_hands(
     db: Database, end: Callable[[Actor], Any], claims: list[Claim], place: int
 ) -> list[Thread]:
-    """Empty if there are fewer statements."""
+    """Run a call with the interference before one statement; returns nothing if there are fewer statements."""
     ending = db.variant(isolation_level="READ COMMITTED")
     sent = numbers()
     threads: list[Thread] = []
@@ -67,7 +67,7 @@ def _ended_while_changing_hands(
         if next(sent) == place:
             thread = Thread(target=hand_over, daemon=True)
             thread.start()
-            thread.join(1)  # it may have to wait for the transaction that it interferes with
+            thread.join(1)  # it may have to wait for the transaction with which it interferes
             threads.append(thread)
 
     event.listen(ending.session_engine, "before_cursor_execute", interfere)
@@ -97,12 +97,12 @@ SETTLING: Mapping[str, Callable[[Actor, list[Claim]], Any]] = {
 def test_a_slot_is_freed_even_if_the_transaction_does_not_see_it_yet(db: Database, settle: str) -> None:
     visits(db, "a", "b", None)
     with db.variant(isolation_level="REPEATABLE READ").session() as actor:
-        assert len(actor.find(Visit)) == 3  # from here on it sees the tables as they are now
+        assert len(actor.find(Visit)) == 3  # from here on its snapshot is current
         claims = claim(db)
         try:
             SETTLING[settle](actor, claims)
             actor.commit()
-        except (DBAPIError, ClaimLostError):  # there are engines that refuse it
+        except (DBAPIError, ClaimLostError):  # some engines reject this
             actor.rollback()
             SETTLING[settle](actor, claims)
             actor.commit()
@@ -128,7 +128,7 @@ def test_a_heartbeat_extends_a_slot_that_its_transaction_does_not_see_yet(db: Da
 
 @locks_rows
 def test_a_task_that_changes_its_key_while_it_is_claimed_has_no_slot_of_another(sync_db: Database) -> None:
-    """Before each statement of the claim in turn, its task becomes one of a key that is full."""
+    """Before each statement of the claim in turn, its task's key changes to one at its limit."""
     visits(sync_db, "full", "full")
     assert len(claim(sync_db)) == 2
     for place in numbers():
@@ -187,7 +187,7 @@ def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database,
         for bind in (engine, connection):
             name = type(bind).__name__
             with QueueSession(bind) as session:
-                assert session.find(Visit) == []  # it has begun, and sees what was there
+                assert session.find(Visit) == []  # it has begun, with a snapshot of the earlier state
                 if not sync_db.case.one_writer:
                     with sync_db.begin() as actor:
                         actor.set_limit(Visit, f"{name} b", 7)

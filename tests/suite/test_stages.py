@@ -41,7 +41,7 @@ def complete(db: Database, task: Any, **arguments: Any) -> None:
 
 @pytest.mark.parametrize("lease", ["default", None])
 def test_a_task_moves_from_stage_to_stage(db: Database, lease: Any) -> None:
-    """Each step is one commit with what was written in it, or has not been."""
+    """Each step is one commit together with its writes, or does not happen."""
     with db.begin() as actor:
         actor.add(Film(id=7))
     for number, (stage, following) in enumerate([("cut", "dub"), ("dub", "print"), ("print", "print")], start=1):
@@ -94,14 +94,14 @@ def test_tasks_of_several_stages_are_completed_in_one_call(db: Database) -> None
         ("print", "available"),
         ("print", "completed"),
     ]
-    with db.begin() as actor:  # what is consumed goes on as well
+    with db.begin() as actor:  # consumed tasks move on as well
         assert actor.consume(Film, Film.stage == "dub") is not None
         by_stage = actor.stats_by(Film, Film.stage)
     assert {stage: stats.unfinished for stage, stats in by_stage.items()} == {"print": 2}
 
 
 def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
-    """Two for each, the second after ten seconds."""
+    """Each stage has two attempts, the second after ten seconds."""
     with db.begin() as actor:
         actor.add(Film())
     for stage in ("cut", "dub"):
@@ -118,7 +118,7 @@ def test_each_stage_has_all_attempts_and_its_own_backoff(db: Database) -> None:
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no")
     assert (film(db)["status"], film(db)["stage"], film(db)["attempt"]) == ("discarded", "dub", 4)
-    with db.begin() as actor:  # where it failed it goes on, from the first attempt
+    with db.begin() as actor:  # it continues in the stage where it failed, with its first attempt
         assert actor.retry(Film) == 1
     with db.begin() as actor:
         actor.fail(actor.claim(Film), "no")
@@ -143,7 +143,7 @@ ENDS: dict[str, Callable[[Actor, Any], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str) -> None:
-    """However its present run ends, which is its last attempt."""
+    """This holds however the present run ends, which is the last attempt."""
     with db.begin() as actor:
         actor.add(Film(id=1, stage="dub"))
     with db.begin() as actor:
@@ -174,7 +174,7 @@ def test_a_run_that_is_not_repeated_continues_at_its_stage(db: Database) -> None
             actor.enqueue(Film, [row], on_conflict="replace")
     complete(db, task)
     assert film(db)["stage"] == "print"
-    with db.begin() as actor:  # unless it waits, and where it begins can be said
+    with db.begin() as actor:  # unless it waits; the first stage can be set
         actor.enqueue(Film, [{"id": 1, "stage": "dub"}], on_conflict="replace")
     task = claim(db, Film.stage == "dub")
     with db.begin() as actor:

@@ -20,7 +20,7 @@ from tests.support.rows import PAST, TOMORROW, clock
 
 
 def scene(db: Database) -> dict[int, dict[str, Any]]:
-    """One task in each situation that somebody on call tells apart."""
+    """Insert one task in each situation that operators distinguish."""
     now = clock(db)
     running = {"status": "running", "attempt": 1}
     crashed = {**running, "claimed_at": now - 50 * MINUTE, "available_at": now - 40 * MINUTE}
@@ -66,7 +66,7 @@ def test_overview_of_an_empty_queue_and_of_later_tasks(db: Database) -> None:
     assert found == QueueOverview({**dict.fromkeys(Status, 0), "scheduled": 1})
 
 
-@pytest.mark.parametrize("model", [Task, Mail])  # without an index of what is finished, and with one
+@pytest.mark.parametrize("model", [Task, Mail])  # without an index of finished tasks, and with one
 def test_counting_ends_at_the_cap_and_reports_it(db: Database, model: Any) -> None:
     now = clock(db)
     db.insert(model, [finished(now - 30 * SECOND)] * 4)
@@ -137,7 +137,7 @@ def test_errors_of_the_last_failures(db: Database) -> None:
     ]
 
 
-@pytest.mark.parametrize("model", [Task, Mail])  # without an index of what is finished, and with one
+@pytest.mark.parametrize("model", [Task, Mail])  # without an index of finished tasks, and with one
 def test_a_criterion_is_evaluated_for_so_many_rows_as_may_be_looked_at(sync_db: Database, model: Any) -> None:
     now = clock(sync_db)
     for number in range(10, 0, -1):

@@ -1,4 +1,5 @@
-"""A session that adds `with_loader_criteria` to its SELECTs, as applications with tenants do, sees its own alone."""
+"""A session that adds `with_loader_criteria` to its SELECTs, as applications with tenants do, sees only its own
+tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Caller(HasTenant, LimitMixin, Base):
 
 
 class Tenanted(HasTenant, QueueMixin, Base):
-    """One table, several classes."""
+    """A queue with single-table inheritance."""
 
     __tablename__ = "tenanted"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "tenanted"}  # noqa: RUF012
@@ -188,7 +189,7 @@ def test_criteria_given_with_a_call(db: Database) -> None:
 
 
 def test_a_listener_that_executes_statements_itself(db: Database) -> None:
-    """Like the listeners of shards and of caches."""
+    """Like listeners for sharding and caching."""
     fill(db, Letterbox)
     with db.begin() as actor:
 

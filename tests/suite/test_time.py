@@ -1,4 +1,4 @@
-"""All times are of the database's clock, in UTC, and keep their precision."""
+"""All times are from the database's clock, in UTC, and keep their precision."""
 
 from __future__ import annotations
 

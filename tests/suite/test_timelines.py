@@ -1,4 +1,4 @@
-"""What was finished over time."""
+"""Finished tasks over time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIDNIGHT = datetime(2020, 1, 6, tzinfo=UTC)  # a Monday
 
 @pytest.fixture
 def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This host, where the clocks change twice a year."""
+    """Run in a time zone whose clocks change twice a year."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "Europe/Berlin")
         time.tzset()
@@ -66,7 +66,7 @@ def test_durations_equal_those_of_python(db: Database) -> None:
     ran = [chance.randrange(1, 10**9) * MICROSECOND for _ in range(39)]
     waited = [chance.randrange(0, 10**12) * MICROSECOND for _ in ran]
     db.insert(Task, [finished(hour + 7 * SECOND, *took) for took in zip(ran, waited, strict=True)])
-    db.insert(Task, [finished(hour, status="cancelled")] * 9)  # without durations, and so nowhere among them
+    db.insert(Task, [finished(hour, status="cancelled")] * 9)  # without durations, so not counted in them
     db.insert(Task, [finished(hour + HOUR, 7 * SECOND, DAY), finished(hour + HOUR, 9 * SECOND, 2 * DAY)])
     with elsewhere(db).begin() as session:
         found = by_start(session.timeline(Task))
@@ -97,7 +97,7 @@ def test_only_the_completed_have_durations(db: Database) -> None:
     db.insert(Task, [finished(hour, 3 * SECOND, 5 * SECOND), finished(hour, DAY, DAY, status="discarded")])
     db.insert(Task, [finished(hour, DAY, DAY, status="cancelled"), finished(hour, **unclaimed, status="cancelled")])
     db.insert(Task, [finished(hour, **unclaimed), finished(hour + HOUR, **unclaimed, status="discarded")])
-    # a task that is to be tried again, or runs, is not finished
+    # tasks to be retried, and running ones, are not finished
     db.insert(Task, [finished(hour, status=status, finished_at=None) for status in ("retryable", "running")])
     with db.begin() as session:
         found = by_start(session.timeline(Task))
@@ -132,7 +132,7 @@ def test_a_repeated_hour_has_two_buckets(sync_db: Database, in_berlin: None) -> 
 
 
 def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
-    """All times of a task are by the same clock."""
+    """All times of a task come from the same clock."""
     with db.begin() as session:
         session.enqueue(Task, [{}, {}])
     with db.begin() as session:
@@ -149,7 +149,7 @@ def test_timelines_measure_run_and_waiting_times(db: Database) -> None:
 
 
 def test_rows_are_read_by_an_index(sync_db: Database) -> None:
-    """Finished rows are in the index of due rows where indexes have no predicate; elsewhere the model has an index."""
+    """Where indexes have no predicate, finished rows are in the index of due rows; elsewhere the model has an index."""
     sync_db.insert(Task, [finished(PAST)] * 10_000)
     sync_db.insert(Task, [finished(clock(sync_db))] * 10)
     index = Index("ix_task_finished", Task.finished_at)
@@ -160,7 +160,7 @@ def test_rows_are_read_by_an_index(sync_db: Database) -> None:
             connection.execute(CreateIndex(index))
     try:
         analyze(sync_db, Task)
-        sync_db.engine.dispose()  # SQLite reads what ANALYZE found when it connects
+        sync_db.engine.dispose()  # SQLite reads the statistics of ANALYZE when it connects
         with sync_db.session() as session, sync_db.engine.connect() as connection:
             event.listen(sync_db.bind, "before_execute", lambda _, statement, *__: asked.append(statement))
             assert sum(bucket.completed for bucket in session.timeline(Task, Task.number == 0)) == 10

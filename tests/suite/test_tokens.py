@@ -1,4 +1,4 @@
-"""A claim is told from another one with the same primary key and attempt."""
+"""A claim is distinguished from another one with the same primary key and attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.models import Ledger, Listing, Mail, Outgoing, Seat, Slot, Sp
 from tests.support.rows import count
 
 NAME = "mailer 1"
-"""Every process is given the same one."""
+"""The same name for every process."""
 MINUTE = timedelta(minutes=1)
 every_call = pytest.mark.parametrize("call", SETTLING)
 
@@ -40,7 +40,7 @@ def content(db: Database, model: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def undone(db: Database, *models: Any) -> Iterator[None]:
-    """Undo what is committed within, as a failover to a standby or a restored backup does."""
+    """Undo the commits within the block, like a failover to a standby or a restored backup."""
     before = {model: content(db, model) for model in models}
     yield
     with db.engine.begin() as connection:
@@ -48,21 +48,21 @@ def undone(db: Database, *models: Any) -> Iterator[None]:
             key = model.__table__.primary_key
             for row in rows:
                 same = [column == row[column.name] for column in key]
-                # A parameter that is None has no type: Microsoft's driver asks for it, which on Babelfish undoes what
-                # the transaction has written.
+                # A parameter that is None has no type. Microsoft's driver queries it, and on Babelfish this discards
+                # the transaction's writes.
                 values = {name: null() if value is None else value for name, value in row.items()}
                 connection.execute(update(model.__table__).where(*same).values(values))
 
 
 def at_the_same_moment(db: Database, earlier: dict[str, Any], model: Any = Task) -> None:
-    """Set the clock back as well: both claims have the same time."""
+    """Give both claims the same time as well."""
     moments = {name: earlier[name] for name in ("claimed_at", "available_at")}
     with db.engine.begin() as connection:
         connection.execute(update(model.__table__).where(model.id == earlier["id"]).values(moments))
 
 
 def twice(db: Database) -> tuple[Claim, Claim]:
-    """Two claims of one row, in the same attempt, by the same name, at the same moment."""
+    """Return two claims of one row, with the same attempt, name and time."""
     db.insert(Task, [{"id": 1}])
     with undone(db, Task):
         (first,) = claims(db)
@@ -73,7 +73,7 @@ def twice(db: Database) -> tuple[Claim, Claim]:
 
 
 def assert_lost(db: Database, actor: Actor, call: str, claim: Claim) -> None:
-    """The call is refused, and changes nothing."""
+    """Assert that the call is rejected and changes nothing."""
     model: Any = claim.entity
     before = content(db, model)
     actor.add(Ledger(task_id=1))
@@ -108,7 +108,7 @@ def test_a_worker_sees_which_of_them_holds_the_row(db: Database) -> None:
 
 @every_call
 def test_a_lost_claim_among_others_has_another_token(db: Database, call: str) -> None:
-    """One call claimed a row of the others and the lost one: its token stands for both of them."""
+    """One call claimed the lost row and another one, so both claims have the same token."""
     db.insert(Task, [{"id": number} for number in (1, 2, 3)])
     with undone(db, Task):
         lost, *_ = claims(db, limit=2)
@@ -174,7 +174,7 @@ def test_a_reused_rowid_has_another_token(db: Database, model: Any) -> None:
 
 
 def test_a_rolled_back_attempt_has_another_token(db: Database) -> None:
-    """Handed on too early."""
+    """The claim was passed on before its commit."""
     db.insert(Task, [{"id": 1}])
     with db.session() as actor:
         first = claim_of(actor.claim(Task, claimed_by=NAME))
@@ -186,7 +186,7 @@ def test_a_rolled_back_attempt_has_another_token(db: Database) -> None:
 
 
 def test_tokens_of_lock_only_claims(db: Database) -> None:
-    """Their row's lock is what holds it; they are told apart all the same."""
+    """They hold their row only by its lock, and are still distinguished."""
     db.insert(Task, [{"id": 1}])
     found = []
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_messages(db: Database) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETED, RELEASED])
 def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None:
-    """A lost claim frees its own slot, and never that of its successor."""
+    """A lost claim frees only its own slot, never that of its successor."""
     with db.begin() as actor:
         actor.set_limit(Visit, "a", 1)
     db.insert(Visit, [{"id": number, "limit_key": "a"} for number in (1, 2)])
@@ -257,7 +257,7 @@ def test_a_reassigned_slot_has_another_token(db: Database, outcome: Any) -> None
 
 
 def test_tasks_started_by_other_programs_have_no_token(db: Database) -> None:
-    """Whole sets are ended with it; a claim without a token is the one that holds it."""
+    """Changes to sets end such tasks; a claim without a token holds the row."""
     db.insert(Task, [{"id": number, "status": "running", "attempt": 1} for number in (1, 2)])
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id == 1) == 1

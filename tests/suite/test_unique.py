@@ -1,4 +1,5 @@
-"""Unique keys: one unfinished task for each, by any insert; free again when the task is final, by any means."""
+"""Unique keys: one unfinished task for each, for any kind of insert; free again once the task is final, by any
+means."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_every_insert_respects_the_unique_key(db: Database, way: str) -> None:
     enqueue, error = INSERTS[way]
     with db.begin() as actor:
         enqueue(actor)
-        actor.enqueue(Listing, [{"unique_key": "b"}, {"version": 1}, {"version": 2}])  # no key, nothing to meet
+        actor.enqueue(
+            Listing, [{"unique_key": "b"}, {"version": 1}, {"version": 2}]
+        )  # without a key there is no conflict
     for status in ("available", "scheduled", "retryable", "running"):
         with db.engine.begin() as connection:
             connection.execute(update(Listing.__table__).values(status=status))
@@ -92,7 +95,7 @@ def test_a_deleted_task_frees_its_key(db: Database) -> None:
 
 
 def test_unfinished_tasks_keep_their_key(db: Database) -> None:
-    """Even if it fails permanently but was enqueued again in the meantime, and in the next stage."""
+    """They keep it even if they fail permanently but were enqueued again in the meantime, and in the next stage."""
     with db.begin() as actor:
         actor.enqueue(Listing(unique_key="a"))
         actor.enqueue(Leaflet(unique_key="a"))
@@ -183,7 +186,7 @@ def test_a_final_task_lives_again_by_its_primary_key_alone(db: Database) -> None
 
 @pytest.mark.parametrize("how", ["replace", "rerun"])
 def test_debouncing(db: Database, how: str) -> None:
-    """The last of many wins, and its delay begins then."""
+    """The last of many calls wins, and its delay starts then."""
     for number, delay in enumerate((3 * MINUTE, MINUTE, 2 * MINUTE), start=1):
         before = clock(db)
         with db.begin() as actor:
@@ -227,10 +230,10 @@ def test_a_row_that_the_snapshot_does_not_contain(db: Database) -> None:
     early = db.session()
     assert early.scalar(select(Listing.id)) is None
     if db.case.one_writer:
-        early.rollback()  # a transaction that has read what is out of date cannot write any more
+        early.rollback()  # a transaction with an outdated snapshot can no longer write
     with db.begin() as other:
         other.enqueue(Listing(id=1, unique_key="a"))
-    with suppress(OperationalError):  # an engine may refuse to write what it does not show
+    with suppress(OperationalError):  # an engine may reject writes to rows that its snapshot does not contain
         early.enqueue(Listing, [{"id": 1}], on_conflict="ignore")
         early.commit()
     assert count(db, Listing) == 1
@@ -248,7 +251,7 @@ def test_a_race_for_many_keys(sync_db: Database, how: str) -> None:
 
 
 def test_a_race_by_both_keys(sync_db: Database) -> None:
-    """Some engines may choose victims here; those try again."""
+    """On some engines this can deadlock; victims retry."""
 
     def part(transaction: Transaction[None]) -> None:
         for n in range(1, 11):

@@ -1,4 +1,4 @@
-"""A schedule that cannot be read ends its own task and no other."""
+"""An unreadable schedule ends only its own task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.rows import end_leases, row_of
 
 @pytest.mark.parametrize("model", [Report, Ping])
 def test_a_schedule_that_cannot_be_read_ends_its_own_task_alone(db: Database, model: Any) -> None:
-    with db.engine.begin() as connection:  # as any program may
+    with db.engine.begin() as connection:  # as any program can
         connection.execute(insert(model), [{"id": 1, "schedule": "now and then"}, {"id": 2, "schedule": "PT60S"}])
     with db.begin() as actor:
         claims = [claim_of(task) for task in actor.claim_many(model, limit=2)]

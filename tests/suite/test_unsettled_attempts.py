@@ -1,4 +1,4 @@
-"""The history of attempts that end without a settlement of their own: crashes, rescues, changes by criteria."""
+"""The history of attempts that end without their own settlement: crashes, rescues, changes by criteria."""
 
 from __future__ import annotations
 

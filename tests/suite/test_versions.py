@@ -17,7 +17,7 @@ from tests.support.models import Base, Listing
 
 
 class Draft(UniqueMixin, Base):
-    """Counted."""
+    """A model with an integer version."""
 
     __tablename__ = "draft"
 
@@ -28,7 +28,7 @@ class Draft(UniqueMixin, Base):
 
 
 class Edition(UniqueMixin, Base):
-    """Each version is called something else."""
+    """A model with generated version strings."""
 
     __tablename__ = "edition"
 
@@ -39,11 +39,11 @@ class Edition(UniqueMixin, Base):
 
 
 class Apart(DeclarativeBase):
-    """Not for every engine."""
+    """A base for models that not every engine supports."""
 
 
 class Press(UniqueMixin, Apart):
-    """The server says which version it is."""
+    """A model whose versions the server generates."""
 
     __tablename__ = "press"
 
@@ -177,7 +177,7 @@ def test_a_server_generated_version_is_read_again(db: Database) -> None:
     try:
         with db.begin() as actor:
             actor.enqueue(Press(unique_key="k"), on_conflict="replace")
-        with db.session() as actor:  # within a transaction all versions are one to this server
+        with db.session() as actor:  # on this server, all versions within a transaction are equal
             task = actor.claim(Press)
             for call in (actor.heartbeat, actor.complete):
                 change(actor, task, "before")

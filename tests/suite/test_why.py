@@ -29,7 +29,8 @@ def claimed(db: Database, model: Any, count: int = 1, **options: Any) -> list[An
         return list(session.claim_many(model, limit=count, claimed_by="worker-1", **options))
 
 
-# -- what the row itself says ------------------------------------------------------------------------------------------
+# -- reasons in the row itself
+# ------------------------------------------------------------------------------------------
 
 
 def test_why_of_a_missing_task(db: Database) -> None:
@@ -93,7 +94,7 @@ def test_the_worker_of_the_last_attempt_has_crashed(db: Database) -> None:
 
 
 def test_suspected_of_a_crash(db: Database) -> None:
-    """Workers do not run it beside other tasks, so the next claim need not be the moment at which it runs."""
+    """Workers do not run it alongside other tasks, so the next claim need not run it."""
     db.insert(Task, [{"id": 1, "crashes": 1}])
     (reason,) = why(db).reasons
     assert reason.cause is Cause.SUSPECT
@@ -108,7 +109,7 @@ def test_suspected_of_a_crash(db: Database) -> None:
 
 
 def test_how_many_processes_a_suspect_may_have_crashed(sync_db: Database) -> None:
-    """Workers count the crash of a suspect before they run it, and take it back if there is none."""
+    """Workers count the crash of a suspect before they run it, and revert this if it does not crash."""
     sync_db.insert(Task, [{"id": 1, "crashes": 2}])
     (reason,) = why(sync_db).reasons
     assert reason.text.startswith("it may have crashed 2 processes: a worker runs it in a child process")

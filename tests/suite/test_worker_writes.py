@@ -31,7 +31,7 @@ def test_a_lost_slot_does_not_end_other_leases(db: Database) -> None:
 
 @pytest.mark.requires("locks_rows")
 def test_a_heartbeat_does_not_wait_for_a_slot(db: Database) -> None:
-    """Whose task is settled already by a handler that works on in its transaction."""
+    """The slot's task is already settled by a handler whose transaction is still open."""
     db.insert(Visit, [{"id": 1, "limit_key": "a"}, {"id": 2, "limit_key": "b"}])
     with db.begin() as actor:
         claims = [claim_of(task) for task in actor.claim_many(Visit, limit=2)]
@@ -52,7 +52,7 @@ def beat(db: Database, claims: list[Claim]) -> list[Claim]:
 @pytest.mark.requires("locks_rows")
 @pytest.mark.parametrize("settle", [extend, write_what_is_free])
 def test_workers_write_in_read_committed(sync_db: Database, settle: Any) -> None:
-    """Whatever the engine's level is, which might know of no lock that is passed over."""
+    """This is independent of the engine's level, which might not support skipping locks."""
     sync_db.insert(Task, [{"id": 1}])
     with sync_db.begin() as actor:
         claim = claim_of(actor.claim(Task))

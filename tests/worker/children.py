@@ -25,7 +25,7 @@ URL_VARIABLE = "SQLQUEUE_TEST_CHILD_URL"
 
 
 def work(gate: Gate, url: URL) -> str:
-    """One task at a time, each as long as the test likes; its grace period is longer than any test."""
+    """Run one task at a time, each for as long as the test wants; the grace period is longer than any test."""
     engine = create_engine(url)
     worker = Worker(sessionmaker(engine, class_=QueueSession), name="child", grace=LONG)
 
@@ -40,7 +40,7 @@ def work(gate: Gate, url: URL) -> str:
 
 
 def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
-    """Run jobs of these functions; each call writes one row to the ledger."""
+    """Run calls of these functions; each call writes one row to the ledger."""
     engine = create_engine(url)
     worker = Worker(sessionmaker(engine, class_=QueueSession), name=functions[-1], poll=timedelta(seconds=0.3))
 
@@ -56,7 +56,7 @@ def call(gate: Gate, url: URL, functions: Sequence[str]) -> str:
 
 
 def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
-    """Start a thread that never ends: one of the event loop, or one that is joined at the exit."""
+    """Start a thread that never ends: one of the event loop's, or one that is joined at exit."""
     processes.CLEANUP_LIMIT = 0.3
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
 
@@ -69,7 +69,7 @@ def never_return(gate: Gate, url: URL, own_pool: bool) -> str:
 
 
 def write_and_stay(gate: Gate, url: URL) -> None:
-    """Wait at the gate with the effects written and not committed, to be killed there."""
+    """Wait at the gate, with the effects written but not committed, to be killed."""
     worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
 
     @worker.handler(Task, concurrency=1, lease=LEASE)
@@ -82,12 +82,12 @@ def write_and_stay(gate: Gate, url: URL) -> None:
 
 
 def load(_: int) -> Worker:
-    """Return a worker for a supervisor; the ledger tells which process did what."""
+    """Return a worker for a supervisor; the ledger records which process ran which task."""
     worker = Worker(sessionmaker(create_engine(os.environ[URL_VARIABLE]), class_=QueueSession), poll=timedelta(0, 0.1))
 
     @worker.handler(Task, concurrency=1)
     def handle(session: Any, task: Task) -> None:
-        time.sleep(0.02)  # so that another process gets its share
+        time.sleep(0.02)  # so that another process gets tasks too
         session.add(Ledger(task_id=task.id, worker=str(os.getpid())))
 
     return worker

@@ -24,11 +24,12 @@ URL_VARIABLE = "SQLQUEUE_TEST_CRASHING_URL"
 MODE_VARIABLE = "SQLQUEUE_TEST_CRASHING_MODE"
 CONCURRENCY_VARIABLE = "SQLQUEUE_TEST_CRASHING_CONCURRENCY"
 PLACE_VARIABLE = "SQLQUEUE_TEST_CRASHING_PLACE"
-"""A file in which a task that hangs names its process, or a control group of little memory for one that allocates."""
+"""A file into which a hanging task writes its process id, or a control group with little memory for one that
+allocates."""
 LEASE = timedelta(seconds=30)
 POISON = "poison"
 GROWING = "growing"
-"""A task that leaves behind so many bytes."""
+"""The name of a task that leaks the given number of bytes."""
 _KEPT: list[bytes] = []
 ALONE = """
 import logging, sys
@@ -38,7 +39,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
     sys.exit(supervise(load, int(sys.argv[2])))
 """
-"""A program whose worker child processes cannot import, so that suspects run in its own process."""
+"""A program whose worker cannot be imported by child processes, so that suspects run in its own process."""
 APART = """
 import sys
 from sqlqueue.cli import main
@@ -49,7 +50,7 @@ if __name__ == "__main__":
 
 
 def die(how: str) -> None:
-    """End this process as ``how`` says."""
+    """End this process in the way ``how``."""
     if how == "exit":
         os._exit(7)
     if how == "leave":
@@ -68,7 +69,8 @@ def die(how: str) -> None:
 
 
 def _handle(session: Any, task: Task) -> None:
-    """Sleep for ``number`` milliseconds, and grow or die as the name says, some time after the others have begun."""
+    """Sleep for ``number`` milliseconds, and grow or die according to the name, some time after the others have
+    begun."""
     kind, _, how = task.name.partition(":")
     if kind == GROWING:
         _KEPT.append(b"x" * int(how))
@@ -80,7 +82,7 @@ def _handle(session: Any, task: Task) -> None:
 
 
 def load(number: int = 0) -> Worker:
-    """The worker of one process: by lease with a session, or as the environment says."""
+    """Return the worker of one process: with a lease and a session, or as configured by the environment."""
     mode: Any = os.environ.get(MODE_VARIABLE, "lease")
     engine = create_engine(os.environ[URL_VARIABLE])
     worker = Worker(sessionmaker(engine, class_=QueueSession), poll=timedelta(seconds=0.2))
@@ -93,7 +95,7 @@ def load(number: int = 0) -> Worker:
 def supervised(
     url: URL, processes: int = 1, *arguments: str, mode: str = "lease", program: str = APART
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a supervisor with so many processes on the database at ``url``."""
+    """Run a supervisor with the given number of processes on the database at ``url``."""
     environment = {
         **os.environ,
         URL_VARIABLE: url.render_as_string(hide_password=False),
@@ -113,7 +115,7 @@ def supervised(
 
 
 def stopped(supervisor: subprocess.Popen[str]) -> str:
-    """Stop it, and return its log."""
+    """Stop the supervisor, and return its log."""
     supervisor.send_signal(signal.SIGTERM)
     _, errors = supervisor.communicate(timeout=60)
     return errors

@@ -1,4 +1,4 @@
-"""A worker whose process a parcel kills when it is first handled; child processes import it from here."""
+"""A worker whose process is killed when a parcel is first handled; child processes import it from here."""
 
 import os
 from datetime import timedelta

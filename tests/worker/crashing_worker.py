@@ -1,4 +1,4 @@
-"""A worker that a task kills, at a place from which child processes import it."""
+"""A worker that a task kills, in a module that child processes can import."""
 
 from tests.worker.crashing import load
 

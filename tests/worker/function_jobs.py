@@ -1,4 +1,4 @@
-"""Functions that can, and cannot, be tasks."""
+"""Functions that can be tasks, and others that cannot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def example(
 
 
 def of_kind(db: Database, function: Callable[..., Any]) -> Any:
-    """The function, or a coroutine function of the same parameters, as the sessions of `db` want it."""
+    """Return the function, or a coroutine function with the same parameters, to match the sessions of `db`."""
 
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Workers that their child processes import, with handlers that do what the name of the task says."""
+"""Workers that child processes can import, whose handlers behave according to the task's name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR = timedelta(hours=1)
 
 
 class Context(NamedTuple):
-    """What a test passes to its child processes."""
+    """The values that a test passes to its child processes."""
 
     url: str
     is_async: bool
@@ -45,7 +45,7 @@ class Context(NamedTuple):
 
     @classmethod
     def read(cls) -> Context:
-        """Return the context of the test whose child this process is."""
+        """Return the context of the test that started this process."""
         parent = parent_process()
         assert parent is not None
         return cls(*json.loads(cls._file(parent.pid or 0).read_text()))
@@ -65,14 +65,14 @@ class Context(NamedTuple):
 
 
 class Odd(Exception):
-    """Cannot be pickled."""
+    """An object that cannot be pickled."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(f"{one} and {other}")
 
 
 class Even(Exception):
-    """Can be pickled."""
+    """An object that can be pickled."""
 
 
 def hang(task: Any) -> None:

@@ -1,4 +1,4 @@
-"""A worker claims and completes many tasks at once, and commits once for a task."""
+"""A worker claims and completes many tasks at once, with one commit for each task that uses a session."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ TASKS = 100
 
 class Sent(NamedTuple):
     statements: int
-    """On the tasks themselves."""
+    """Statements on the table of tasks."""
     commits: int
 
 
 @pytest.fixture
 def drain(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Sent]:
-    monkeypatch.setattr(fetcher, "AHEAD", 60.0)  # or a slow machine's tasks were long ones, of which few are claimed
+    monkeypatch.setattr(
+        fetcher, "AHEAD", 60.0
+    )  # otherwise tasks would be long on a slow machine, and few would be claimed at once
 
     def drained(handler: Any) -> Sent:
-        """Count what a worker sends until all tasks are completed."""
+        """Count the statements of a worker until all tasks are completed."""
         db.insert(Task, rows(TASKS))
         engine = db.variant(pool_size=20)
         worker = workers.make(poll=LONG, engine=engine)
@@ -71,7 +73,7 @@ def test_handlers_that_do_not_use_the_database_share_commits(
 
 @pytest.fixture
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The transactions in which the handlers of a test ran, one for each call."""
+    """Return the transactions in which the handlers of a test ran, one for each call."""
     monkeypatch.setattr(locking_executor, "AHEAD", 60.0)
     return []
 
@@ -156,7 +158,7 @@ class Audited(QueueSession):
 def audit(session: Any) -> None:
     try:
         task = current_job().task
-    except LookupError:  # not a handler's
+    except LookupError:  # not in a handler's
         return
     write_ledger(session, task)
 

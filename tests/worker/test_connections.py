@@ -23,12 +23,12 @@ from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eve
 
 QUEUES: Sequence[Any] = (Task, Document, Mail, Notice, Order, Parcel, Spool)
 POOLED, OWN = 2, 2
-"""The most connections in the pool, and apart from it: one that extends leases, and one that listens."""
+"""The maximum number of connections in the pool, and outside it: one that extends leases, and one that listens."""
 
 
 @pytest.fixture
 def connections(db: Database) -> Iterator[Any]:
-    """Returns how many there are at present; a connection of its own is not counted."""
+    """Return a function that returns the present number of connections, not counting its own."""
     assert db.case.connections_sql is not None
     engine = create_engine(db.url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -37,7 +37,7 @@ def connections(db: Database) -> Iterator[Any]:
 
 
 def is_extended(db: Database, queue: Any) -> bool:
-    """Whether a heartbeat has extended the lease of the queue's task, which all end later than any claim's."""
+    """Return whether a heartbeat has extended the lease of the queue's task, beyond the end of any claim's lease."""
     with db.engine.connect() as connection:
         claimed, ends = connection.execute(select(queue.claimed_at, queue.available_at)).one()
     return bool(ends - claimed > LEASE + timedelta(seconds=0.5))
@@ -65,7 +65,7 @@ def test_connections_do_not_grow_with_the_queues(
         return all(is_extended(db, queue) for queue in QUEUES[:count])
 
     eventually(all_extended)
-    assert most <= POOLED + OWN + 1  # the test's own
+    assert most <= POOLED + OWN + 1  # the test's own connections
 
 
 def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
@@ -104,7 +104,7 @@ def test_a_worker_has_few_transactions_at_a_time(db: Database) -> None:
         until = time.monotonic() + PATIENCE
         while most < AT_ONCE and time.monotonic() < until:
             _sleep(0.05, is_async=db.is_async)
-        _sleep(0.2, is_async=db.is_async)  # in which more could begin
+        _sleep(0.2, is_async=db.is_async)  # time in which more could begin
         running -= 1
 
     async def ask() -> None:

@@ -137,7 +137,7 @@ def test_a_worker_ends_if_one_of_its_parts_fails(sync_db: Database, workers: Wor
 
 def nothing_more(db: Database) -> None:
     with db.begin() as session:
-        session.cancel(Task)  # so that the worker has to tell of a lost claim
+        session.cancel(Task)  # so that the worker has to report a lost claim
 
 
 def test_a_worker_can_be_stopped_after_its_end_and_run_again(sync_db: Database, workers: Workers) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that crash their process, under a supervisor: they are charged for it, and no other task is."""
+"""Tasks that crash their process, under a supervisor: only they are charged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def insert(db: Database, how: str, *, beside: int, milliseconds: int) -> None:
 
 
 def judge(db: Database, said: str) -> None:
-    """Assert that only the poison task is a dead letter, and that no attempt of another was counted."""
+    """Assert that only the poison task is a dead letter, and that no other task was charged an attempt."""
     (poison,) = (row for row in found(db) if row.name.startswith(POISON))
     assert (poison.status, poison.crashes) == ("discarded", 3)
     assert poison.error.startswith("crashed 3 processes: its process ")
@@ -41,7 +41,7 @@ def judge(db: Database, said: str) -> None:
         if row is not poison and row.id != poison.id:
             assert row.status == "completed", row
             assert row.crashes == 0, row
-            assert row.max_attempts - row.attempt == 2, row  # of three, the one that completed it counts
+            assert row.max_attempts - row.attempt == 2, row  # of three attempts, only the one that completed it counts
     with db.engine.connect() as connection:
         done = connection.scalars(select(Ledger.task_id)).all()
     assert sorted(done) == [row.id for row in found(db) if row.id != poison.id]
@@ -54,7 +54,7 @@ def crash(db: Database, how: str, said: str, program: str, processes: int) -> No
         log = stopped(supervisor)
     judge(db, said)
     assert log.count("given up") == 1
-    assert log.count("has died") == (3 if program == ALONE else 1)  # the rest in child processes
+    assert log.count("has died") == (3 if program == ALONE else 1)  # the others in child processes
     assert "is suspected: its process " in log
 
 

@@ -57,7 +57,7 @@ def test_the_writes_of_a_zombie_are_rolled_back(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     db.insert(Task, rows(1))
-    worker = workers.make(name="zombie")  # whose lease is of 5 minutes: no heartbeat tells it
+    worker = workers.make(name="zombie")  # the lease is 5 minutes, so no heartbeat reveals it
     worker.handler(Task, concurrency=1)(with_session(db, during=blocking))
     workers.start(worker)
     blocking.wait_for()
@@ -102,7 +102,7 @@ def test_a_lost_claim_does_not_keep_others_from_being_completed(
 
 
 def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: Workers) -> None:
-    """The second try must not see what the first one made of the instance."""
+    """The second try must not see the first one's changes to the instance."""
     db.insert(Task, rows(1, number=1))
     tries: list[int] = []
 
@@ -123,7 +123,7 @@ def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: 
 
 
 def deadlock(connection: Any) -> Any:
-    """The driver's error, as far as this engine's adapter looks at it."""
+    """Return a driver error with the attributes that this engine's adapter reads."""
     code = next(iter(adapter_for(connection.dialect).errors.transient), 5)
     error = connection.dialect.loaded_dbapi.OperationalError(code, "…")
     for attribute in ("sqlstate", "sqlite_errorcode"):
@@ -246,7 +246,7 @@ def test_at_most_once_tasks_claimed_during_the_stop_are_run(sync_db: Database, w
     def stop(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if "UPDATE" in statement and "task" in statement:  # of the table or of a common table expression
             worker.stop()
-            time.sleep(0.1)  # on the thread of the claim: the worker stops meanwhile
+            time.sleep(0.1)  # on the claiming thread; the worker stops meanwhile
 
     event.listen(engine.session_engine, "after_cursor_execute", stop)
     workers.start(worker).wait()

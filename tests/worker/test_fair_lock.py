@@ -1,4 +1,4 @@
-"""The lock that threads and coroutines hand to each other."""
+"""A fair lock that threads and coroutines share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EXPECTED: dict[int, list[tuple[str, str | None]]] = {
     6: [("cancelled", None)],
     7: [("failed", "later"), ("completed", None)],
 }
-"""The outcomes and errors of the attempts at each parcel, by its key."""
+"""The expected outcomes and errors of the attempts at each parcel, by key."""
 
 
 def deliver(parcel: Parcel) -> None:
@@ -47,7 +47,7 @@ def deliver(parcel: Parcel) -> None:
 
 
 def attempts(db: Database, key: int) -> list[PastAttempt]:
-    """The first attempt first."""
+    """Return the attempts, oldest first."""
     with db.begin() as session:
         return list(reversed(session.history(Claim(Parcel, (key,), 0))))
 

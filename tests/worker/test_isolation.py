@@ -21,7 +21,7 @@ from tests.worker.children import lives
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 LONG = 120.0
-"""Seconds: children import the whole suite's models."""
+"""Seconds, since children import the models of the whole suite."""
 
 
 class Launcher:
@@ -64,7 +64,7 @@ def attempts(db: Database) -> dict[Any, int]:
 
 
 def workers_of(db: Database) -> list[int]:
-    """The processes that have written to the ledger, in this order."""
+    """Return the processes that have written to the ledger, in order."""
     with db.engine.connect() as connection:
         return [int(each) for each in connection.scalars(select(Ledger.worker).order_by(Ledger.id))]
 

@@ -31,7 +31,7 @@ def seconds(leases: float) -> float:
 
 
 def taken_over(db: Database, leases: float) -> list[Any]:
-    """Return the tasks of the worker that others can claim during so many leases."""
+    """Return the tasks of the worker that others can claim within the given number of leases."""
     found: list[Any] = []
     until = time.monotonic() + seconds(leases)
     while time.monotonic() < until:
@@ -115,7 +115,7 @@ def test_a_lost_lease_stops_its_handler_and_the_worker_continues(
 
 
 def take_over(db: Database) -> None:
-    """End the lease as if the worker had stalled for longer; its heartbeat may come before."""
+    """End the lease as if the worker had stalled for longer; a heartbeat may precede it."""
 
     def taken() -> bool:
         end_leases(db)

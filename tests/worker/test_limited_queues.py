@@ -28,7 +28,7 @@ from tests.support.workers import (
 )
 
 SOAK = float(os.environ.get("SQLQUEUE_TEST_SOAK", "0"))
-"""Seconds for which the storm goes on, if it is to last."""
+"""Seconds for which the storm lasts, for a soak test."""
 
 
 def test_a_worker_with_more_room_than_the_limit(
@@ -37,7 +37,7 @@ def test_a_worker_with_more_room_than_the_limit(
     blocking: BlockingHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it has to hear of what is free
+    monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())  # it must be notified of free slots
     visits(db, *["a"] * 6, "b")
     worker = workers.make(poll=LONG)
     worker.handler(Visit, concurrency=6)(without_session(db, blocking))
@@ -89,7 +89,7 @@ def test_a_worker_that_holds_its_tasks_by_their_locks(
 @pytest.mark.requires("locks_rows" if SOAK else "notifies")
 @pytest.mark.timeout(60 + 3 * SOAK)
 def test_workers_that_are_killed(sync_db: Database, processes: Processes, tmp_path: Path) -> None:
-    """Whether more than three are at it at once is told by locks of the operating system, which go with a process."""
+    """Locks of the operating system, which end with a process, show whether more than three run at once."""
     size = 12 if SOAK else 4
     set_limit(sync_db, 3)
     visits(sync_db, *["a"] * (int(SOAK * 100) or 150), max_attempts=1_000)

@@ -1,4 +1,4 @@
-"""Handlers that wait for a lock for too long: a task is not to blame for it, within a bound."""
+"""Handlers that time out waiting for a lock: the task's attempts do not count, up to a limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.workers import Running, Workers, eventually, statuses, with_s
 pytestmark = pytest.mark.requires("impatient_sql")
 LONG = 90.0
 MOST = 3
-"""The attempts of a Task."""
+"""The maximum number of attempts of a Task."""
 
 
 def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running, int]:

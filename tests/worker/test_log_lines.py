@@ -1,4 +1,4 @@
-"""What the log tells about failed tasks, the worker, and its database."""
+"""The log messages about failed tasks, the worker, and its database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 def ends(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """The lines about attempts that have ended."""
+    """Return the messages about attempts that have ended."""
     return [record for record in log.records if hasattr(record, "outcome")]
 
 
@@ -246,7 +246,7 @@ def test_all_frames_are_shown_at_debug(sync_db: Database, workers: Workers, capl
 def test_control_characters_are_escaped_in_the_log(
     db: Database, workers: Workers, log: pytest.LogCaptureFixture
 ) -> None:
-    """Neither by the message nor by the traceback, its causes and groups included."""
+    """They are escaped in the message and in the traceback, including causes and groups."""
     db.insert(Seat, [{"line": HOSTILE[:9], "number": 1}])
     worker = workers.make(name="worker\x1b]0;")
 

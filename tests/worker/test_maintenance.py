@@ -119,7 +119,7 @@ def test_rows_that_cannot_go_stay_and_the_others_are_pruned(
 
 @pytest.fixture
 def broken(sync_db: Database) -> Iterator[None]:
-    """The table of attachments is gone, which pruning mails has to look at."""
+    """Drop the table of attachments, which pruning of mails reads."""
     Attachment.__table__.drop(sync_db.engine)
     yield
     Attachment.__table__.create(sync_db.engine)
@@ -142,7 +142,7 @@ def test_a_failing_chore_is_named_and_does_not_block_others(
 
 @pytest.mark.usefixtures("often")
 def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
-    """Before each commit, another session reads what the earlier batches have done."""
+    """Before each commit, another session reads the result of the earlier batches."""
     sync_db.insert(Task, [CRASHED] * 7)
     seen: list[int] = []
     engine = sync_db.variant(pool_size=20)
@@ -151,5 +151,5 @@ def test_rescue_in_batches(sync_db: Database, workers: Workers) -> None:
     event.listen(engine.bind, "commit", lambda _: seen.append(count(sync_db, Task, Task.status == "discarded")))
     workers.start(worker)
     eventually(all_are(sync_db, "discarded"))
-    in_order = sorted([*seen, 7])  # several threads commit, and note what they have seen a little later
+    in_order = sorted([*seen, 7])  # several threads commit, and record what they have seen slightly later
     assert max(after - before for before, after in pairwise(in_order)) == 2

@@ -1,4 +1,4 @@
-"""One process serves several databases, each by a worker of its own."""
+"""One process serves several databases, each with its own worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLL = timedelta(seconds=0.2)
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Engine]:
-    """A database besides that of the test."""
+    """A second database."""
     engine = create_engine(f"sqlite:///{tmp_path}/other.db")
     Base.metadata.create_all(engine)
     yield engine
@@ -76,7 +76,7 @@ def done(engine: Engine) -> list[int]:
 
 def test_each_task_is_done_in_its_own_database(sync_db: Database, other: Engine) -> None:
     enqueue(sync_db.engine, 1, 2)
-    enqueue(other, 2, 3)  # the same key, which is another task
+    enqueue(other, 2, 3)  # the same key is another task there
     mine = sync_db.variant(pool_size=10).session_engine
     with Fleet(worker_of(mine), worker_of(other)):
         eventually(lambda: (done(sync_db.engine), done(other)) == ([1, 2], [2, 3]))
@@ -86,7 +86,7 @@ def test_each_task_is_done_in_its_own_database(sync_db: Database, other: Engine)
 
 
 def test_an_unavailable_database_does_not_hold_up_others(sync_db: Database, other: Engine, tmp_path: Path) -> None:
-    """It is served as soon as it is back."""
+    """It is served again as soon as it is available."""
     enqueue(other, 1)
     other.dispose()
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"

@@ -34,7 +34,7 @@ READER = InMemoryMetricReader()
 
 @pytest.fixture(scope="session", autouse=True)
 def _opentelemetry() -> None:
-    """Once for each process, which takes no second provider."""
+    """Set up OpenTelemetry once per process, since a process accepts only one provider."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(SPANS))
     trace.set_tracer_provider(provider)
@@ -49,7 +49,7 @@ def _forget() -> Iterator[None]:
 
 
 def measured() -> dict[str, list[tuple[dict[str, Any], Any]]]:
-    """Metric -> its points: attributes, and sum or count."""
+    """Return the points of each metric: attributes, and sum or count."""
     data = READER.get_metrics_data()
     found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
     for resource in data.resource_metrics if data else ():

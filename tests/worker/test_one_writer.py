@@ -25,7 +25,7 @@ WRITERS = 40
 
 @contextmanager
 def writers(db: Database) -> Iterator[list[int]]:
-    """Yields the list to which every commit of theirs is added."""
+    """Run writers; yield the list to which each commit is appended."""
     db.insert(Account, [{"id": 1, "name": ""}])
     stop, commits = threading.Event(), list[int]()
 
@@ -93,7 +93,7 @@ def test_a_worker_waits_for_another_writer_to_release_its_lock(
 
 
 def test_the_transactions_of_a_worker_write_one_after_another(db: Database, workers: Workers) -> None:
-    """None of them finds the database locked, although no connection waits for another."""
+    """None of them gets "database is locked", although no connection waits for another."""
     engine = db.variant(pool_size=20, on_connect="PRAGMA busy_timeout = 0")
     event.listen(engine.session_engine, "commit", lambda _: time.sleep(0.005))
     db.insert(Task, rows(40))

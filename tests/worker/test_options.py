@@ -1,4 +1,4 @@
-"""The loader options of a handler: its tasks come with what it is going to look at, in every mode."""
+"""The loader options of a handler: its tasks have their relationships loaded, in every mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mails(db: Database) -> None:
 
 
 class Reader:
-    """Handlers that look at relationships."""
+    """Handlers that read relationships."""
 
     def __init__(self, db: Database) -> None:
         self.is_async = db.is_async

@@ -35,7 +35,7 @@ OFTEN = timedelta(seconds=0.1)
 
 
 def write_pause(db: Database, key: str) -> None:
-    """Write like another process: this process is not notified."""
+    """Write a pause as another process would: this process is not notified."""
     with db.engine.begin() as connection:
         connection.execute(insert(QueuePause).values(queue=key, paused_at=clock(db), paused_by="far away"))
 
@@ -61,7 +61,7 @@ def test_a_paused_queue_is_not_claimed_until_it_is_resumed(db: Database, workers
     assert not any("FROM task" in each[2] for each in looks[started:]), "it asked for tasks that it must not have"
     delete_pause(db)
     eventually(all_are(db, "completed"))
-    running.stop()  # so that none of its threads is left to the next test
+    running.stop()  # so that none of its threads remain in the next test
 
 
 def test_running_tasks_go_on_and_no_others_are_started(

@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {"a session": {}, "the task alone": {}, "a lo
 
 
 def returning(db: Database, kind: str, value: Callable[[Any], Any]) -> Any:
-    """A handler of this kind, for the worker of this database."""
+    """Return a handler of this kind for the worker of this database."""
 
     def of_task(task: Any) -> Any:
         return value(task)
@@ -61,7 +61,7 @@ def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, worker
 def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
     db: Database, workers: Workers, options: dict[str, Any]
 ) -> None:
-    """Or not at all: each fails once after it has said so."""
+    """They are enqueued together, or not at all: each handler fails once after enqueueing."""
     tried: set[int] = set()
 
     def hand_on(session: Any, task: Any) -> None:
@@ -84,7 +84,7 @@ def test_follow_up_jobs_are_enqueued_in_the_commit_of_the_completion(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_that_is_not_json_is_a_failure(db: Database, workers: Workers, kind: str) -> None:
-    """Only this task fails."""
+    """Only the task with that result fails."""
     db.insert(Film, rows(3, stage="print"))
     worker = workers.make(poll=LONG)
     result = lambda task: object() if task.id == min(film["id"] for film in films(db)) else "done"  # noqa: E731

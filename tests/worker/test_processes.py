@@ -1,4 +1,4 @@
-"""Processes that ignore Ctrl-C, and what becomes of one that arrives while they start."""
+"""Processes that ignore Ctrl-C, and a Ctrl-C that arrives while they start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlqueue._support import processes
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """A shell may have started the tests with SIGINT ignored."""
+    """Restore the handling of SIGINT, since a shell may have started the tests with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

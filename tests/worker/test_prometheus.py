@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, and that the alerts and the board of the examples name no others."""
+"""Metrics for Prometheus, and that the alerts and the Grafana dashboard of the examples use no others."""
 
 from __future__ import annotations
 

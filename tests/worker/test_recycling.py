@@ -1,4 +1,4 @@
-"""Worker processes that have run many tasks, or have grown, are replaced, at no cost for the tasks."""
+"""Worker processes that have run many tasks, or have grown, are replaced without effect on tasks."""
 
 from __future__ import annotations
 

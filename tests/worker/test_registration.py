@@ -1,4 +1,4 @@
-"""Running workers register themselves, and obey the commands in their rows."""
+"""Running workers register themselves, and execute the commands in their rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_worker_registers_itself(
     assert info.started_at <= info.last_claim_at <= info.seen_at
     first = info.seen_at
     eventually(lambda: registered(fleet)[0].seen_at > first)
-    with fleet.engine.begin() as connection:  # as if others had taken it for dead
+    with fleet.engine.begin() as connection:  # as if others had considered it dead
         connection.execute(delete(FleetWorker))
     eventually(lambda: registered(fleet))
     blocking.release()
@@ -154,7 +154,7 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
 
 
 def test_a_worker_writes_its_row_every_ten_seconds_at_most(sync_fleet: Database, workers: Workers) -> None:
-    """Neither its tasks nor commands, which it reads at once, make it write."""
+    """Neither tasks nor commands, which it reads at once, make it write more often."""
     assert registration.EVERY.total_seconds() == 10
     engine = sync_fleet.variant(pool_size=20)
     worker = workers.make(engine=engine)

@@ -1,4 +1,4 @@
-"""How a worker ends: running tasks may finish, the others are released, and leases end of what cannot be released."""
+"""How a worker ends: running tasks may finish, the others are released, and leases of unreleased tasks expire."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_coroutine_that_is_stopped_may_clean_up(sync_db: Database) -> None:
 
 def signal_twice(child: Child) -> None:
     child.signal(signal.SIGTERM)
-    time.sleep(1.5)  # sooner, by the clock of a busy child, it would be the same signal
+    time.sleep(1.5)  # a busy child would take an earlier signal for the same one
     child.signal(signal.SIGTERM)
 
 

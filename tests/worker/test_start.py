@@ -1,4 +1,4 @@
-"""Invalid arguments of a worker are refused at the registration or at the start."""
+"""Invalid arguments of a worker are rejected at registration or at start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_schema_mismatch_is_an_error(engine: Engine) -> None:
     with pytest.raises(SchemaMismatchError, match="there is no table task"):
         worker_of(engine).run()
     Base.metadata.create_all(engine)
-    with QueueSession(engine) as session:  # no listener is left to be notified
+    with QueueSession(engine) as session:  # no listener is left
         session.add(Task())
         session.commit()
 
@@ -166,7 +166,7 @@ def test_handlers_of_different_tasks() -> None:
     worker.handler(Task, Task.number == 2)(another)
     worker.handler(Task, Task.number != 1, Task.number != 2)(another)
     worker.handler(Notice)(alone)
-    worker.handler(Notice, Notice.priority < 0)(alone)  # threads of its own for what is urgent
+    worker.handler(Notice, Notice.priority < 0)(alone)  # separate threads for urgent tasks
     worker.task(Job)(another)
     with pytest.raises(ArgumentError, match=r"@worker.task\(Job\) and .*alone are both registered"):
         worker.handler(Job)(alone)
@@ -194,7 +194,7 @@ def test_a_coroutine_is_rejected_where_it_could_not_run(monkeypatch: pytest.Monk
 
 
 def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Database, workers: Workers) -> None:
-    """Called without being awaited, it would silently do nothing."""
+    """Otherwise it would be called without being awaited, and silently do nothing."""
     done: list[str] = []
 
     async def plain(name: str, task: Any) -> None:

@@ -33,7 +33,7 @@ HOUR = timedelta(hours=1)
 
 
 def ends(db: Database, workers: Workers, error: Exception, status: str, *, session: bool, **columns: Any) -> RowMapping:
-    """The one row once a handler has raised `error`."""
+    """Return the row after a handler has raised `error`."""
     db.insert(Task, rows(1, **columns))
     worker = workers.make()
     worker.handler(Task)(raising(db, error, session=session))
@@ -86,7 +86,7 @@ def test_cancel(sync_db: Database, workers: Workers) -> None:
 
 
 def test_outcomes_of_all_kinds_are_written_together(db: Database, workers: Workers) -> None:
-    """Outcomes of every kind, written together."""
+    """One batch contains outcomes of every kind."""
     kinds = [None, ValueError("no luck"), Retry(HOUR), Snooze(HOUR), Discard("no use"), Cancel()]
     db.insert(Task, [each for number in range(6) for each in rows(5, number=number)])
 
@@ -179,7 +179,7 @@ def test_a_task_cancelled_before_it_starts_is_not_run(
     (first,) = blocking.started
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id > first, Task.status == "running") > 0
-        actor.cancel(Task, Task.id > first)  # or the worker claims in their place what is left, and holds it
+        actor.cancel(Task, Task.id > first)  # otherwise the worker would claim and hold other tasks in their place
     unwanted = {key for key, status in statuses(db).items() if status == "cancelled"}
     eventually(lambda: len(held) == 1)
     blocking.release()

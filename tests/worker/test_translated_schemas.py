@@ -1,5 +1,5 @@
 # ruff: noqa: F811 - a fixture is a parameter of its name
-"""A worker whose engine has a `schema_translate_map`: claims, heartbeats, news, and what it looks at first."""
+"""A worker whose engine has a `schema_translate_map`: claims, heartbeats, notifications, and checks at its start."""
 
 from __future__ import annotations
 

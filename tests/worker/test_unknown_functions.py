@@ -1,4 +1,4 @@
-"""A worker leaves calls of functions that it does not know to other workers."""
+"""A worker leaves calls of functions that it has not registered to other workers."""
 
 from __future__ import annotations
 

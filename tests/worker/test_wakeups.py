@@ -1,4 +1,4 @@
-"""A worker that polls rarely begins new work at once, and an idle one sends few statements."""
+"""A worker that polls rarely starts new work immediately, and an idle one sends few statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.workers import AT_ONCE, LONG, PATIENCE, Workers, all_are, eve
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Poll as rarely as after a long time without work."""
+    """Make workers poll as rarely as after a long idle time."""
     monkeypatch.setattr(poller, "FIRST_LOOK", LONG.total_seconds())
 
 
@@ -41,7 +41,7 @@ def done_at_once(db: Database) -> None:
 
 
 def enqueue_elsewhere(db: Database, *, notify: bool = True) -> None:
-    """Enqueue like another process: the sessions of this process are not involved."""
+    """Enqueue as another process would, without the sessions of this process."""
     with db.engine.begin() as connection:
         connection.execute(insert(Task), rows(1))
         if notify:
@@ -126,7 +126,7 @@ def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatc
     def is_quiet() -> bool:
         with seen(engine, "before_cursor_execute") as statements:
             time.sleep(0.6)
-        return len(statements) <= 2  # one look for work, one for pauses
+        return len(statements) <= 2  # one query for work, one for pauses
 
     with seen(engine, "before_cursor_execute") as before:
         workers.start(worker)
@@ -154,7 +154,7 @@ def test_a_commit_in_another_process_wakes(db: Database, workers: Workers) -> No
 
 @pytest.mark.requires("notifies")
 def test_a_disconnected_listener_reconnects(db: Database, workers: Workers) -> None:
-    before = listeners(db)  # of workers that have ended a moment ago
+    before = listeners(db)  # of workers that have just ended
     idle(db, workers)
     (mine,) = eventually(lambda: listeners(db) - before)
     with db.engine.connect() as connection:
@@ -170,13 +170,13 @@ def test_a_disconnected_listener_reconnects(db: Database, workers: Workers) -> N
 def test_a_worker_that_does_not_listen(db: Database, workers: Workers) -> None:
     before = listeners(db)
     idle(db, workers, notify=False)
-    eventually(lambda: listeners(db) <= before)  # the one of a worker that is ending may still come
+    eventually(lambda: listeners(db) <= before)  # one from a worker that is ending may still arrive
 
 
 @pytest.mark.requires("notifies")
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_transaction_sends_one_notification(db: Database, begun: bool) -> None:
-    """Which is sent with the BEGIN, or in a statement of its own."""
+    """It is sent with the BEGIN, or in a separate statement."""
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listening:
         listening.execute(text("LISTEN sqlqueue"))
         with seen(db, "before_cursor_execute") as statements, db.begin() as actor:
@@ -237,7 +237,7 @@ def test_a_notification_costs_no_round_trip(db: Database, bulk: bool) -> None:
         engine = Database(db.case, through.url, db._loop, engine=db.engine, is_async=db.is_async)
         counts = [enqueue_through(engine, through, bulk) for _ in range(12)]
         engine.dispose()
-    assert counts[-1] == 3  # the first ones open a connection and prepare the statement
+    assert counts[-1] == 3  # the first transactions open a connection and prepare the statement
 
 
 def enqueue_through(engine: Database, through: Proxy, bulk: bool) -> int:
