@@ -36,10 +36,12 @@ def crash(db: Database, tokens: WorkerTokens, *running: Task) -> None:
 
 
 def crashes(db: Database) -> dict[int, int]:
-    """Return the crashes of the tasks that are available, by their numbers."""
-    wanted: Any = select(Task.number, Task.crashes).where(Task.status == "available")
+    """Return the crashes of the tasks that are available, by their numbers.  None of their attempts is counted."""
+    wanted: Any = select(Task.__table__).where(Task.status == "available")
     with db.engine.connect() as connection:
-        return dict(tuple(row) for row in connection.execute(wanted))
+        found = connection.execute(wanted).all()
+    assert {row.max_attempts - row.attempt for row in found} == {SPEC.options.max_attempts}
+    return {row.number: row.crashes for row in found}
 
 
 def test_tasks_of_a_dead_process_are_claimed_before_those_that_wait(db: Database) -> None:
