@@ -61,7 +61,7 @@ def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: py
 
 GROWTH = ("--only", "growth", "--sizes", "0,50", "--rounds", 1, "--jobs", 1_000)
 TELLING = ("postgresql", "mariadb")
-"""Engines whose server tells any account how long statements took.  MySQL's tells some."""
+"""Engines whose server reports the duration of statements to any account. MySQL reports it to some accounts."""
 
 
 def test_growth_is_measured_on_request(sync_db: Database) -> None:

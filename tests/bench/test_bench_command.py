@@ -65,13 +65,13 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
     command = [*PROGRAM, "bench", "--url", str(engine.url), "--only", "drain"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
     deadline = time.monotonic() + 60
-    while not are_done(engine):  # processes are at work
+    while not are_done(engine):  # processes are working
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole process group
+    os.killpg(program.pid, signal.SIGINT)  # like a terminal, to the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
-    # about a message that was being written to a process: Python 3.13 cannot release it
+    # about a message being written to a process, which Python 3.13 cannot release
     ignored = "(Exception ignored in: <_io.BytesIO object at 0x[0-9a-f]+>\nBufferError: [^\n]+\n)?"
     assert re.fullmatch(rf"Stopped\. The tables are dropped\.\n{ignored}", errors)
     with engine.connect() as connection:

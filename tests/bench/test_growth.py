@@ -1,4 +1,4 @@
-"""The benchmark of queues that have grown, on every engine, as small as it can be."""
+"""The growth benchmark, on every engine, at minimal size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.harness import Database
 SIZE = 300
 NAP = 0.02
 NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})", "mariadb": f"SELECT sleep({NAP})"}
-"""An expression that makes the server take longer, on engines that report the time, at least to administrators."""
+"""An expression that makes the server sleep, on engines that report the time, at least to administrators."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_snapshot_is_held_while_it_drains(engine: Engine) -> None:
 
 @pytest.fixture
 def telling(sync_db: Database) -> Iterator[Engine]:
-    """Whose server tells how long it took, and whose pool has connections that others left there."""
+    """An engine whose server reports durations, with used connections in its pool."""
     if sync_db.case.name not in NAPS:
         pytest.skip(f"there is nothing to ask on {sync_db.case.name}")
     administrator = sync_db.case.administrator
@@ -83,7 +83,7 @@ def telling(sync_db: Database) -> Iterator[Engine]:
 
 
 def drained(engine: Engine, *, napping: bool) -> HeldSnapshot:
-    """Let the server, or the client, sleep before each statement."""
+    """Drain while the server, or the client, sleeps before each statement."""
 
     def nap(connection: Connection, _: object, statement: str, *__: object) -> None:
         if "sqlqueue_bench_snapshot" not in statement:
@@ -112,7 +112,7 @@ def test_the_servers_time_is_reported_instead_of_the_clients(telling: Engine, na
     if napping:
         assert min(found.server.microseconds) >= naps
     else:
-        assert 0 < min(found.server.microseconds) < naps  # the others may have waited for a processor
+        assert 0 < min(found.server.microseconds) < naps  # other rounds may have waited for a processor
 
 
 def test_the_ratios_are_of_the_last_tenth() -> None:

@@ -44,7 +44,7 @@ def plan_for(db: Database, key: Key = Key.INT) -> Plan:
 
 @pytest.fixture
 def compared(engine: Engine) -> list[tuple[str, Clients]]:
-    """What the library is compared with here."""
+    """The hand-written clients with which the library is compared on this engine."""
     if engine.driver not in YARDSTICKS:
         pytest.skip(f"there is no yardstick for {engine.driver}")
     orm = [("orm", by_orm)] if YARDSTICKS[engine.driver].skips_locked else []
@@ -84,7 +84,7 @@ def test_yardsticks_write_what_the_library_writes(
 
 
 def history(plan: Plan, engine: Engine, clients: Clients) -> list[dict[str, Any]]:
-    """A row that is inserted, claimed and completed, and one that is consumed; moments as far as they are known."""
+    """Return a row that was inserted, claimed and completed, and one that was consumed, with times simplified."""
     with clients(plan, Tally(), 1) as (client,):
         contest = Contest(plan, engine, Crew([]), lambda _: None)
         contest.renew()

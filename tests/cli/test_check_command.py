@@ -95,7 +95,7 @@ with create_engine(sys.argv[1]).connect() as connection:
 
 
 def test_a_file_that_cannot_be_written_is_reported() -> None:
-    with tempfile.TemporaryDirectory() as name:  # unlike tmp_path, another user may enter it
+    with tempfile.TemporaryDirectory() as name:  # unlike tmp_path, other users may enter it
         directory, path = Path(name), Path(name) / "checked.db"
         make(path, "DELETE")
         path.chmod(0o444)
@@ -170,7 +170,7 @@ def python(directory: Path, code: str, *arguments: str) -> subprocess.CompletedP
 
 
 def program(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`sqlqueue check`, with `directory` as the current one."""
+    """Run `sqlqueue check` in `directory`."""
     return python(directory, PROGRAM, "check", *arguments)
 
 

@@ -39,7 +39,7 @@ def test_help_has_an_example_and_the_exit_status(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_the_whole_docstring(command: str) -> None:
-    """Brackets are printed, in the text and in the help of each option, and not taken for markup."""
+    """Brackets are printed, in the text and in the help of each option, instead of being interpreted as markup."""
     asked = get_command(application()).commands[command]  # type: ignore[attr-defined]
     told = words(CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "200"}).stdout)
     for text in (asked.callback.__doc__, *(getattr(each, "help", None) for each in asked.params)):

@@ -1,4 +1,4 @@
-"""What the commands print, at any width, and that nothing from a row acts on the terminal."""
+"""The output of the commands at any width; values from rows cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_lower_bounds_have_a_plus(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     put(url, Task, *[{**FAILED, "error": "no"}] * 3, {})
     heading, figures, note = out("stats").splitlines()
     assert heading.split()[1:6] == ["available", "running", "completed", "cancelled", "discarded"]
-    assert figures.split()[1:6] == ["1", "0", "0+", "0+", "2+"]  # what was not counted may be in any final state
+    assert figures.split()[1:6] == ["1", "0", "0+", "0+", "2+"]  # tasks that were not counted may be in any final state
     assert note.startswith("+ means at least:")
     heading, figures = out("stats", "--exact").splitlines()
     assert heading.split()[1:4] == ["available", "running", "discarded"]
@@ -172,7 +172,7 @@ def test_no_table_is_wider_than_the_terminal_or_loses_its_first_column(narrow: s
     tables += [out("errors", model="Mail"), out("list", model="Mail"), out("show", "1", model="Mail")]
     assert max(len(line) for table in tables for line in table.splitlines()) <= 80
     parts = [part.splitlines() for part in tables[0].split("\n\n")]
-    first = parts[0][1].split()[0]  # any of them: other modules have models of this base, too
+    first = parts[0][1].split()[0]  # any of them, since other modules define models of this base too
     assert [[line.split()[0] for line in part][:2] for part in parts] == [["Queue", first]] * len(parts)
     assert [line.split()[-1] for line in parts[-1] if line.startswith("Mail ")] == ["news"]
     assert [name for part in parts for name in part[0].split()[1:]] == [

@@ -16,7 +16,7 @@ Printed = Callable[[str], None]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A cluster takes its time to start."""
+    """Raise the time limit, since a cluster takes long to start."""
     for item in items:
         if item.path.parent == item.config.rootpath / "tests" / "clusters":
             item.add_marker(pytest.mark.timeout(600))
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
-    """Prints a figure, although the test passes."""
+    """Return a function that prints a figure even if the test passes."""
 
     def show(text: str) -> None:
         with capsys.disabled():

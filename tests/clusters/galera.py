@@ -36,7 +36,7 @@ class Galera:
     def __init__(self, stack: ExitStack) -> None:
         network = Network(IMAGES["galera"], MARIADB, stack)
         self.nodes: list[Node] = []
-        for number, name in enumerate(_NAMES, 1):  # one after the other: each copies its data from the earlier ones
+        for number, name in enumerate(_NAMES, 1):  # one after the other, since each copies its data from earlier ones
             self.nodes.append(network.run(name, _SCRIPT, _ENVIRONMENT))
             self.wait_until_synced(self.nodes[-1])
             self.wait_for_size(number)
@@ -45,7 +45,7 @@ class Galera:
         node.wait_until(lambda row: row == ("Synced",), _STATE)
 
     def is_refused(self, node: Node) -> bool:
-        """Return whether ``node`` refuses queries, as it does without a quorum."""
+        """Return whether ``node`` rejects queries, as it does without a quorum."""
         try:
             node.ask(_STATE)
         except DBAPIError:

@@ -1,4 +1,4 @@
-"""Servers in containers that know each other by name, each under one address of this machine throughout."""
+"""Servers in containers that reach each other by name, each with a constant address on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.engines import ENGINES, EngineCase
 from tests.support.servers import Unavailable, docker_client, fetch_image, free_port
 
 START = 120.0
-"""Seconds: a node of a cluster starts, is initialized, and gets its data from another."""
+"""Seconds for a node to start, initialize, and copy its data from another."""
 _CASES = {case.name: case for case in ENGINES}
 MARIADB, POSTGRESQL = _CASES["mariadb"], _CASES["postgresql"]
 IMAGES = {
-    # of the official image, which has Galera's library
+    # the official image, which includes Galera's library
     "galera": os.environ.get("SQLQUEUE_TEST_GALERA_IMAGE", "mariadb:11.8"),
     "postgresql": os.environ.get(POSTGRESQL.image_variable, "postgres:18"),
 }
@@ -66,7 +66,7 @@ class Node:
         self.engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
     def kill(self) -> None:
-        """Kill it, as if its machine had lost power."""
+        """Kill the node, as if its machine had lost power."""
         self._container.kill()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Node:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Freeze it: its connections stay open, and nothing is answered."""
+        """Freeze the node: its connections stay open, but it does not respond."""
         self._container.pause()
         try:
             yield
@@ -91,7 +91,7 @@ class Node:
                 connection.exec_driver_sql(statement)
 
     def wait_until(self, holds: Callable[[Any], bool], statement: str) -> None:
-        """Wait until it answers ``statement`` with a row for which ``holds`` is true."""
+        """Wait until it responds to ``statement`` with a row for which ``holds`` is true."""
         deadline = time.monotonic() + START
         while True:
             found: object
@@ -108,7 +108,7 @@ class Node:
 
 
 def urls(nodes: Sequence[Node]) -> URL:
-    """One address for all of ``nodes``, of which a client takes the one that accepts writes."""
+    """Return a URL for all of ``nodes``, with which clients choose the one that accepts writes."""
     first = nodes[0].url
     query = {
         "host": ",".join(str(node.url.host) for node in nodes),

@@ -35,7 +35,7 @@ class Pair:
             self.primary.tell("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
             self.primary.wait_until(lambda row: row == ("streaming", "sync"), _REPLICATION)
         self.url = urls([self.primary, self.standby])
-        """The URL of both: clients take the one that accepts writes."""
+        """The URL of both servers: clients choose the one that accepts writes."""
 
     def _admit_replication(self) -> None:
         (path,) = self.primary.ask("SHOW hba_file")

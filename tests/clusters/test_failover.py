@@ -1,4 +1,4 @@
-"""A primary that dies, and a standby that takes its place; clients have one URL for both."""
+"""A primary dies and a standby takes its place; clients have one URL for both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.workers import eventually
 
 MANY = 300
 RARELY = timedelta(minutes=5)
-"""As `poll`: a worker that is not woken finds nothing within the test's patience."""
+"""A `poll` so long that a worker that is not notified finds nothing within the test's time limit."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def start(workers: ClusterWorkers, pair: Pair) -> None:
 
 
 def test_effects_are_exact_after_a_failover(workers: ClusterWorkers, pair: Pair, printed: Printed) -> None:
-    """Effects are exact on the new primary, whether or not it lacks the last commits; workers go on by themselves."""
+    """Effects are exact on the new primary, whether or not it lacks the last commits; workers resume by themselves."""
     workers.enqueue(MANY)
     start(workers, pair)
     workers.enqueue(1, "woken")
@@ -64,7 +64,7 @@ def _receipts(workers: ClusterWorkers) -> int:
 
 
 def test_a_claim_of_the_lost_tail_settles_nothing(workers: ClusterWorkers, pair: Pair) -> None:
-    """The new primary hands out the same attempt of the same task again."""
+    """The new primary assigns the same attempt number of the same task again."""
     workers.enqueue(1)
     if not pair.is_synchronous:
         pair.fall_behind()

@@ -1,4 +1,4 @@
-"""A Galera cluster of three nodes: what leases guarantee there, and what is refused."""
+"""A Galera cluster of three nodes: the guarantees of leases there, and the calls that are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.models import Task, Visit
 from tests.support.workers import Running, eventually
 
 ENOUGH = 25
-"""Errands done by each of the nodes' workers: none of them starves."""
+"""The minimum number of errands done by each node's worker: none of them starves."""
 LIMIT = Visit.__queue__.limit
 
 
@@ -67,7 +67,7 @@ def test_a_node_dies_and_comes_back(workers: ClusterWorkers, galera: Galera, pri
 
 
 def test_a_node_loses_its_quorum(workers: ClusterWorkers, galera: Galera, printed: Printed) -> None:
-    """It answers, but refuses to read and write until it is connected to the others again."""
+    """It responds, but rejects reads and writes until it is connected to the others again."""
     workers.enqueue(300)
     start_everywhere(workers, galera)
     eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)

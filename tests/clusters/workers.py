@@ -1,4 +1,4 @@
-"""Workers at the nodes of a cluster, and what they have done."""
+"""Workers on the nodes of a cluster, and the results of their work."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LEASE = timedelta(seconds=8)
 
 class ClusterWorkers:
     def __init__(self, case: EngineCase, engine: Engine) -> None:
-        """``engine``: for the test itself; its pool may hold no dead connections."""
+        """``engine``: for the test itself; its pool must not contain dead connections."""
         self.case = case
         self.engine = engine
         self.calls: Counter[int] = Counter()
-        """How often a handler was called, by errand."""
+        """The number of handler calls, by errand."""
         self.called_at: list[float] = []
         """Times of `time.monotonic`."""
         self._loop = LoopThread()
@@ -88,7 +88,7 @@ class ClusterWorkers:
             session.commit()
 
     def receipts(self) -> Counter[str]:
-        """How many were written by each worker."""
+        """Return the number of receipts written by each worker."""
         with self.engine.connect() as connection:
             rows = connection.execute(select(Receipt.worker, func.count()).group_by(Receipt.worker))
             return Counter(dict(map(tuple, rows)))
@@ -101,7 +101,8 @@ class ClusterWorkers:
         eventually(lambda: not self.undone(), within=PATIENCE)
 
     def assert_exact(self) -> None:
-        """Every errand had its effect once; no attempt was blamed for what happened to the servers."""
+        """Assert that every errand had its effect once, and that no attempt was counted because of the servers'
+        failures."""
         with self.engine.connect() as connection:
             errands = connection.execute(select(Errand.id, Errand.status, Errand.error)).all()
             receipts = Counter(connection.scalars(select(Receipt.errand_id)))

@@ -1,4 +1,4 @@
-"""What tests in a browser have in common: a tab whose console stays empty, an audit, a confirmation."""
+"""Helpers for tests in a browser: a tab whose console must stay empty, an audit, a confirmation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SERIOUS = ("serious", "critical")
 
 @contextmanager
 def tab(browser: Any, **options: Any) -> Iterator[Any]:
-    """Yield a page; afterwards, neither an error nor a message may be in its console."""
+    """Yield a page; assert that its console has no errors or messages afterwards."""
     context = browser.new_context(**options)
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
@@ -24,14 +24,14 @@ def tab(browser: Any, **options: Any) -> Iterator[Any]:
 
 
 def audit(page: Any, rules: list[str]) -> list[str]:
-    """Return what axe finds that is serious, by these rules or by all."""
+    """Return axe's serious findings, by these rules or by all."""
     chosen = {"runOnly": rules} if rules else {}
     found = page.evaluate("(chosen) => axe.run(document, chosen).then((results) => results.violations)", chosen)
     return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in SERIOUS]
 
 
 def confirm(page: Any, number: int) -> None:
-    """Confirm a change of so many tasks, and wait for its end."""
+    """Confirm a change of the given number of tasks, and wait for its end."""
     form = page.locator("form.confirm")
     tasks = "task" if number == 1 else "tasks"
     form.get_by_text(f"{number} {tasks} will be changed").wait_for()

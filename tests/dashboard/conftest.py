@@ -28,7 +28,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a database, of which each test changes a copy: to fill it takes longer than most tests."""
+    """Create a database of which each test changes a copy, since filling it takes longer than most tests."""
     path = tmp_path_factory.mktemp("dashboard") / "queues.db"
     engine, made = database(path)
     fill(made)
@@ -48,7 +48,7 @@ def sessions(tmp_path: Path, filled: Path) -> Iterator[sessionmaker[Any]]:
 def browser() -> Iterator[Any]:
     """Start Chromium for the tests of a module; skip them where there is none, unless SQLQUEUE_REQUIRE_BROWSER=1.
 
-    Not for the whole run: as long as Playwright is open, an event loop runs in this thread, where others cannot.
+    Not for the whole run: while Playwright is open, its event loop runs in this thread, so that no other can.
     """
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:

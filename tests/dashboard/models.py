@@ -36,7 +36,7 @@ class Email(TopicMixin, Base):
 
 
 class Page(QueueMixin, Base):
-    """Has a key that can hold anything."""
+    """A queue whose key can contain any text."""
 
     __tablename__ = "page"
 

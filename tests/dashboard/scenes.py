@@ -94,7 +94,7 @@ def dashboard(sessions: Any, **options: Any) -> Dashboard:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """Serve an application on a port of its own; yield its address."""
+    """Serve an application on a free port; yield its address."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -43,7 +43,7 @@ LOOKS: list[tuple[str, int, list[str]]] = [
     ("dark", 1280, ["color-contrast", "link-in-text-block"]),
     ("light", 390, ["scrollable-region-focusable", "target-size"]),
 ]
-"""Colours, widths, and the rules of axe whose result depends on these; none: all rules."""
+"""Colour schemes, widths, and the axe rules whose results depend on them; none: all rules."""
 ON_TASKS = {"Retry": "retryable", "Run now": "scheduled", "Cancel": "available", "Discard": "available"}
 """Actions on tasks, and a state that each changes."""
 
@@ -57,9 +57,8 @@ def open_all(page: Any, url: str, look: Callable[[str], None]) -> None:
 
 
 def test_every_page(browser: Any, sessions: sessionmaker[Any]) -> None:
-    """Nothing serious for axe, nothing wider than the screen, nothing in the console, no attack successful.
-
-    A page is loaded once, and looked at in light and dark colours and as on a phone.
+    """There are no serious axe findings, nothing wider than the screen, nothing in the console, and no successful
+    attack. A page is loaded once, and checked in light and dark colours and at phone width.
     """
     with sessions.begin() as session:
         session.pause(Email, "news", reason="the mail server is down", paused_by="grace")
@@ -131,7 +130,7 @@ def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any]
         page.locator("form.confirm .primary").click()
         page.get_by_role("cell", name="PT5M").wait_for()
 
-        register(sessions, "web-1:211", "web-2:212")  # here, because they are live for half a minute
+        register(sessions, "web-1:211", "web-2:212")  # registered here, because they are live for half a minute
         page.goto(f"{url}/workers")
         page.get_by_role("link", name="Set concurrency of all").click()
         page.get_by_label("Concurrent calls").fill("2")
@@ -194,7 +193,7 @@ def test_a_change_of_many_tasks_shows_its_progress_and_can_be_stopped(
         closing(sqlite3.connect(sessions.kw["bind"].url.database, isolation_level=None)) as writer,
     ):
         for ending in ("Done:", "Stopped:"):
-            writer.execute("BEGIN IMMEDIATE")  # holds up the change
+            writer.execute("BEGIN IMMEDIATE")  # blocks the change
             page.goto(f"{url}/queue/email/confirm/cancel?scope=filter&topic=billing&status=available")
             number = int(page.locator("form.confirm b").first.inner_text())
             page.locator("form.confirm .primary").click()

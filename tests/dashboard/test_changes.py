@@ -1,4 +1,4 @@
-"""Changes of many tasks: their progress, who sees it, and what is logged."""
+"""Changes to many tasks: their progress, its visibility, and the log."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def app(sessions: sessionmaker[Any]) -> TestClient:
 def test_another_process_says_that_it_does_not_know_the_progress(
     app: TestClient, sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server with several processes sends requests to any of them; here are two dashboards of one database."""
+    """A server with several processes sends requests to any of them; two dashboards of one database stand in for
+    that."""
     other, url = TestClient(dashboard(sessions), headers=OWN), sessions.kw["bind"].url
     monkeypatch.setattr("sqlqueue.dashboard.changes.SOON", 0)
     with app, closing(sqlite3.connect(url.database, isolation_level=None)) as writer:
-        writer.execute("BEGIN IMMEDIATE")  # holds up the change
+        writer.execute("BEGIN IMMEDIATE")  # blocks the change
         data = {"scope": "filter", "status": "available", "topic": "news"}
         begun = app.post("/queue/email/cancel", data=data, follow_redirects=False).headers["location"]
         assert "In progress:" in app.get(begun).text
@@ -70,7 +71,7 @@ def test_each_change_is_logged_with_its_viewer_in_lines_of_its_own(
         TestClient(dashboard(sessions, authorize=lambda _: viewer), headers=OWN) as app,
         closing(sqlite3.connect(sessions.kw["bind"].url.database, isolation_level=None)) as writer,
     ):
-        writer.execute("BEGIN IMMEDIATE")  # holds up the change
+        writer.execute("BEGIN IMMEDIATE")  # blocks the change
         data = {"key": "150", "reason": "a\nb"}
         begun = app.post("/queue/email/discard", data=data, follow_redirects=False).headers["location"]
         id = begun.partition("change=")[2]

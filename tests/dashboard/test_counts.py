@@ -1,4 +1,4 @@
-"""Counts that end at a cap are shown as lower bounds."""
+"""Counts that stop at a cap are shown as lower bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mounted under a path in four frameworks: every address in a page begins with it, and works."""
+"""Mounted under a path in four frameworks: every URL in a page begins with it, and works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages show and how they are read; what actions change."""
+"""The contents of pages, the queries for them, and the effects of actions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.dashboard.scenes import dashboard, served
 TURN = "(hidden) => { document.isHidden = hidden; document.dispatchEvent(new Event('visibilitychange')); }"
 HIDDEN = "Object.defineProperty(document, 'hidden', { get: () => document.isHidden === true })"
 LONG = 600_000
-"""In milliseconds.  The browser's clock is moved instead of waiting."""
+"""In milliseconds.  The browser's clock is advanced instead of waiting."""
 
 
 def asked(page: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def test_a_page_says_that_it_is_out_of_date_and_asks_less_often(browser: Any, se
 
 
 def test_a_page_follows_a_running_worker(browser: Any, sessions: sessionmaker[Any]) -> None:
-    """Figures change without a reload, while a selection, the focus and what is seen stay."""
+    """Figures change without a reload, while the selection, the focus and the scroll position stay."""
     from playwright.sync_api import expect
 
     worker = Worker(sessions)

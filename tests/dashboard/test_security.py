@@ -1,4 +1,4 @@
-"""Who may see the dashboard and change something, and what a page may do in a browser."""
+"""Permissions to view the dashboard and change data, and restrictions on pages in a browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_authorize_only_the_local_machine_may_read(
 
 
 def test_a_peer_without_an_address_is_not_local() -> None:
-    """Servers know none for a Unix socket."""
+    """Servers have no peer address for a Unix socket."""
     headers = [(b"host", b"localhost")]
     assert only_loopback(Request({"type": "http", "headers": headers, "client": None})) is None
     assert only_loopback(Request({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})) is not None

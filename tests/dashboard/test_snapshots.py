@@ -1,4 +1,4 @@
-"""What is read once for all viewers, for how long, and what an action does to it."""
+"""Results that are read once for all viewers: how long they are kept, and how actions discard them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlqueue.dashboard.snapshots import Snapshots
 
 
 class Source:
-    """Counts how often it is read; a read ends when the test says so."""
+    """A source that counts its reads; a read ends when the test allows it."""
 
     def __init__(self) -> None:
         self.reads = 0

@@ -1,4 +1,4 @@
-"""The dashboard as a program of its own: its token, its login, and the command that serves it."""
+"""The dashboard as a separate program: its token, its login, and the command that serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: on every engine, with everything that may happen to it."""
+"""The demo, on every engine, including failures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_file_is_done_once_even_if_a_worker_is_killed(sync_db: Database, f
         tally = run(engine, folder, found, 3, silent())
         files = all_files(engine)
     assert (tally.files, tally.done, tally.lost, tally.twice, tally.failed) == (32, 32, 0, 0, 0)
-    assert tally.taken_over >= 4  # those of the killed worker; on a busy machine another lease may end
+    assert tally.taken_over >= 4  # those of the killed worker; on a busy machine another lease may expire
     assert tally.taken_over == sum(file.attempt > 1 for file in files)
     for file in files:
         content = (folder / file.path).read_bytes()
@@ -110,7 +110,7 @@ def test_the_command_prints_the_tally(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_temporary_database_leaves_nothing_behind(folder: Path) -> None:
-    with TemporaryDirectory() as temporary:  # that of the test is too deep for the sockets that processes make there
+    with TemporaryDirectory() as temporary:  # the test's own directory has too long a path for the sockets of processes
         ended = sqlqueue("demo", folder, "--workers", 1, TMPDIR=temporary)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert os.listdir(temporary) == []
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: 
         [*PROGRAM, "demo", str(folder), "--url", url], stderr=subprocess.PIPE, start_new_session=True, text=True
     )
     wait_until_done(url, 1)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole process group
+    os.killpg(program.pid, signal.SIGINT)  # like a terminal, to the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
     assert errors == "Stopped. The workers have ended, and the tables were dropped.\n"
@@ -177,7 +177,7 @@ def living(group: int) -> Iterator[int]:
             yield int(entry.name)
 
 
-# -- what the proof rests on ------------------------------------------------------------------------------------------
+# -- the counting of results ------------------------------------------------------------------------------------------
 
 
 def test_the_tally_shows_what_is_done_twice_and_what_is_lost(Session: sessionmaker[QueueSession]) -> None:

@@ -1,4 +1,4 @@
-"""Links of the documentation to files exist.  The build of the site checks the links between its pages."""
+"""Links from the documentation to files are valid.  The build of the site checks the links between its pages."""
 
 from __future__ import annotations
 

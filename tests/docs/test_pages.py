@@ -20,7 +20,7 @@ SHOWN = {"console", "dockerfile", "ini", "sh", "sql", "text", "toml", "yaml"}
 
 @contextmanager
 def disposing() -> Iterator[None]:
-    """Dispose of every engine that connects within: examples leave that to the end of the program."""
+    """Dispose of every engine that connects within the block, since examples do not dispose of engines."""
     engines: set[Engine] = set()
 
     def connected(connection: Connection) -> None:
@@ -41,7 +41,7 @@ def execute(page: Path) -> dict[str, Any]:
         for block in blocks(page):
             exec(compile(block, page, "exec", dont_inherit=True), namespace)
         for session in [value for value in namespace.values() if isinstance(value, Session)]:
-            session.close()  # and not all there are: others' may be in use by threads that are about to end
+            session.close()  # not all engines: others may be in use by threads that are about to end
     return namespace
 
 

@@ -1,4 +1,4 @@
-"""Real drivers of engines that have no server here, and how their errors are classified."""
+"""Real drivers of engines without a server here, and the classification of their errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ORACLE_ASYNC = ORACLE.replace("oracledb:", "oracledb_async:")
 
 
 def url_of(template: str, port: int) -> URL:
-    """Skips the test where the driver is not to be had."""
+    """Return the URL for a driver; skips the test if the driver is not installed."""
     url = make_url(template.format(port=port))
     try:
         url.get_dialect().import_dbapi()
-    except ImportError as error:  # pyodbc without unixODBC is one, too
+    except ImportError as error:  # pyodbc without unixODBC also raises ImportError
         _miss(url, f"no driver {url.drivername}: {error}")
     if (named := url.query.get("driver")) and named not in pytest.importorskip("pyodbc").drivers():
         _miss(url, f"no ODBC driver {named}: it comes with Debian's tdsodbc")
@@ -39,7 +39,7 @@ def _miss(url: URL, reason: str) -> None:
 
 
 def failing_to_connect(url: URL) -> DBAPIError:
-    """The error of a connection that cannot be made."""
+    """Return the error of a failed connection attempt."""
     if url.get_dialect().is_async:
         return raised(lambda: asyncio.run(_connect(url)))
     return raised(create_engine(url).connect)
@@ -60,7 +60,8 @@ def adapter_of(url: URL) -> Adapter:
 
 
 def taken_for(adapter: Adapter, error: DBAPIError) -> str:
-    """Whatever is about the server or other transactions is waited for by all parts of a worker."""
+    """Return the classification of an error; all parts of a worker wait out errors of the server or of other
+    transactions."""
     kinds = [kind for kind in ("outage", "transient") if getattr(adapter.errors, f"is_{kind}")(error)]
     assert not kinds or passes(error, adapter)
     return " and ".join(kinds) or "neither"

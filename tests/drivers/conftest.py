@@ -9,7 +9,7 @@ from tests.support.models import Task
 
 @pytest.fixture
 def task() -> Task:
-    """A task that a worker has claimed; the database that it came from makes no difference."""
+    """A task claimed by a worker; its database makes no difference."""
     engine = create_engine("sqlite://")
     Task.__table__.create(engine)  # type: ignore[attr-defined]
     with QueueSession(engine, expire_on_commit=False) as session:

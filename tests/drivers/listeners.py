@@ -1,4 +1,4 @@
-"""Ports of servers that misbehave; each is a thread of the test."""
+"""Listeners that act as faulty servers, each in a thread of the test."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Serve = Callable[[socket.socket], None]
 
 @contextmanager
 def listener(serve: Serve) -> Iterator[int]:
-    """A port at which each connection gets a thread of its own."""
+    """Yield a port on which each connection is handled in its own thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         Thread(target=_accept, args=(server, serve), daemon=True).start()
         yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)  # a close alone would leave the thread where it waits
+        server.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the waiting thread
 
 
 @contextmanager
 def closed() -> Iterator[int]:
-    """A port without a listener."""
+    """Return a port without a listener."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         yield nobody.getsockname()[1]
@@ -35,7 +35,7 @@ def drop(connection: socket.socket) -> None:
 
 
 def stay_silent(seconds: float) -> Serve:
-    """Accept the connection, and answer nothing for so many seconds."""
+    """Accept the connection, and do not respond for the given number of seconds."""
 
     def serve(connection: socket.socket) -> None:
         time.sleep(seconds)

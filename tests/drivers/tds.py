@@ -1,4 +1,4 @@
-"""As much of a SQL Server as it takes to log in, and to be told what went wrong: [MS-TDS], version 7.4.
+"""The part of SQL Server's protocol that is needed to log in and to return errors: [MS-TDS], version 7.4.
 
 https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-tds
 """
@@ -18,7 +18,7 @@ from tests.drivers.listeners import listener
 
 _REPLY = 4
 _FAILED, _ATTENTION = 0x02, 0x20
-"""Flags of what ends a reply; the latter: to a request to leave off."""
+"""Flags of the token that ends a response; the second acknowledges a cancel request."""
 
 
 class _Kind(IntEnum):
@@ -37,17 +37,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No answer for so many seconds."""
+    """No response for the given number of seconds."""
 
     seconds: float
 
 
 class Drop:
-    """The connection is closed."""
+    """The server closes the connection."""
 
 
 Answer = str | Failure | Silence | Drop
-"""Text is the only value of the only row."""
+"""A response; text is the only value of a single row."""
 GREETINGS = {
     "ProductVersion": "16.0.4000.1",
     "schema_name": "dbo",
@@ -56,15 +56,15 @@ GREETINGS = {
     "test max support": "test max support",
     "fn_listextendedproperty": "1",
 }
-"""What SQLAlchemy asks on its first connection."""
+"""Responses to SQLAlchemy's queries on its first connection."""
 
 
 @dataclass
 class FakeServer:
-    """Answers batches and calls: the first that matches, else with success and no rows."""
+    """A server that responds to batches and calls with the first matching answer, or else with success and no rows."""
 
     answers: Mapping[str, Answer]
-    """By a regular expression that the statement contains."""
+    """Responses by regular expression, searched for in the statement."""
     login: Failure | None = None
     """The error that rejects every login."""
 
@@ -106,7 +106,7 @@ def _reply(answer: Answer | None) -> bytes:
 
 
 def _received(connection: socket.socket) -> tuple[int, bytes] | None:
-    """One message, from its packets; nothing if the client has gone."""
+    """Return a message, assembled from its packets; empty if the client has disconnected."""
     data = b""
     while header := _exactly(connection, 8):
         kind, status, length = struct.unpack(">BBH", header[:4])
@@ -148,7 +148,7 @@ def _error(number: int, text: str) -> bytes:
 
 
 def _row(value: str) -> bytes:
-    """One column, an NVARCHAR of up to 100 characters."""
+    """Return a row with one column, an NVARCHAR of up to 100 characters."""
     column = struct.pack("<LHBH", 0, 0, 0xE7, 200) + bytes([9, 4, 208, 0, 52]) + _text("value", "<B")
     data = value.encode("utf-16-le")
     return struct.pack("<BH", 0x81, 1) + column + struct.pack("<BH", 0xD1, len(data)) + data

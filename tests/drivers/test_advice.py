@@ -1,4 +1,4 @@
-"""What `check` advises for drivers that wait for a silent server without end.  Each fix is executed."""
+"""The advice of `check` for drivers that wait forever for a silent server. Each fix is executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVERS = {"asyncpg": "postgresql", "aiomysql": "mysql", "asyncmy": "mysql"}
 
 
 async def asked(url: URL, ask: Callable[[Network, Any], Any], **options: Any) -> Any:
-    """Return what ``ask`` returns for the network of an engine and a connection of its driver."""
+    """Return the result of ``ask`` for the network of an engine and a connection of its driver."""
     engine = create_async_engine(url, **options)
     async with engine.connect() as connection:
         raw = await connection.get_raw_connection()
@@ -36,7 +36,7 @@ async def advised(url: URL, **options: Any) -> Any:
 
 @pytest.fixture(params=DRIVERS)
 def asynchronous(request: pytest.FixtureRequest, sync_db: Database) -> URL:
-    """The URL of the server for an asynchronous driver."""
+    """Return the URL of the server for an asynchronous driver."""
     driver = request.param
     pytest.importorskip(driver)
     if sync_db.url.get_backend_name() != DRIVERS[driver]:
@@ -84,7 +84,7 @@ def test_aioodbc() -> None:
 
 
 def test_oracledb() -> None:
-    """Without a server: that the driver has what is advised."""
+    """Without a server, this only shows that the driver has the recommended settings."""
     oracledb = pytest.importorskip("oracledb")
     assert all(hasattr(kind, "call_timeout") for kind in (oracledb.Connection, oracledb.AsyncConnection))
     assert oracledb.ConnectParams(tcp_connect_timeout=10, expire_time=1).expire_time == 1

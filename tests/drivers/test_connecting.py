@@ -36,7 +36,7 @@ from tests.drivers.worker_parts import any_sessions_at, handler_with, is_dropped
 from tests.support.models import Task
 from tests.support.workers import Running, eventually
 
-# python-oracledb leaves sockets to the garbage collector whose peer has closed them
+# python-oracledb leaves sockets closed by the peer to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 Port = Callable[[], AbstractContextManager[int]]
 ANYWHERE: dict[str, Port] = {
@@ -45,10 +45,10 @@ ANYWHERE: dict[str, Port] = {
     "silent-then-closed": partial(listener, stay_silent(0.5)),
 }
 HANGS = ("dropping", "silent-then-closed", "accepted-then-dropped")
-"""What python-oracledb before version 4 waits for without end, through asyncio."""
+"""Failures for which python-oracledb before version 4 waits forever with asyncio."""
 ORACLES: dict[str, Port] = {
     "accepted-then-dropped": partial(listener, tns.accept_and_drop),
-    # no such service, no such instance, no room, cannot hand on, all of them blocked (as while it starts)
+    # no such service, no such instance, no capacity, no handler, all handlers blocked (as during startup)
     **{f"refused-{number}": partial(listener, tns.refuse(number)) for number in (12514, 12505, 12516, 12518, 12528)},
 }
 
@@ -59,7 +59,7 @@ def refusing(number: int) -> Port:
 
 ODBCS: dict[str, Port] = {
     "silent": partial(listener, stay_silent(5)),
-    # database not to be opened, not available, limit reached
+    # database cannot be opened, not available, limit reached
     **{f"refused-{number}": refusing(number) for number in (4060, 40613, 10928)},
 }
 DRIVERS = {ODBC: ODBCS, ODBC_ASYNC: ODBCS, ORACLE: ORACLES, ORACLE_ASYNC: ORACLES}
@@ -124,13 +124,13 @@ def test_an_outage_does_not_count_as_an_attempt(template: str, port: Port, task:
 
 @pytest.mark.parametrize(("template", "port"), cases(ODBC, ORACLE))
 def test_outcomes_are_kept_during_an_outage(template: str, port: Port, task: Task) -> None:
-    """The outage begins once the handler has ended."""
+    """The outage begins after the handler has ended."""
     with away(template, port) as url, sessions_at(url) as sessions:
         assert not is_dropped(sessions, task)
 
 
 def test_a_worker_can_be_stopped_while_it_waits_for_an_answer() -> None:
-    """From a listener that never says anything, for which python-oracledb waits without end."""
+    """The listener never responds, and python-oracledb waits forever."""
     with away(ORACLE, partial(listener, stay_silent(120))) as url, sessions_at(url) as sessions:
         worker = Worker(sessions, poll=timedelta(seconds=0.3), notify=False)
         worker.handler(Task)(lambda session, task: None)

@@ -13,11 +13,11 @@ errors = pytest.importorskip("oracledb.errors")
 
 
 def told(message: str, number: int = 0) -> str:
-    """What the driver's error of this message, and of this number if it is the server's, is taken for."""
+    """Return the classification of the driver's error with this message, and with this number if it is the server's."""
 
     def fail() -> None:
         error = errors._Error(message=message, code=number)
-        raise getattr(error, "exc_type", oracledb.DatabaseError)(error)  # it says so from 2.1 on
+        raise getattr(error, "exc_type", oracledb.DatabaseError)(error)  # SQLAlchemy detects it from 2.1 on
 
     engine = create_engine("oracle+oracledb://", creator=fail)
     return taken_for(adapter_for(engine.dialect), raised(engine.connect))
@@ -31,7 +31,7 @@ def told(message: str, number: int = 0) -> str:
         pytest.param((1033, 1034, 1089, 1090, 1092, 1109, 12571), "outage", id="maintenance"),
         pytest.param((12170, 12505, 12514, 12516, 12518, 12519, 12520, 12528, 12541), "outage", id="listener"),
         pytest.param((18, 20, 257, 1653, 1654, 30036, 16000), "outage", id="read-only or full"),
-        # unique, foreign key, syntax, no such table, no such number, user's own
+        # unique, foreign key, syntax, no such table, unknown number, raised by the application
         pytest.param((1, 2292, 900, 942, 1722, 20001), "neither", id="its own"),
     ],
 )

@@ -44,7 +44,7 @@ def error_of(failure: Answer) -> tuple[Adapter, DBAPIError]:
         pytest.param((596, 6005, 17142, 18401, 17809), "outage", id="maintenance"),
         pytest.param((3906, 9002, 1105), "outage", id="read-only or full"),
         pytest.param((4060, 40197, 40501, 40613, 10928, 10929, 49918, 49919, 49920), "outage", id="Azure"),
-        # syntax, no such object, duplicate, foreign key, conversion, a user's own
+        # syntax, no such object, duplicate, foreign key, conversion, raised by the application
         pytest.param((102, 208, 2627, 547, 245, 50000), "neither", id="its own"),
     ],
 )
@@ -92,7 +92,7 @@ def test_no_outcome_is_dropped_that_takes_too_long_to_be_written(task: Task) -> 
 
 
 DEADLOCK: dict[str, Answer] = {"WRITE": Failure(1205), "ROLLBACK TRAN": Failure(3903)}
-"""It ends the transaction, and all savepoints with it."""
+"""It ends the transaction, including all savepoints."""
 
 
 def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
@@ -109,7 +109,7 @@ def test_a_deadlock_within_a_savepoint_is_reported_as_one() -> None:
 
 
 def test_a_key_violation_that_ends_the_transaction_is_reported() -> None:
-    """As with XACT_ABORT: to continue would lose what was written before."""
+    """This happens with XACT_ABORT; continuing would lose the earlier writes."""
     with served(WRITE=Failure(2627), **{"ROLLBACK TRAN": Failure(3903)}) as engine, Session(engine) as session:
         adapter = adapter_for(engine.dialect)
 
@@ -144,7 +144,7 @@ def test_losing_a_savepoint_without_reason_is_an_error() -> None:
     ("number", "kind"), [(1205, "transient"), (40613, "outage"), (20009, "outage"), (208, "neither")]
 )
 def test_error_numbers_of_pymssql_are_classified(number: int, kind: str) -> None:
-    """Not among the tests' drivers: its errors have one argument, a number and a text."""
+    """It is not among the tests' drivers; its errors have one argument, a number and a text."""
     adapter = adapter_for(mssql.dialect())  # type: ignore[no-untyped-call]
     error = DBAPIError("WRITE", None, Exception((number, b"as the test has it (1205)")))
     assert adapter.errors.code(error) == number

@@ -1,6 +1,6 @@
-"""As much of an Oracle listener as it takes to turn connections away.
+"""The part of an Oracle listener's protocol that is needed to reject connections.
 
-https://github.com/oracle/python-oracledb (src/oracledb/impl/thin) has the packets from the client's side.
+https://github.com/oracle/python-oracledb (src/oracledb/impl/thin) implements the client's side of the packets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ACCEPT, _REFUSE = 2, 4
 
 
 def refuse(number: int) -> Serve:
-    """As a listener does that cannot hand the connection on: by the ORA number of the reason."""
+    """Reject the connection as a listener does, with the ORA number of the reason."""
     text = f"(DESCRIPTION=(ERR={number})(ERROR_STACK=(ERROR=(CODE={number})(EMFI=4))))".encode()
 
     def serve(connection: socket.socket) -> None:
@@ -25,7 +25,7 @@ def refuse(number: int) -> Serve:
 
 
 def accept_and_drop(connection: socket.socket) -> None:
-    """The listener has found a server, which ends before the two know each other."""
+    """Accept the connection, and drop it before the handshake is complete."""
     connection.recv(4096)
     version, options, data_unit = 319, 0, 8192
     connection.sendall(_packet(_ACCEPT, struct.pack(">HHHHHHHBB", version, options, data_unit, 8192, 1, 0, 32, 0, 0)))

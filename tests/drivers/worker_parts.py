@@ -1,4 +1,4 @@
-"""Parts of a worker whose server fails."""
+"""Parts of a worker, for tests with a failing server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def sessions_at(url: URL) -> Iterator[sessionmaker[QueueSession]]:
 
 @contextmanager
 def any_sessions_at(url: URL) -> Iterator[sessionmaker[QueueSession] | async_sessionmaker[AsyncQueueSession]]:
-    """Of asyncio if the driver is.  Its engine is left as it is: the loop that made its connections is closed."""
+    """Return sessions for the URL, asyncio ones for an asyncio driver. The engine is not disposed of, since the loop of
+    its connections is closed."""
     if not url.get_dialect().is_async:
         with sessions_at(url) as sessions:
             yield sessions
@@ -49,7 +50,7 @@ def handler_with(sessions: sessionmaker[QueueSession], function: Callable[..., A
 
 
 def is_dropped(sessions: sessionmaker[QueueSession], task: Task) -> bool:
-    """Whether the worker has stopped trying to record the completion of the task."""
+    """Return whether the worker has stopped trying to record the completion of the task."""
     job, reports, in_flight = Job(handler_with(sessions, lambda task: None), task), Reports(), InFlight()
     in_flight.add(job)
 

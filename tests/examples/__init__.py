@@ -1,1 +1,1 @@
-"""The applications of examples/, started as their READMEs say."""
+"""The applications in examples/, started as described in their READMEs."""

@@ -1,4 +1,4 @@
-"""Starts the programs of an example, and stops them as a shell does."""
+"""Starts the programs of an example, and stops them like a shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.workers import eventually
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 STARTING = 90.0
-"""Seconds that a program may take to start, or to do its work, on a machine that is busy."""
+"""Seconds that a program may take to start or to do its work on a busy machine."""
 
 
 def environment(**variables: str) -> Mapping[str, str]:
@@ -26,7 +26,7 @@ def environment(**variables: str) -> Mapping[str, str]:
 
 
 def run(example: str, *command: str, **variables: str) -> str:
-    """Run a Python command in the folder of the example to its end; return what it printed."""
+    """Run a Python command in the folder of the example to its end; return its output."""
     ended = subprocess.run(
         [sys.executable, *command],
         cwd=EXAMPLES / example,
@@ -42,7 +42,8 @@ def run(example: str, *command: str, **variables: str) -> str:
 
 @contextmanager
 def running(example: str, *command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python command in the folder of the example.  It is sent SIGTERM at the end, and must then end by itself."""
+    """Run a Python command in the folder of the example during the block. It gets SIGTERM at the end, and must then
+    exit."""
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=EXAMPLES / example,
@@ -63,7 +64,7 @@ def running(example: str, *command: str, **variables: str) -> Iterator[subproces
 
 
 def work(target: str) -> Sequence[str]:
-    """The command ``sqlqueue work``."""
+    """Return the command ``sqlqueue work``."""
     return ("-c", "from sqlqueue.cli import main; main()", "work", target)
 
 
@@ -75,7 +76,7 @@ def free_port() -> int:
 
 
 def answers(client: httpx2.Client, path: str) -> bool:
-    """Return whether the server answers at all."""
+    """Return whether the server responds at all."""
     try:
         client.get(path)
     except httpx2.TransportError:
@@ -85,7 +86,7 @@ def answers(client: httpx2.Client, path: str) -> bool:
 
 @contextmanager
 def served(port: int) -> Iterator[httpx2.Client]:
-    """A client of the server that starts on this port."""
+    """Yield a client of the server that starts on this port."""
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         eventually(lambda: answers(client, "/"), within=STARTING)
         yield client

@@ -1,4 +1,4 @@
-"""Each example is started, given something to do, and does it."""
+"""Each example is started, gets a task, and completes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_starlette(tmp_path: Path) -> None:
         assert "Report" in dashboard(client)
         assert "sales" in client.get("/queues/queue/report").text
         refused = client.post("/queues/queue/report/cancel", data={"key": "1"})
-        assert refused.status_code == 403  # no browser says that one of the dashboard's pages has sent this
+        assert refused.status_code == 403  # no browser header shows that one of the dashboard's pages has sent this
 
 
 def test_flask(tmp_path: Path) -> None:

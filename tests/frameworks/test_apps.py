@@ -1,4 +1,4 @@
-"""The applications of tests/frameworks/apps, served and asked over HTTP."""
+"""The applications of tests/frameworks/apps, served and tested over HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tables(db: Database) -> Iterator[None]:
 
 @contextmanager
 def served(db: Database) -> Iterator[str]:
-    """The address of the application that goes with the database's kind of session."""
+    """Yield the address of the application for the database's kind of session."""
     engine = db.variant().bind
     if isinstance(engine, AsyncEngine):
         config = uvicorn.Config(with_asyncio.application(engine), port=0, log_level="warning")
@@ -85,7 +85,7 @@ uvicorn.run(with_asyncio.application(create_async_engine(sys.argv[1])), port=0)
 
 
 def test_the_application_does_not_go_on_without_its_worker(tmp_path: Path) -> None:
-    """The table is missing: the log says so once, and the process ends."""
+    """If a table is missing, this is logged once and the process exits."""
     command = [sys.executable, "-c", SERVE, f"sqlite+aiosqlite:///{tmp_path}/empty.db"]
     ended = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=60

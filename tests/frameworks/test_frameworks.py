@@ -22,7 +22,7 @@ def engine() -> Iterator[Engine]:
 
 
 def lives(session: Any, model: type[Any], **values: Any) -> None:
-    """Enqueued, claimed, failed, retried, completed: by the functions alone."""
+    """Enqueue, claim, fail, retry and complete a task, using only functions."""
     session.add(model(**values))
     session.commit()
     task = sqlqueue.claim(session, model)
@@ -161,7 +161,7 @@ def test_sqlmodel_collision(sqlmodel: Any, engine: Engine) -> None:
 @pytest.fixture
 def bases() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it uses what SQLAlchemy 2.1 calls deprecated
+        warnings.simplefilter("ignore")  # it uses a feature that SQLAlchemy 2.1 has deprecated
         return pytest.importorskip("advanced_alchemy.base")
 
 

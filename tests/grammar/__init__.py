@@ -1,5 +1,5 @@
-"""The statements for engines that no test machine has, judged by a parser of their language."""
+"""The statements for engines without a server, checked by parsers of their languages."""
 
 
 class ParserMissingError(RuntimeError):
-    """A parser is not installed; the message says what to install."""
+    """An error for a parser that is not installed; the message contains the fix."""

@@ -1,11 +1,11 @@
-"""Oracle SQL and PL/SQL, judged by the ANTLR PL/SQL grammar on Node.js.
+"""Oracle SQL and PL/SQL, checked by the ANTLR PL/SQL grammar on Node.js.
 
     npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2
     export SQLQUEUE_GRAMMAR_NODE=<directory>
 
-The parser asks for antlr4@4.13.0, with which it says the same in four times the time. The grammar is not Oracle's own:
-it knows the syntax (but no expression after the LIMIT of a FETCH, which Oracle takes), and `plsql.mjs` adds where FOR
-UPDATE must not stand. Names, types and locking it does not know.
+The parser requires antlr4@4.13.0, which returns the same results but takes four times as long. The grammar is not
+Oracle's own. It covers the syntax (except expressions after the LIMIT of a FETCH, which Oracle accepts), and
+`plsql.mjs` adds a check for misplaced FOR UPDATE. It does not check names, types and locking.
 """
 
 import json
@@ -23,11 +23,11 @@ _DIRECTORY = "SQLQUEUE_GRAMMAR_NODE"
 _PACKAGES = ("@griffithswaite/ts-plsql-parser", "antlr4")
 _INSTALL = "npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2"
 _SCRIPT = Path(__file__).with_suffix(".mjs")
-_PROCESSES = 2  # no more: each spends seconds on its first statements, until the grammar's tables are filled
+_PROCESSES = 2  # no more, since each spends seconds on its first statements until the grammar's tables are filled
 
 
 def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the grammar has against each statement, by its name: an empty list where it is accepted.
+    """Return the grammar's errors for each statement, by name; an empty list if it is accepted.
 
     Bound parameters are written `:name`. Raises `ParserMissingError`.
     """

@@ -1,4 +1,5 @@
-"""Every pinned statement for SQL Server and Oracle is in the grammar of its language; what is not is refused."""
+"""Every pinned statement for SQL Server and Oracle matches the grammar of its language, and invalid statements are
+rejected."""
 
 import functools
 import json
@@ -11,7 +12,7 @@ import pytest
 
 from tests.grammar import ParserMissingError, plsql, tsql
 
-pytestmark = pytest.mark.timeout(600)  # the first statements of a grammar take their time
+pytestmark = pytest.mark.timeout(600)  # the first statements of a grammar are slow
 
 PINNED = Path(__file__).parents[1] / "dialects" / "pinned"
 CHECKS = {"mssql": tsql.errors, "oracle": plsql.errors}
@@ -19,7 +20,7 @@ ENGINES = tuple(CHECKS)
 
 Verdicts = Callable[[str], dict[str, list[str]]]
 
-# (engine, name of the sample) -> the statement and a part of what is said against it
+# (engine, name of the sample) -> the statement and a part of the error
 REFUSED = {
     ("mssql", "misspelt-keyword"): ("UPDATE task SET status = 'running' WHER id = :id", "Incorrect syntax near WHER"),
     ("mssql", "misspelt-verb"): ("SELEC 1", "taken for the call of a procedure"),
@@ -96,7 +97,8 @@ def unavailable(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def verdicts() -> Verdicts:
-    """What the parser of an engine says of all its statements: asked once, since its start is what takes the time."""
+    """Return the parser's result for all statements of an engine; it runs once, since starting it takes the most
+    time."""
     samples = {key: sql for key, (sql, _) in REFUSED.items()} | ACCEPTED
 
     @functools.cache

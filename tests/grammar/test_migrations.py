@@ -1,4 +1,4 @@
-"""The scripts of the migrations for SQL Server and Oracle, up and down, are in the grammar of their language."""
+"""The migration scripts for SQL Server and Oracle, up and down, match the grammar of their language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRIVERS = {"mssql": "mssql+pyodbc://", "oracle": "oracle+oracledb://"}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Three revisions: all models, one more that is no queue yet, and that as a queue."""
+    """A project with three revisions: all models, another model that is not a queue yet, and that model as a queue."""
     directory = tmp_path_factory.mktemp("alembic")
     here = Project(directory=directory, metadata=plain.Base.metadata, url=f"sqlite:///{directory}/any.db")
     for metadata in (plain.Base.metadata, plain.shipment().metadata, plain.shipment(TopicMixin).metadata):
@@ -36,7 +36,7 @@ def test_script_is_accepted(project: Project, engine: str, direction: str) -> No
     there = project.on(DRIVERS[engine])
     script = there.upgrade(sql=True) if direction == "up" else there.downgrade("head:base", sql=True)
     if (engine, direction) == ("oracle", "down"):
-        script = script.replace(" BIGINT", " NUMBER(19)")  # as SQLite reflects it, of which Oracle knows nothing
+        script = script.replace(" BIGINT", " NUMBER(19)")  # as reflected by SQLite, which does not exist on Oracle
     try:
         verdicts = CHECKS[engine]({statement: statement for statement in statements(script)})
     except ParserMissingError as missing:

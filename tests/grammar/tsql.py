@@ -1,9 +1,9 @@
-"""T-SQL, judged by Microsoft's own parser (ScriptDom, the grammar of SQL Server 2019).
+"""T-SQL, checked by Microsoft's own parser (ScriptDom, the grammar of SQL Server 2019).
 
     pip install pythonnet dotnetcore2
     pip install --no-deps mssql-cli==1.0.0
 
-It knows the syntax. Names, types, hints that exclude each other and locking it does not know.
+It checks the syntax, but not names, types, conflicting hints or locking.
 """
 
 import functools
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(rf"{_QUOTED} | (?<![:\w]):(?P<name>[A-Za-z_]\w*)", re.VE
 
 
 def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the parser has against each statement, by its name: an empty list where it is accepted.
+    """Return the parser's errors for each statement, by name; an empty list if it is accepted.
 
     Bound parameters are written `:name`. Raises `ParserMissingError`.
     """
@@ -33,7 +33,8 @@ def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def with_variables(sql: str) -> str:
-    """The statement with every `:name` as the variable `@name`, except in literals, quoted names and comments."""
+    """Return the statement with every `:name` replaced by the variable `@name`, except in literals, quoted names and
+    comments."""
     return _PARAMETER.sub(lambda found: f"@{found['name']}" if found["name"] else found[0], sql)
 
 
@@ -61,7 +62,7 @@ def _parser() -> Callable[[str], list[str]]:
 
 
 def _start_dotnet(root: Path) -> None:
-    os.environ.setdefault("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1")  # else .NET does not start without ICU
+    os.environ.setdefault("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1")  # otherwise .NET does not start without ICU
     spec = importlib.import_module("clr_loader").DotnetCoreRuntimeSpec("Microsoft.NETCore.App", "3.1.0", root)
     importlib.import_module("pythonnet").load("coreclr", dotnet_root=root, runtime_spec=spec)
 

@@ -21,7 +21,7 @@ DAY = timedelta(days=1)
 
 
 def raising(error: Exception) -> Callable[[Any, Any], None]:
-    """A handler's write, which is rolled back."""
+    """A handler that writes and then raises; the write is rolled back."""
 
     def write(session: Any, task: Any) -> None:
         session.add(Ledger(task_id=task.id))
@@ -32,7 +32,7 @@ def raising(error: Exception) -> Callable[[Any, Any], None]:
 
 
 def following(session: Any, task: Any) -> None:
-    """Enqueues what follows from it."""
+    """A handler that enqueues a follow-up task."""
     session.add(Ledger(task_id=task.id))
     if task.number:
         session.add(Task(number=task.number - 1))
@@ -99,7 +99,7 @@ def test_ahead_runs_tasks_of_the_future(db: Database) -> None:
         for number, ahead in ((0, DAY), (0, 100 * DAY), (1, 10 * DAY), (2, DAY)):
             session.add(Task(number=number, available_at=TOMORROW + ahead, max_attempts=3))
         assert session.hand(lambda session: drain(worker, session)) == {}
-        # the first, the one that snoozes, once, and the one that fails, until it is given up
+        # the first task, the one that snoozes (once), and the failing one until it is discarded
         counts = session.hand(lambda session: drain(worker, session, ahead=12 * DAY))
         assert counts == {"completed": 1, "snoozed": 1, "failed": 3}
         left = session.execute(select(Task.number, Task.status).order_by(Task.number, Task.available_at)).all()
@@ -152,7 +152,7 @@ def test_only_the_given_models_are_drained(sync_db: Database) -> None:
 
 @pytest.fixture
 def engine() -> Any:
-    """A database in memory, with which no worker could run."""
+    """An in-memory database, which a running worker would reject."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
     Base.metadata.create_all(engine)
     yield engine

@@ -1,13 +1,12 @@
-"""Who pays for a task that crashes its process: `python -m tests.measurements.crashes URL ...`; `--help` has more.
+"""Measures which tasks are charged when one crashes its process: `python -m tests.measurements.crashes URL ...`; see
+`--help`. Creates its tables in databases that have none with these names, and drops them. Each line is one run of
+`sqlqueue work` with one process on a queue of innocent tasks with one poison task among them. Expected: no innocent
+dead letter, no innocent task charged more than once, and the poison task discarded within three crashes and 30 seconds.
 
-Makes its tables in databases that have none by their names, and drops them. Each line is one run of
-`sqlqueue work` with one process on a queue of innocent tasks and one poison task in their midst. To be held: no
-innocent dead letter, no innocent charged more than once, and the poison task out within three crashes and 30 seconds.
+Two times are shown. The one from the start of the supervisor includes running the half of the innocent tasks that
+precede the poison task: among 10,000 it is number 5,001. The 30 seconds count from its first start.
 
-Two times are shown. That from the start of the supervisor contains the throughput of the half of the innocent tasks
-that come before the poison task: among 10,000 it is number 5,001. The 30 seconds are those from its first start.
-
-The way `memory` needs cgroups of version 1 and their administrator: the kernel's OOM killer ends the process.
+The case `memory` needs cgroups version 1 and administrator rights: the kernel's OOM killer ends the process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SCENES: Mapping[str, tuple[int, int]] = {
 WAYS = ("exit", "segv", "hang", "memory")
 GROUPS = Path("/sys/fs/cgroup/memory")
 LITTLE = 100_000_000
-"""Bytes of memory in the group of a process that is to be killed."""
+"""The memory limit, in bytes, of the control group of a process that is to be killed."""
 HANGS = 0.5
 """Seconds for which a task may hang."""
 PATIENCE = 240.0
@@ -49,19 +48,19 @@ class Figures(NamedTuple):
     dead: int
     """Innocent dead letters."""
     charged: int
-    """The most crashes that an innocent was suspected of."""
+    """The maximum number of crashes charged to an innocent task."""
     attempts: int
-    """The most attempts that were counted of an innocent; its completion is one."""
+    """The maximum number of attempts counted for an innocent task, including its completion."""
     undone: int
-    """Innocents that were not done exactly once."""
+    """Innocent tasks that were not done exactly once."""
     processes: int
     """Worker processes that died."""
     crashes: int
-    """What the poison task was charged."""
+    """The crashes charged to the poison task."""
     from_supervisor: float
-    """Seconds from the start of the supervisor until the poison task was out."""
+    """Seconds from the start of the supervisor until the poison task was discarded."""
     from_poison: float
-    """Seconds from the first start of the poison task, as noted within 0.1 seconds, until it was out."""
+    """Seconds from the first start of the poison task, with a resolution of 0.1 seconds, until it was discarded."""
     error: str
 
     @property
@@ -82,7 +81,7 @@ def tables(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def place(way: str) -> Iterator[Path]:
-    """Where a task that hangs names its process, or a control group for one that takes too much memory."""
+    """Yield the file for the process id of a hanging task, or a control group for one that uses too much memory."""
     if way != "memory":
         with tempfile.TemporaryDirectory() as directory:
             yield Path(directory) / "process"
@@ -97,7 +96,7 @@ def place(way: str) -> Iterator[Path]:
 
 
 def kill(named: Path) -> None:
-    """Kill the process that hangs."""
+    """Kill the hanging process."""
     with suppress(FileNotFoundError, ValueError, ProcessLookupError):
         if time.time() - named.stat().st_mtime > HANGS:
             pid = int(named.read_text())
@@ -113,7 +112,7 @@ def fill(engine: Engine, way: str, count: int, milliseconds: int) -> None:
 
 
 def wait(engine: Engine, supervisor: subprocess.Popen[str], named: Path | None) -> tuple[float, float]:
-    """Wait until all tasks are final, killing what hangs.
+    """Wait until all tasks are final, killing hanging processes.
 
     Returns the seconds until the poison task was final: from now on, and from its first start.
     """

@@ -1,8 +1,8 @@
 """How long each page of the dashboard takes with many tasks: `python -m tests.measurements.dashboard URL...`
 
-The tables are made in a database for tests, filled, and dropped again.  Each page is asked for several times, without
-what viewers share.  Printed are the median of the time, the processor time of this process, which contains that of
-SQLite, and the rows and index entries that the server read, where it tells.
+The tables are created in a test database, filled, and dropped. Each page is requested several times, without shared
+results. Prints the median time, the processor time of this process, which includes SQLite's, and the rows and index
+entries that the server read, if it reports them.
 """
 
 from __future__ import annotations

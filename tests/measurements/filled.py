@@ -1,4 +1,4 @@
-"""Queues with many tasks, as an application has them after some time, for the measurements of the dashboard."""
+"""Queues with many tasks, like those of a long-running application, for measurements of the dashboard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def at_each_url(doc: str | None, measure: Callable[[Engine], str]) -> None:
 
 
 def fill(engine: Engine, number: int) -> None:
-    """Make the tables anew, and store so many tasks of one queue."""
+    """Recreate the tables, and store the given number of tasks in one queue."""
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     now = datetime.now(UTC)

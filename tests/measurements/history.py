@@ -1,10 +1,10 @@
-"""What a history costs: the throughput of a queue that keeps one, and of one that does not.
+"""Measures the cost of a history: the throughput of a queue that keeps one, and of one that does not.
 
     python -m tests.measurements.history postgresql+psycopg://me@host/test --tasks 5000 --rounds 5
 
-Makes tables whose names begin with sqlqueue_history, and drops them.  Both queues take turns in every round, and the
-ratio within a round is what counts.  Told are tasks per second, the medians of all rounds, and the ratio: its median,
-with the least and the most.  Of a worker it is measured from the first call of its handler to the last.
+Creates tables whose names begin with sqlqueue_history, and drops them.  Both queues take turns in every round, and the
+ratio within a round is what counts.  Prints tasks per second, as medians of all rounds, and the ratio, as median,
+minimum and maximum. A worker is measured from the first call of its handler to the last.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fail(sessions: sessionmaker[QueueSession], model: Any) -> float:
 
 
 def work(sessions: sessionmaker[QueueSession], model: Any, handler: Callable[[Callable[[], None]], Any]) -> float:
-    """Run a worker until it has been handed every task."""
+    """Run a worker until its handler has been called with every task."""
     with sessions() as session:
         left = session.stats(model, cap=None)["available"]
     lock, moments = threading.Lock(), list[float]()
@@ -103,7 +103,7 @@ MEASURED: dict[str, Callable[[sessionmaker[QueueSession], Any], float]] = {
 
 
 def rate(sessions: sessionmaker[QueueSession], model: Any, name: str, tasks: int) -> float:
-    """Fill the queue, drain it, and see that nothing is left, and that each attempt is in the history."""
+    """Fill the queue, drain it, and verify that nothing is left and that each attempt is in the history."""
     with sessions.begin() as session:
         session.enqueue(model, [{} for _ in range(tasks)])
     took = MEASURED[name](sessions, model)

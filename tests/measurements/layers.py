@@ -1,11 +1,11 @@
-"""Where the time of a job goes: `python -m tests.measurements.layers URL`; `--help` has more.
+"""Measures where the time of a job is spent: `python -m tests.measurements.layers URL`; see `--help`.
 
 Samples the thread that holds the interpreter's lock, in one process that drains jobs which do nothing, with py-spy
-(`pip install py-spy`), and sums the samples by layer: the innermost frame that belongs to one. What a layer calls in
-the standard library, or in C, is its own. The rest of the process's CPU time is spent without the lock: in system
-calls, and in C code that releases it. The server's time is not part of it.
+(`pip install py-spy`), and sums the samples by layer: the innermost frame that belongs to one. Calls from a layer into
+the standard library, or into C, count for that layer. The rest of the process's CPU time is spent without the lock: in
+system calls, and in C code that releases it. The server's time is not part of it.
 
-Makes the tables of `sqlqueue bench` in a database that has none by their names, and drops them.
+Creates the tables of `sqlqueue bench` in a database that has none with these names, and drops them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DRIVERS = (
     "pyodbc",
 )
 IN_DRIVER = ("do_", "_fetch", "fetchone", "fetchall", "fetchmany", "_cursor_execute")
-"""Functions of SQLAlchemy's that call drivers written in C, which have no frames of their own."""
+"""Functions of SQLAlchemy that call drivers written in C, which have no frames of their own."""
 BENCH = ("sqlqueue/bench/", "sqlqueue/demo/")
 OTHER = "Python: threads, event loop, pipes"
 UNLOCKED = "without the interpreter's lock"

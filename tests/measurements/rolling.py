@@ -1,10 +1,10 @@
 """What a rolling deployment does to the traffic: `python -m tests.measurements.rolling URL ...`.
 
-Makes its tables in databases that have none by their names, and drops them. A worker of the old release, a process of
-`sqlqueue work`, knows the functions `both` and `old`, which are called all the time. Then `new` is called as well, and
-a worker of the new release is started, which knows `both` and `new`. The two run side by side for a minute, until the
-old one is stopped. To be held: each call is run once, by a worker that knows its function, in its first attempt, and
-the first call of `new` is done within a second of the start of the new worker.
+Creates its tables in databases that have none with these names, and drops them. A worker of the old release, a process
+of `sqlqueue work`, knows the functions `both` and `old`, which are called all the time. Then `new` is called as well,
+and a worker of the new release is started, which knows `both` and `new`. The two run side by side for a minute, until
+the old one is stopped. To be held: each call is run once, by a worker that knows its function, in its first attempt,
+and the first call of `new` is done within a second of the start of the new worker.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long it takes to look at a queue of millions of tasks, and to change many of them in batches.
+"""Measures statistics of a queue of millions of tasks, and changes to many of them in batches.
 
     python -m tests.measurements.scale postgresql+psycopg://me@host/test --rows 5000000
 
-Makes the table sqlqueue_scale, has the server fill it, and drops it.  Of a hundred tasks 6 are available, 3 scheduled,
-4 retryable and 3 running, all of them due, 2 of the running ones crashed in their last attempt; 74 are completed, 7
-discarded, and 3 cancelled.  Told are seconds: the least and the most of all rounds.
+Creates the table sqlqueue_scale, makes the server fill it, and drops it.  Of a hundred tasks 6 are available, 3
+scheduled, 4 retryable and 3 running, all of them due, 2 of the running ones crashed in their last attempt; 74 are
+completed, 7 discarded, and 3 cancelled.  Prints seconds: the minimum and maximum of all rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Scale(QueueMixin, Base):
 
 
 class Number(Base):
-    """0 to 99,999, of which the server makes rows."""
+    """Numbers from 0 to 99,999, from which the server generates rows."""
 
     __tablename__ = "sqlqueue_scale_number"
 
@@ -110,7 +110,7 @@ def seconds(engine: Engine, call: Callable[[Session], object]) -> float:
 
 
 def rescue(engine: Engine, batches: int) -> Iterator[float]:
-    """The time of each batch."""
+    """Return the time of each batch."""
     changed = [BATCH]
     while changed[-1] == BATCH and len(changed) <= batches:
         yield seconds(engine, lambda session: changed.append(sqlqueue.rescue(session, Scale, limit=BATCH)))

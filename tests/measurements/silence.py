@@ -1,13 +1,13 @@
-"""How soon work goes on after connections fall silent: `python -m tests.measurements.silence URL ...`.
+"""Measures how soon work resumes after connections fall silent: `python -m tests.measurements.silence URL ...`.
 
 A worker with a lease of 60 seconds and an engine without any options of its own works on a steady stream of tasks,
 through a proxy. Then every open connection falls silent in both directions without being closed, while new ones work:
 
-- `proxy`: the proxy goes on taking what is sent, as a load balancer does that has lost its server;
-- `packets`: the kernel drops the packets of these connections, as a firewall does that has lost their state. This
+- `proxy`: the proxy keeps accepting data, like a load balancer that has lost its server;
+- `packets`: the kernel drops the packets of these connections, like a firewall that has lost their state. This
   needs the right to change iptables, in the network namespace of this process.
 
-Makes its tables in databases that have none by their names, and drops them.
+Creates its tables in databases that have none with these names, and drops them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ EVERY = 0.05
 BEFORE = 8.0
 """Seconds of work before the silence."""
 DURING = 45.0
-"""Seconds after which the server is told that its silent clients are gone."""
+"""Seconds after which the server's ends of the silent connections are closed."""
 SOON = 2.0
-"""Seconds within which a task is completed, when nothing is wrong."""
+"""Seconds within which a task is completed under normal conditions."""
 PATIENCE = 120.0
 WAYS = ("proxy", "packets")
 
@@ -51,15 +51,16 @@ class Figures(NamedTuple):
     silent: int
     """Connections that fell silent."""
     resumed: float
-    """Seconds until a task was completed that was enqueued after the silence had begun."""
+    """Seconds until the first completion of a task that was enqueued after the silence had begun."""
     caught_up: float
     """Seconds until every such task was completed within two seconds, from then on."""
     left: int
-    """Tasks that were being worked on when it began, and whose rows the server kept locked until told of it."""
+    """Tasks that were running when the silence began, and whose rows the server kept locked until it closed the
+    connections."""
     undone: int
     """Tasks that were not done exactly once in the end."""
     attempts: int
-    """The most attempts that were counted of a task."""
+    """The maximum number of attempts counted for a task."""
 
     @property
     def holds(self) -> bool:
@@ -67,7 +68,7 @@ class Figures(NamedTuple):
 
 
 class Feeder(threading.Thread):
-    """Enqueues tasks, by a connection that does not fall silent."""
+    """Enqueues tasks on a connection that does not fall silent."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(daemon=True)

@@ -1,7 +1,8 @@
-"""How long readers and writers of a table wait while it is made a queue: `python -m tests.measurements.stalls URL ...`.
+"""Measures how long readers and writers of a table wait while it becomes a queue: `python -m tests.measurements.stalls
+URL ...`.
 
-Makes the tables of `tests.migrations.adopted`, one with a million rows, in databases that have none by their names, and
-drops them.
+Creates the tables of `tests.migrations.adopted`, one with a million rows, in databases that have none with these names,
+and drops them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tests.migrations.project import Project
 
 ROWS = 1_000_000
 EVERY = 0.005
-"""Seconds between two looks of a probe."""
+"""Seconds between two measurements of a probe."""
 
 
 class Probe(threading.Thread):
-    """Does something to one row, again and again, and notes the longest time that it took."""
+    """Performs an operation on one row repeatedly, and records the longest duration."""
 
     def __init__(self, engine: Engine, work: Callable[[Connection, int], object]) -> None:
         super().__init__(daemon=True)
@@ -60,7 +61,7 @@ def write(connection: Connection, key: int) -> object:
 
 
 def measured(engine: Engine, work: Callable[[], object]) -> tuple[float, float, float]:
-    """Seconds: how long ``work`` took, and the longest waits of a reader and a writer meanwhile."""
+    """Return in seconds how long ``work`` took, and the longest waits of a reader and a writer meanwhile."""
     probes = [Probe(engine, read), Probe(engine, write)]
     for probe in probes:
         probe.start()
@@ -80,7 +81,7 @@ def fill(engine: Engine) -> None:
 
 
 def adopt(url: str, directory: Path) -> list[float]:
-    """Seconds: the longest wait of a probe while nothing happens, then what `measured` says of up- and downgrade."""
+    """Return in seconds the longest wait of an idle probe, then the results of `measured` for up- and downgrade."""
     options = {"sqlqueue": MigrationOptions(concurrently=True)}
     common: dict[str, Any] = {"directory": directory, "plugin": True, "version_table": "stalls_version"}
     before = Project(metadata=Before.metadata, url=url, options=options, **common)

@@ -1,8 +1,8 @@
-"""What an open dashboard costs a queue: `python -m tests.measurements.viewers URL...`
+"""Measures what an open dashboard costs a queue: `python -m tests.measurements.viewers URL...`
 
-Tasks are claimed and completed one by one, in turns with nobody looking and with viewers of a dashboard in another
-process, who ask for two pages every three seconds, as a browser does.  Printed are tasks per second, and the share of a
-processor that the dashboard takes, which contains SQLite's own.  The tables are made, filled, and dropped again.
+Tasks are claimed and completed one by one, alternately without viewers and with viewers of a dashboard in another
+process, who request two pages every three seconds, as a browser does. Prints tasks per second, and the processor share
+of the dashboard, which includes SQLite's. The tables are created, filled, and dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def dashboard(url: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def looked_at(address: str) -> Iterator[None]:
-    """Viewers ask for the pages within."""
+    """Simulate viewers who request the pages during the block."""
     over = threading.Event()
 
     def look() -> None:
@@ -86,7 +86,7 @@ def processor_time(pid: int) -> float:
 
 
 def rate(sessions: Any) -> float:
-    """Return how many tasks are claimed and completed in a second, over a turn."""
+    """Return the number of tasks claimed and completed per second during a turn."""
     began, done = time.perf_counter(), 0
     while (took := time.perf_counter() - began) < TURN:
         with sessions.begin() as session:

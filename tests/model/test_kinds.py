@@ -1,4 +1,4 @@
-"""A kind of queue is one module: the one below, of which the package knows nothing."""
+"""A kind of queue needs only one module: the kind below is defined outside the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class definitions that are refused, and the fixes that the errors name; no database."""
+"""Class definitions that are rejected, and the fixes in the errors; no database."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_joined_inheritance_refuses_deletion_on_completion(base: Any) -> None:
 
 @pytest.mark.parametrize("options", [QueueOptions(columns={"status": "state"}), QueueOptions(order_by=("id",))])
 def test_an_inheriting_class_cannot_have_other_columns_or_another_order(base: Any, options: QueueOptions) -> None:
-    """Its root's table and indexes are what there is."""
+    """It uses the table and indexes of its root class."""
     root = _root(base, __mapper_args__=POLYMORPHIC)
     with pytest.raises(ConfigurationError, match="Part"):
         type("Part", (root,), {"__mapper_args__": {"polymorphic_identity": "part"}, "__queue__": options})

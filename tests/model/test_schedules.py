@@ -1,4 +1,4 @@
-"""When recurring tasks are due.  Nothing here needs a database."""
+"""When recurring tasks are due; no database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BERLIN = "Europe/Berlin"
 
 
 def at(text: str) -> datetime:
-    """A moment of 2031, in UTC: the clocks go forward on March 30, and back on October 26, both at 1:00."""
+    """Return a time in 2031, in UTC: clocks go forward on March 30 and back on October 26, both at 1:00."""
     return datetime.strptime(f"2031 {text}", "%Y %m-%d %H:%M").replace(tzinfo=UTC)
 
 
@@ -27,7 +27,7 @@ def at(text: str) -> datetime:
         ("15,45 2 * * *", "03-29 12:00", ["03-30 01:00", "03-31 00:15"]),
         ("*/30 * * * *", "03-30 00:10", ["03-30 00:30", "03-30 01:00", "03-30 01:30"]),
         ("30 2 * * *", "10-25 12:00", ["10-26 00:30", "10-27 01:30"]),  # an hour that comes twice: once
-        ("30 2 * * *", "10-26 01:10", ["10-27 01:30"]),  # from within its second time, too
+        ("30 2 * * *", "10-26 01:10", ["10-27 01:30"]),  # also from within the repeated hour
         ("0 * * * *", "10-25 23:30", ["10-26 00:00", "10-26 01:00", "10-26 02:00"]),  # twice
     ],
 )
@@ -57,7 +57,7 @@ PLANNED, DURING, LATE = at("05-01 10:00"), at("05-01 10:20"), at("05-01 13:30")
         ("PT1H", LATE, {"missed": "all"}, "05-01 11:00"),
         ("PT1H", LATE, {"drift": True}, "05-01 14:30"),
         ("PT1H", LATE, {"drift": True, "missed": "all"}, "05-01 14:30"),
-        ("PT1H", at("05-01 14:00"), {}, "05-01 15:00"),  # later than now, and not now
+        ("PT1H", at("05-01 14:00"), {}, "05-01 15:00"),  # later than now, not equal to it
         ("PT1H", at("05-01 09:00"), {}, "05-01 10:00"),  # planned by a clock that was ahead
         ("0 * * * *", LATE, {}, "05-01 14:00"),
         ("0 * * * *", LATE, {"missed": "all"}, "05-01 11:00"),

@@ -1,4 +1,4 @@
-"""A RabbitMQ of the test's own: its files, its ports, its name."""
+"""A RabbitMQ broker for a test, with its own files, ports and name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 PLACES = ("/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")
-"""Debian's own script in the PATH runs as another user, and in its directories alone."""
+"""The directories of RabbitMQ's programs; Debian's script in the PATH runs only as another user and in that user's
+directories."""
 
 
 @contextmanager
 def rabbitmq() -> Iterator[int]:
-    """The port of a broker on this host, which ends with the block."""
+    """Yield the port of a broker on this host, which ends with the block."""
     server, mapper = _program("rabbitmq-server"), _program("epmd")
     port, distribution, mapping = _free_ports(3)
     with tempfile.TemporaryDirectory(prefix="sqlqueue-rabbitmq-") as name, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the relay processes of the tests run."""
+"""The code that the relay processes of the tests run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEASE = timedelta(seconds=1)
 
 
 class RabbitPublisher:
-    """One message after the other, each confirmed; a connection that has failed is not used again."""
+    """Publishes messages one by one, each with a confirmation; a failed connection is not used again."""
 
     def __init__(self, port: int, begun: Callable[[], object]) -> None:
         self._port = port
@@ -46,7 +46,7 @@ class RabbitPublisher:
     def _publish(self, message: Outgoing) -> None:
         import pika
 
-        time.sleep(0.005)  # as a broker on another host
+        time.sleep(0.005)  # like a broker on another host
         body = json.dumps({"id": message.id, "key": message.message_key, **message.payload}).encode()
         self._channel.basic_publish("", QUEUE, body, pika.BasicProperties(message_id=str(message.id)), mandatory=True)
 
@@ -60,8 +60,8 @@ class RabbitPublisher:
 
 
 def killed_at_random(gate: Gate, url: URL, port: int, count: int, kills: int) -> list[int]:
-    """So many relays, one killed now and then soon after it has begun to publish, and replaced; the exit statuses of
-    those that were left."""
+    """Run several relays; now and then, kill one soon after it has begun to publish, and replace it. Returns the exit
+    statuses of the others."""
     dice = random.Random(7)
     at_work, tell = os.pipe()
     relays = {_fork(url, port, tell) for _ in range(count)}

@@ -1,4 +1,4 @@
-"""Messages in the outbox, publishers that note what they are given, and what must be true of their notes."""
+"""Messages in the outbox, publishers that record their messages, and assertions about these records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.models import Outgoing
 
 
 def fill(db: Database, *keys: str | None, **columns: Any) -> list[int]:
-    """A message of each of these keys; their ids, in that order."""
+    """Insert a message for each of these keys; return their ids, in that order."""
     with db.begin() as actor:
         messages = [Outgoing(message_key=key, payload={"number": n}, **columns) for n, key in enumerate(keys)]
         for message in messages:
@@ -27,7 +27,7 @@ def claim(actor: Actor, *where: Any, limit: int = 100) -> list[int]:
 
 
 class Notes:
-    """A publisher that fails for given messages."""
+    """A publisher that fails for the given messages."""
 
     def __init__(self, fails: Callable[[Any], bool] = lambda _: False, error: BaseException | None = None) -> None:
         self.calls: list[list[int]] = []
@@ -48,7 +48,7 @@ class Notes:
 
 
 def relay_of(db: Database, publish: Callable[..., Any], model: Any = Outgoing, **options: Any) -> Relay:
-    """With a publisher of the kind that goes with the sessions."""
+    """Return a relay whose publisher matches the kind of sessions."""
 
     async def coroutine(messages: Sequence[Any]) -> None:
         publish(messages)
@@ -57,7 +57,7 @@ def relay_of(db: Database, publish: Callable[..., Any], model: Any = Outgoing, *
 
 
 def first_occurrences(deliveries: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    """key -> the ids of its messages as a consumer sees them that drops what it has had."""
+    """Return the message ids by key, as seen by a consumer that drops repeated messages."""
     seen: defaultdict[Any, dict[Any, None]] = defaultdict(dict)
     for key, identity in deliveries:
         seen[key].setdefault(identity)

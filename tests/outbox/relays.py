@@ -1,4 +1,4 @@
-"""What relays have left in the outbox."""
+"""The messages that remain in the outbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the database to a real broker, by relays that are killed all the time."""
+"""Messages from the database to a real broker, through relays that are killed repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.processes import Processes
 from tests.support.rows import count
 from tests.support.workers import eventually
 
-# one engine is enough here: relays in other processes, which hear of what is enqueued
+# one engine is enough here; relays in other processes are notified of new messages
 pytestmark = [pytest.mark.requires("notifies"), pytest.mark.timeout(300)]
 ACCOUNTS = 24
 RELAYS = 3
@@ -28,7 +28,8 @@ KILLS = 15
 
 
 class Producer(Thread):
-    """Writes about accounts, several at once about the same; each message has the number of the change."""
+    """Writes messages about accounts, several concurrently about the same; each message has the number of the
+    change."""
 
     def __init__(self, db: Database, accounts: Sequence[int], seed: int) -> None:
         super().__init__(daemon=True)
@@ -58,7 +59,7 @@ class Producer(Thread):
         return message.id
 
     def stop(self) -> list[int]:
-        """What it has committed."""
+        """Stop, and return the committed messages."""
         self._stopped.set()
         self.join()
         return self.committed
@@ -82,7 +83,7 @@ def channel(broker: int) -> Iterator[Any]:
 
 
 def delivered(channel: Any) -> list[dict[str, Any]]:
-    """All that is in the queue, as it came."""
+    """Return all messages in the broker's queue, in order of arrival."""
     found = []
     while (got := channel.basic_get(QUEUE, auto_ack=True))[0] is not None:
         found.append(json.loads(got[2]))

@@ -1,4 +1,4 @@
-"""Claims of messages: the first ones of each key, in order, and by one relay at a time."""
+"""Claims of messages: the first ones of each key, in order, by one relay at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.rows import PAST, TOMORROW, end_leases, row, without_waiting
 
 
 def later(db: Database, *ids: int) -> None:
-    """These have failed, and are not to be tried yet."""
+    """Mark messages as failed, to be retried later."""
     with db.engine.begin() as connection:
         values = {"status": "retryable", "attempt": 1, "available_at": TOMORROW}
         connection.execute(update(Outgoing.__table__).where(Outgoing.id.in_(ids)).values(values))

@@ -1,1 +1,1 @@
-"""Two small applications with queues, one for each kind of session.  test_apps.py talks to them over HTTP."""
+"""Two small applications with queues, one for each kind of session.  test_apps.py tests them over HTTP."""

@@ -1,4 +1,4 @@
-"""What both applications store."""
+"""The models of both applications."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.frameworks.apps.models import Customer, Welcome
 
 
 def stop_application(serving: asyncio.Task[None]) -> None:
-    """A worker that cannot go on, such as for a missing table, has logged why."""
+    """Stop the application if its worker cannot continue; the worker has logged the reason, such as a missing table."""
     if not serving.cancelled() and serving.exception() is not None:
         signal.raise_signal(signal.SIGTERM)
 
@@ -46,7 +46,7 @@ def application(engine: AsyncEngine) -> FastAPI:
     async def create(name: str) -> dict[str, int]:
         async with Session.begin() as session:
             customer = Customer(name=name)
-            session.add(Welcome(customer=customer))  # both are stored, or neither
+            session.add(Welcome(customer=customer))  # both rows are stored, or neither
             if name == "nobody":
                 raise HTTPException(422, "that is no name")
         return {"id": customer.id}

@@ -1,4 +1,4 @@
-"""Flask and plain sessions: the worker is a process of its own, or here a thread."""
+"""Flask and plain sessions: the worker is a separate process, or here a thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def application(engine: Engine) -> tuple[Flask, Worker]:
     def create() -> Any:
         with Session.begin() as session:
             customer = Customer(name=request.args["name"])
-            session.add(Welcome(customer=customer))  # both are stored, or neither
+            session.add(Welcome(customer=customer))  # both rows are stored, or neither
             if customer.name == "nobody":
                 abort(422)
         return {"id": customer.id}, 201
