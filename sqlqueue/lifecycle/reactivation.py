@@ -35,7 +35,7 @@ def replacing(
 ) -> list[Assignment]:
     """Return the assignments to an existing row that an insert conflicts with: columns ``names``, and reactivation.
 
-    A running row continues its run; ``rerun`` clears its ``claimed_at``, which tells completion to run it again.  With
+    A running row continues its run; ``rerun`` clears its ``claimed_at``, which makes completion run it again.  With
     a ``version``, the assignments change nothing unless the proposed version is greater.
     """
     assignments = _replacing(spec, set(names), proposed, rerun=rerun)

@@ -79,7 +79,8 @@ def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_b
 
 
 def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], claimer: str | None) -> None:
-    """Record that tasks are completed; ``claimer``: who has deleted them, so that their rows do not show the claim."""
+    """Record that tasks are completed; ``claimer``: the name of the claimer that deleted them, since deleted rows do
+    not show it."""
     if history_of(spec.table.metadata) is None:
         return
     attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))

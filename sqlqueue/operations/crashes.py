@@ -65,7 +65,8 @@ def crash_text(status: int, running: int) -> str:
 
 
 def conviction(crashes: int, reason: str | None) -> str:
-    """Return the error of a task that has crashed so many processes, the last for this ``reason`` if it is known."""
+    """Return the error of a task that has crashed ``crashes`` processes, the last for this ``reason`` if it is
+    known."""
     return f"crashed {crashes} processes" + (f": {reason}" if reason and reason.startswith("its process ") else "")
 
 

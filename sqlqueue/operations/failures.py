@@ -43,7 +43,7 @@ class ErrorGroup:
     """The primary key of a task that failed with it, the last one: its row may be deleted.  ``None`` if the history
     holds only a hash, which it does of keys of more than 255 characters."""
     capped: bool = False
-    """Whether there are more failures than were looked at, so that ``count`` is a lower bound."""
+    """Whether there are more failures than were examined, so that ``count`` is a lower bound."""
     attempts: bool = False
     """Whether these are attempts, from the history; otherwise tasks, by the last error of each."""
 
@@ -64,7 +64,7 @@ def errors(
     Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` shows which.  ``cap=None`` reads all.
     One query, which locks nothing.
 
-    No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries look at
+    No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries examine
     no more than that many available tasks, other unfinished tasks and final tasks, the last of these.
     """
     spec = spec_of(entity)

@@ -111,7 +111,7 @@ def count_old_attempts(session: Session, entity: type[QueueMixin], older_than: t
 
 
 def _old(spec: QueueSpec, older_than: timedelta | None) -> tuple[Table, list[Criterion]]:
-    """Return the history, and the criteria of attempts that ended so long ago, or before its retention."""
+    """Return the history, and the criteria of attempts older than ``older_than``, or than its retention."""
     kept = _history_of(spec)
     age = kept.options.retention if older_than is None else duration("older_than", older_than, zero=True)
     if age is None:

@@ -30,7 +30,7 @@ class Page(Generic[T]):
     previous: Position | None
     """The ``before`` of the previous page; ``None`` on the first one."""
     is_cut: bool
-    """Whether ``scan`` rows were looked at without filling the page; the next page continues there."""
+    """Whether ``scan`` rows were examined without filling the page; the next page continues there."""
 
 
 def page(

@@ -225,7 +225,7 @@ def _looking_over(count: _Count) -> list[Portion]:
 
 
 def _aged(spec: QueueSpec, portion: Portion) -> Portion:
-    """Return a portion of unfinished tasks that also tells which can be claimed, and since when."""
+    """Return a portion of unfinished tasks that also counts those that can be claimed, with the earliest time."""
     if Status.AVAILABLE in portion.states:
         since = case((~waits(spec), spec["available_at"]))
         return replace(portion, flags={**portion.flags, "claimable": ~waits(spec)}, moments={"claimable_since": since})

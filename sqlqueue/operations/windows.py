@@ -1,4 +1,4 @@
-"""Windows on a queue: rows that an index returns in order, of which a read looks at no more than a given number.
+"""Windows on a queue: rows that an index returns in order, of which a read examines no more than a given number.
 
 Without that limit, criteria that no index covers read the whole table if few rows satisfy them.
 """
@@ -32,7 +32,7 @@ from ..sql.partitioning import fixes
 from ..sql.states import is_available, is_due, is_final, state
 
 SCAN = 20_000
-"""The number of rows of a window that are looked at, if no index covers the criteria."""
+"""The maximum number of rows of a window that are examined, if no index covers the criteria."""
 
 Position = tuple[Any, ...]
 """The values of a row by which its window is ordered."""
@@ -51,7 +51,7 @@ class Window:
     """What has to be evaluated for each of these rows."""
     order: Order
     scan: int
-    """The number of rows that are looked at, if there is a ``rest``."""
+    """The maximum number of rows that are examined, if there is a ``rest``."""
 
     @property
     def places(self) -> Sequence[Ordering]:
@@ -130,8 +130,8 @@ class Windows:
     def all(self, where: Sequence[Where]) -> list[tuple[Sequence[Status], Window]]:
         """Return windows that make up all tasks that satisfy ``where``, with their states.
 
-        Of final tasks, the last are looked at.  An index that begins with ``finished_at`` does not find those that were
-        final before the table became a queue.
+        Of final tasks, the last ones are examined.  An index that begins with ``finished_at`` does not find those that
+        were final before the table became a queue.
         """
         spec, terms = self.spec, terms_of(self.spec, where)
         found: list[tuple[Sequence[Status], Window]] = [

@@ -46,7 +46,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         return _in_utc(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        # as TypeDecorator does it, but with one call fewer for each time of each row
+        # like TypeDecorator, but with one call less for each value
         stored = self.impl_instance.result_processor(dialect, coltype)
         return _in_utc if stored is None else lambda value: _in_utc(stored(value))
 

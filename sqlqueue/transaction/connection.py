@@ -38,16 +38,16 @@ def session_of(session: AnySession) -> Session:
 
 
 class Access(Enum):
-    """What an operation does to rows that other transactions may have locked."""
+    """How an operation accesses rows that other transactions may have locked."""
 
     READ = auto()
-    """It waits for none of them."""
+    """The operation waits for none of them."""
     CHANGE = auto()
-    """It may wait for some of them."""
+    """The operation may wait for some of them."""
     CLAIM = auto()
-    """It locks rows for itself, and skips those that others have locked."""
+    """The operation locks rows, and skips those that others have locked."""
     HOLD = auto()
-    """The same, and until the transaction ends nothing but these locks keeps others out."""
+    """As :attr:`CLAIM`, and only these locks keep others out until the transaction ends."""
 
 
 def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:
@@ -99,15 +99,15 @@ def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
 def open_to_claim(session: Session, spec: QueueSpec, *, holds: bool = False) -> Adapter:
     """Return the adapter like :func:`open_`, for operations that load the instances of locked rows.
 
-    ``holds``: nothing but the locks keeps others out.  Raises :class:`.ArgumentError` also if the session reads from
-    another engine than it writes to.
+    ``holds``: only the locks keep others out.  Raises :class:`.ArgumentError` also if the session uses different
+    engines for reads and writes.
     """
     check_engine(session, spec, spec.selecting)
     return open_(session, spec, Access.HOLD if holds else Access.CLAIM)
 
 
 def check_engine(session: Session, spec: QueueSpec, statement: Any) -> None:
-    """Raise :class:`.ArgumentError` if the session sends ``statement`` to another engine than writes.
+    """Raise :class:`.ArgumentError` if the session sends ``statement`` to an engine other than the one for writes.
 
     The ORM passes its own statements to ``get_bind``, regardless of the clause in the bind arguments.
     """

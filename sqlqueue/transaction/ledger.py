@@ -57,10 +57,10 @@ class _Entry:
 
 @dataclass(slots=True)
 class Ledger:
-    """A record of what a session's current transaction has done to claims.
+    """A record of the changes that a session's current transaction has made to claims.
 
-    A claim whose transaction is rolled back was never made: another claim gets the same attempt.  So the instance must
-    forget it, and a claim whose settlement is rolled back must be unsettled again.
+    A rollback undoes a claim, and another claim then gets the same attempt number. So the instance must drop its claim,
+    and a claim whose settlement is rolled back must become unsettled again.
     """
 
     begun: set[Engine] = field(default_factory=set)
@@ -72,7 +72,7 @@ class Ledger:
     entries: list[_Entry] = field(default_factory=list)
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
-        """Store ``holds`` in their instances until a rollback restores the ones before."""
+        """Store ``holds`` in their instances, and keep the previous holds for a rollback."""
         before: list[tuple[InstanceState[Any], Hold | None]] = []
         only_locks = False
         for state, hold in holds:
@@ -156,7 +156,7 @@ def may_have_written(session: Session) -> bool:
 
 
 def has_used(session: Session, savepoint: SessionTransaction) -> bool:
-    """Return whether a database was used within ``savepoint``, or what is in the session might still be written."""
+    """Return whether a database was used within ``savepoint``, or whether the session has pending changes."""
     return savepoint in ledger_of(session).used or _may_write(session)
 
 
@@ -218,5 +218,5 @@ def _after_commit(session: Session) -> None:
 @event.listens_for(Session, "after_transaction_end")
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and (transaction.nested or transaction.parent is None):  # not that of a flush
+    if ledger is not None and (transaction.nested or transaction.parent is None):  # not the transaction of a flush
         ledger.ended(session, transaction)

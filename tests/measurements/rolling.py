@@ -1,10 +1,10 @@
-"""What a rolling deployment does to the traffic: `python -m tests.measurements.rolling URL ...`.
+"""Measures the effect of a rolling deployment on calls: `python -m tests.measurements.rolling URL ...`.
 
 Creates its tables in databases that have none with these names, and drops them. A worker of the old release, a process
-of `sqlqueue work`, knows the functions `both` and `old`, which are called all the time. Then `new` is called as well,
-and a worker of the new release is started, which knows `both` and `new`. The two run side by side for a minute, until
-the old one is stopped. To be held: each call is run once, by a worker that knows its function, in its first attempt,
-and the first call of `new` is done within a second of the start of the new worker.
+of `sqlqueue work`, has the functions `both` and `old`, which are called continuously. Then `new` is called as well,
+and a worker of the new release is started, which has `both` and `new`. The two run side by side for a minute, until
+the old one is stopped. Expected: each call is run once, by a worker that has its function, in its first attempt, and
+the first call of `new` is done within a second of the start of the new worker.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ TABLES = [Base.metadata.tables[each.__tablename__] for each in (Job, Ledger, Que
 class Figures(NamedTuple):
     calls: int
     undone: int
-    """Calls that were not done exactly once, by a worker that knows their function."""
+    """Calls that were not done exactly once, by a worker that has their function."""
     discarded: int
     attempts: int
-    """The most attempts that were counted of a call; its completion is one."""
+    """The maximum number of attempts counted for a call, including its completion."""
     slowest: float
     """The longest time in seconds that a call of `both` or `old` waited for a worker."""
     waiting: int
     """Calls of `new` that were waiting when the new worker started."""
     first: float
-    """Seconds from the start of the new worker, as it logs it, until one of them was done."""
+    """Seconds from the logged start of the new worker until one of them was done."""
     all: float
     """The same until all of them were done."""
 

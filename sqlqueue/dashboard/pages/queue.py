@@ -47,7 +47,7 @@ class Lines:
     next: str | None
     previous: str | None
     is_cut: bool
-    """Whether more rows may match than those that were looked at."""
+    """Whether more rows may match than those that were examined."""
 
 
 async def show(request: Request) -> Response:

@@ -37,7 +37,7 @@ class MySQLLocking(Locking):
         return _in_one_order(super().named(spec, *_no_constants(spec, criteria), waits=waits))
 
     def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
-        # rows are read in index order, partition by partition; only the server knows the order of text
+        # rows are read in index order, partition by partition; only the server can order text
         if is_partitioned(spec.table) or not all(isinstance(part, int) for key in keys for part in key):
             return 0
         return 1 + sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], pairwise(keys)))

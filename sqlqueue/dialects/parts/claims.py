@@ -44,7 +44,8 @@ class Claims:
         return self.rows.lock_seen(session, pick)
 
     def is_free(self, session: Session, pick: Pick) -> bool:
-        """Return whether the row of ``pick`` can be locked at once.  The session's transaction is to be rolled back."""
+        """Return whether the row of ``pick`` can be locked at once. The caller must roll the session's transaction
+        back."""
         return bool(self.lock(session, pick))
 
     def take(self, session: Session, taking: Taking) -> list[Any]:

@@ -44,4 +44,4 @@ class Discard(Signal):
 
 
 class Cancel(Signal):
-    """Cancel the task, because its work is no longer wanted."""
+    """Cancel the task, because its work is no longer needed."""
