@@ -59,7 +59,7 @@ class CockroachDB(Adapter):
 
 
 class CockroachDBLocking(PostgreSQLLocking):
-    """A plan that sorts locks all rows that it sorts (cockroachdb/cockroach#173245)."""
+    """Locking in which a plan that sorts locks all rows that it sorts (cockroachdb/cockroach#173245)."""
 
     orders_freely: ClassVar[bool] = False
 

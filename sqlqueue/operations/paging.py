@@ -77,7 +77,7 @@ def _loaded(adapter: Adapter, session: Session, entity: type[T], keys: Sequence[
     if not keys:
         return []
     spec = spec_of(entity)
-    # without other criteria or an order: SQLite might use an index of theirs, and read all of it
+    # without other criteria or an order, for which SQLite might scan another index
     found = {spec.identity_of(task): task for task in find(session, entity, adapter.keys.key_in(spec, keys))}
     return [found[key] for key in keys if key in found]
 

@@ -139,7 +139,7 @@ def _one_sided(spec: QueueSpec) -> list[tuple[Any, str]]:
 
 
 def _take_from_parents(task: Any, links: Sequence[_Link]) -> None:
-    """Remove a task from its parents' collections, which a flush would insert it with; its attributes stay."""
+    """Remove a task from its parents' collections, so that a flush does not insert it; its attributes stay."""
     for relationship, parent in links:
         if parent is not None and get_history(task, relationship.key, PASSIVE_NO_INITIALIZE).added:
             setattr(task, relationship.key, None)

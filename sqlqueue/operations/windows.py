@@ -78,7 +78,7 @@ class Window:
         """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows alone."""
         if not self.rest:
             return self._first(columns).limit(limit)
-        # as a column: to evaluate it as a criterion, planners might read the table in another way than by the window
+        # as a column: for a criterion, planners might choose another access path than the window's index
         matches = case((and_(*self.rest), _ONE)).label("matches")
         order = [term.column.label(f"place_{number}") for number, term in enumerate(self.order)]
         looked = self._first((matches, *order, *columns)).limit(self.scan).subquery("looked_at")

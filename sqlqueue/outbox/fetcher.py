@@ -67,7 +67,7 @@ class RelayLane:
         self._poller.close()
 
     def abandon(self, reason: str) -> None:
-        """Cancel a publishing coroutine, or leave a thread to itself, and release messages without an outcome."""
+        """Cancel a publishing coroutine, or abandon a publishing thread, and release messages without an outcome."""
         for job in self._jobs:
             job.reason = reason
         if self._publishing is not None:

@@ -1,4 +1,4 @@
-"""The worker of a release, at a place from which `sqlqueue work` imports it."""
+"""The worker of a release, in a module that `sqlqueue work` can import."""
 
 from tests.measurements.rolling import load
 

@@ -53,7 +53,7 @@ class Figures(NamedTuple):
     resumed: float
     """Seconds until the first completion of a task that was enqueued after the silence had begun."""
     caught_up: float
-    """Seconds until every such task was completed within two seconds, from then on."""
+    """Seconds until from then on every such task was completed within two seconds."""
     left: int
     """Tasks that were running when the silence began, and whose rows the server kept locked until it closed the
     connections."""

@@ -1,4 +1,4 @@
-"""The socket of each driver, its keepalive times, and that a closed one is left alone."""
+"""The sockets of drivers, their keepalive times, and that closed ones are not touched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
         with socket.socket(fileno=socket.dup(descriptor)) as copy:
             return copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    hole = BlackHole(sync_db.url)  # whose connections are TCP, whatever those of the server are
+    hole = BlackHole(sync_db.url)  # a listener with TCP connections, whatever the server uses
     try:
         for driver in (sync_db.case.sync_driver, sync_db.case.async_driver):
             url = through(hole, sync_db.url).set(drivername=driver).render_as_string(hide_password=False)
@@ -38,7 +38,7 @@ def test_a_command_has_limits_against_silence(sync_db: Database) -> None:
 
 @pytest.mark.requires("container")
 def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> None:
-    """Some drivers have no public name for it, and may come to call it otherwise."""
+    """Some drivers have no public attribute for it, and may rename the private one."""
     engine = Database(db.case, through(hole, db.url), db._loop, engine=db.engine, is_async=db.is_async)
     with engine.session() as actor:
         descriptor = actor.run(descriptor_of)
@@ -52,7 +52,7 @@ def test_the_socket_of_each_driver_is_known(db: Database, hole: BlackHole) -> No
 
 
 def test_a_closed_socket_is_not_shut_down() -> None:
-    """Its number may be another one's by now."""
+    """Its descriptor may have been reused for another socket."""
     one, other = socket.socketpair()
     with other:
         sock = Socket(descriptor := one.fileno())
@@ -72,7 +72,7 @@ def test_keepalive_times_are_set_on_the_socket() -> None:
         return tuple(client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)  # shorter, which stays
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)  # a shorter time, which is kept
         keep_alive(client.fileno(), timedelta(seconds=18))
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert options() == (4, 3, 3, 18_000)

@@ -1,4 +1,4 @@
-"""Run by the test in a process of its own, where the package is installed: the suite that sqlqueue exports."""
+"""The conformance suite that sqlqueue exports, run by the test in a separate process where the package is installed."""
 
 from __future__ import annotations
 

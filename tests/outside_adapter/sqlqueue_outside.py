@@ -1,6 +1,5 @@
-"""An engine of another package: a dialect, and the adapter that lets it carry queues.
-
-Nothing is taken from the adapters that come with sqlqueue.  The engine behind it is SQLite's library.
+"""An engine from another package: a dialect, and an adapter for queues on it. It uses no adapter that comes with
+sqlqueue.  The engine behind it is SQLite's library.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class OutsideDialect(SQLiteDialect_pysqlite):
 
 
 class Outside(Adapter):
-    """Without an upsert, partial indexes, plans, notifications, and whatever else an engine may do without."""
+    """An adapter without upserts, partial indexes, plans, notifications and other optional features."""
 
     def __init__(self) -> None:
         product = Product(dialect="outside", name="Outside", minimum=(3, 35), needed="RETURNING")
@@ -50,7 +49,7 @@ class Outside(Adapter):
 
 
 class OutsideTypes(Types):
-    """Times are texts of 26 characters, as SQLAlchemy stores them."""
+    """Types in which times are text of 26 characters, as stored by SQLAlchemy."""
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         later = [] if seconds is None else [func.printf("%+.6f seconds", seconds)]
@@ -66,14 +65,14 @@ def _since_epoch(moment: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 class OutsideKeys(Keys):
-    """An expression is at most 1,000 deep."""
+    """Keys for an engine that limits the depth of expressions to 1,000."""
 
     batch = 500
     tuples = False
 
 
 class OutsideLocking(Locking):
-    """There is one writer, so nothing has to be passed over."""
+    """Locking with one writer, so that no rows have to be skipped."""
 
     one_writer = True
     passes_over = True
@@ -83,7 +82,7 @@ class OutsideLocking(Locking):
 
 
 class OutsideTransactions(Transactions):
-    """Serializable, one after the other."""
+    """Serializable transactions, one after the other."""
 
     def begin_to_claim(self, connection: Connection, spec: QueueSpec, *, fresh: bool) -> None:
         driver: Any = connection.connection.driver_connection
@@ -91,17 +90,17 @@ class OutsideTransactions(Transactions):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        return nullcontext()  # a statement that fails is undone alone
+        return nullcontext()  # only the failed statement is undone
 
     def level(self, source: Engine | Connection) -> str | None:
-        return READ_COMMITTED  # of which nothing is seen where there is one writer
+        return READ_COMMITTED  # has no effect with one writer
 
     def present_level(self, connection: Connection) -> str | None:
         return self.level(connection)  # also in autocommit: begin_to_claim() begins
 
 
 class OutsideErrors(Errors):
-    """Extended codes, of which the lowest byte is the primary one."""
+    """Extended error codes, whose lowest byte is the primary code."""
 
     def __init__(self) -> None:
         super().__init__(transient=(5, 6), outages=(10, 13, 14), duplicates=(1555, 2067), references=(787, 1811))
@@ -115,7 +114,7 @@ class OutsideErrors(Errors):
 
 
 class OutsideServer(Server):
-    """A file that can be written, or cannot."""
+    """A database file, which may not be writable."""
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         path = connection.engine.url.database

@@ -1,4 +1,4 @@
-"""Run by the test in a process of its own, where the package is installed: a queue on the engine from outside."""
+"""A queue on the external engine, run by the test in a separate process where the package is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof: on every engine, and what it says of a queue whose guarantees are taken out."""
+"""The proof: on every engine, and for a queue whose guarantees have been removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sqlqueue.lifecycle.held import Held
 Held.marked = property(lambda self: (literal_column("1", Integer()),))
 Held.marks = lambda self, claim: (1,)
 """
-# a claim goes by the state alone, whether or not the lease has ended
+# a claim checks only the state, not whether the lease has ended
 NO_LEASE = """
 import sqlqueue.sql.selection as selection
 honest = selection.come_due
@@ -65,7 +65,7 @@ def test_all_guarantees_hold(sync_db: Database) -> None:
 
 @pytest.fixture
 def mutated(tmp_path: Path) -> Any:
-    """Runs the proof in processes that begin with a change of the package."""
+    """Run the proof in processes that first modify the package."""
 
     def run(change: str) -> Mapping[str, Any]:
         (tmp_path / "sitecustomize.py").write_text(change)

@@ -26,7 +26,7 @@ from tests.support.models import Ledger, Task
 DIGITS = " UNION ALL ".join(f"SELECT {n} AS n" for n in range(10))
 MUCH = ", ".join(f"({DIGITS}) d{n}" for n in range(12))
 ENDLESS = f"SELECT SUM({' * '.join(f'd{n}.n' for n in range(12))}) AS n FROM {MUCH}"
-"""A million millions of rows to go through."""
+"""A query over 10 to the power of 12 rows."""
 
 
 def executor(db: Database, **options: Any) -> RequestExecutor:
@@ -34,7 +34,7 @@ def executor(db: Database, **options: Any) -> RequestExecutor:
 
 
 def run(db: Database, request: str, *, timeout: float | None = None, **options: Any) -> Any:
-    """The parsed response, by a parser that takes valid JSON alone."""
+    """Return the response, parsed by a parser that accepts only valid JSON."""
     told = executor(db, **options).execute(request, user=None, timeout=timeout)
     return json.loads(told, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
@@ -114,7 +114,7 @@ def _memory_of(url: URL, request: str, told: Any) -> None:
 
 
 def test_a_large_result_takes_little_memory(sync_db: Database) -> None:
-    """200 MB of 2 kB each."""
+    """The result is 200 MB, in rows of 2 kB."""
     sync_db.insert(Task, [{"error": "x" * 1_990} for _ in range(10)])
     tables = ", ".join(f"task t{n}" for n in range(5))
     context = multiprocessing.get_context("spawn")
@@ -158,7 +158,7 @@ def test_a_statement_that_writes_is_ended_and_undone(sync_db: Database) -> None:
     assert value(sync_db, "COUNT(*) FROM ledger") == 0
 
 
-@pytest.mark.requires("one_writer")  # its driver interrupts connections, not the server
+@pytest.mark.requires("one_writer")  # the driver interrupts the connection, not the server
 def test_a_statement_is_not_interrupted_once_its_connection_is_closed(sync_db: Database) -> None:
     for _ in range(40):
         with pytest.raises(RequestFailed):
@@ -171,7 +171,7 @@ def test_a_request_of_endless_rows_is_ended(sync_db: Database) -> None:
 
 @pytest.fixture
 def prepared(sync_db: Database) -> Iterator[Database]:
-    """With what its statements are about."""
+    """Create the objects that the statements need."""
     engine = create_engine(sync_db.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     create, drop = sync_db.case.timeout_preparation
     with engine.connect() as connection:
@@ -200,7 +200,7 @@ def test_a_timeout_beyond_all_limits(sync_db: Database) -> None:
 
 
 def test_the_watchdog_cancels_until_the_statement_ends() -> None:
-    """Until it is left; and in the end by force."""
+    """It cancels repeatedly until the block is left, and finally closes the connection."""
     tries: list[bool] = []
     forced = Event()
 

@@ -1,4 +1,5 @@
-"""SQL tasks: what rows hold is executed, as whom and for as long as was said, and leaves its response."""
+"""SQL tasks: the statements in rows are executed as the given user within the given time, and their responses
+stored."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TASK: Any = MODELS.task
 ENDLESS = (
     f"SELECT MAX({' + '.join(f'r{n}.id' for n in range(14))}) FROM {', '.join(f'request r{n}' for n in range(14))}"
 )
-"""Over ten rows."""
+"""A query over ten rows."""
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def ended(db: Database, count: int) -> Callable[[], bool]:
 
 
 def test_requests_leave_responses(tasks: Database) -> None:
-    with tasks.engine.begin() as connection:  # as any program does
+    with tasks.engine.begin() as connection:  # like any program
         connection.execute(text("INSERT INTO request (request) VALUES ('SELECT 7 AS seven, ''a%b'' AS word')"))
         connection.execute(text("INSERT INTO request (request) VALUES ('SELECT * FROM there_is_none')"))
     add(tasks, {"request": "UPDATE request SET priority = 5 WHERE id = 2"})

@@ -168,7 +168,7 @@ def test_a_suspect_in_lock_mode_keeps_its_attempt(db: Database) -> None:
     claimed_by_worker(db)
     with db.begin() as actor:
         actor.fail(actor.claim(Task, lease=None), "in vain")
-    assert row(db, task)["status"] == "discarded"  # by its one attempt, not by the crashes
+    assert row(db, task)["status"] == "discarded"  # limited by its single attempt, not by crashes
     assert row(db, task)["attempt"] == 3
 
 

@@ -61,7 +61,7 @@ def test_overview(db: Database) -> None:
 
 def test_overview_of_an_empty_queue_and_of_later_tasks(db: Database) -> None:
     assert db.session().overview(Letter) == QueueOverview(dict.fromkeys(Status, 0))
-    db.insert(Letter, [{"recipient": "ada", "available_at": TOMORROW}])  # no claim takes it before
+    db.insert(Letter, [{"recipient": "ada", "available_at": TOMORROW}])  # no claim takes it before that time
     found = db.session().overview(Letter)
     assert found == QueueOverview({**dict.fromkeys(Status, 0), "scheduled": 1})
 

@@ -36,7 +36,7 @@ sync_on_one_engine = pytest.mark.parametrize(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = Servers()
-    # PyMySQL reads all certificates of the host with each connection, which takes 30 ms: one takes 1
+    # PyMySQL reads all certificates of the host for each connection, which takes 30 ms; a single one takes 1 ms
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
     os.environ["TZ"] = "Asia/Kolkata"  # so that code that depends on the host's time zone fails on every machine
     time.tzset()

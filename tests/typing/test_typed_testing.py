@@ -1,5 +1,5 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
-"""Only type-checked: the fixture `queue`, a relay's publisher, and columns that a model calls otherwise."""
+"""Only type-checked: the fixture `queue`, a relay's publisher, and renamed columns of a model."""
 
 from __future__ import annotations
 

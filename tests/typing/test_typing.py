@@ -1,5 +1,5 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
-"""Only type-checked, by mypy and pyright, both strict: what a call gives, and which calls are errors."""
+"""Only type-checked, by mypy and pyright, both strict: the types of results, and calls that are errors."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def functions(sync: Session, scoped: scoped_session[Session], plain: Async
     assert_type(sqlqueue.claim_many(scoped, Email, limit=3), Sequence[Email])
     assert_type(await plain.run_sync(sqlqueue.claim, Email), Email | None)
     assert_type(await plain.run_sync(sqlqueue.claim, Email, Email.id == 7), Email | None)
-    # mypy does not follow keywords beside *where through run_sync
+    # mypy does not check keywords next to *where through run_sync
     assert_type(await plain.run_sync(lambda session: sqlqueue.claim(session, Email, lease=None)), Email | None)
     assert_type(await plain.run_sync(sqlqueue.claim_many, Email, limit=3), Sequence[Email])
     assert_type(await plain.run_sync(sqlqueue.rescue, Email), int)

@@ -44,7 +44,7 @@ def transaction_limit(lease: timedelta) -> timedelta:
     """Return the time limit of a transaction for tasks with this lease.
 
     A heartbeat is sent after a third of the lease; if it times out after another quarter, it can still be repeated in
-    time. With a lease of a minute, a claim that is repeated after the longest pause comes within 30 seconds.
+    time. With a lease of a minute, a claim is repeated within 30 seconds even after the longest pause.
     """
     return max(lease / 4, SHORTEST)
 

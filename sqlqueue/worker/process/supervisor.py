@@ -157,7 +157,7 @@ def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) 
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()
     try:
         run_to_end(worker)
-    except SQLQueueError:  # which the worker has logged
+    except SQLQueueError:  # the worker has logged the reason
         note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
     note_end(supervision.memory, End.WORN if worker.is_worn else End.STOPPED)

@@ -28,7 +28,7 @@ STARTING = 120.0
 """Seconds within which a child has to load the worker."""
 _PRELOADED = [child.__name__]
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while processes start and end: only one thread can read an exit status."""
+"""A lock for starting and ending processes: only one thread can read an exit status."""
 
 
 class BlamelessError(Exception):
