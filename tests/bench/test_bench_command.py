@@ -33,7 +33,7 @@ from tests.support.processes import PROGRAM
         (["--url", "sqlite:////no/such/folder/x.db"], "unable to open database file"),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(tmp_path: Path, arguments: list[str], reason: str) -> None:
+def test_invalid_arguments_are_rejected_in_one_line(tmp_path: Path, arguments: list[str], reason: str) -> None:
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", *arguments)
     assert result.exit_code == 2
     assert reason in " ".join(result.stderr.replace("│", " ").split())

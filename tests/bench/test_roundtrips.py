@@ -68,7 +68,7 @@ def received(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_each_wait_for_an_answer_is_a_round_trip(server: URL) -> None:
+def test_each_wait_for_a_response_is_a_round_trip(server: URL) -> None:
     with proxy(server, DELAY) as through, connected(through.url) as client:
         begun = time.monotonic()
         for number in range(1, 4):
@@ -103,7 +103,7 @@ def test_an_absent_server_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("url", ["postgresql:///test", "sqlite:///x.db"])
-def test_a_url_without_a_host_is_refused(url: str) -> None:
+def test_a_url_without_a_host_is_rejected(url: str) -> None:
     with pytest.raises(BenchError, match="needs the host and port"), proxy(make_url(url), 0):
         pass
 

@@ -140,7 +140,7 @@ def test_the_command_for_programs(healthy: Database, driver: str) -> None:
 
 
 @pytest.mark.requires("account_sql")
-def test_the_command_with_an_account_that_is_refused(healthy: Database) -> None:
+def test_the_command_with_an_account_that_is_rejected(healthy: Database) -> None:
     url = healthy.url.set(username="nobody_of_that_name", password="wrong")
     with pytest.raises(DBAPIError), create_engine(url).connect():
         pass

@@ -54,7 +54,7 @@ def test_a_terminal_is_asked_for_confirmation(url: str, answer: str, status: int
     assert ("discarded  hung" in out("stats")) is bool(left)
 
 
-def test_progress_is_shown_at_a_terminal_alone(url: str) -> None:
+def test_progress_is_shown_only_on_a_terminal(url: str) -> None:
     put(url, Task, *[FAILED] * 3)
     terminal, end = pty.openpty()
     told = retried("--yes", stdout=subprocess.PIPE, stderr=end)

@@ -68,7 +68,7 @@ def test_metrics_need_the_permission_to_read(sessions: sessionmaker[Any]) -> Non
     assert refusing.get("/metrics").status_code == 403
 
 
-def test_without_the_client_library_the_answer_names_the_extra(
+def test_without_the_client_library_the_response_names_the_extra(
     sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "HAS_PROMETHEUS", False)

@@ -44,7 +44,7 @@ def pass_long(page: Any) -> None:
     page.title()  # by now, the browser has reported requests
 
 
-def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: sessionmaker[Any]) -> None:
+def test_a_hidden_page_sends_no_requests(browser: Any, sessions: sessionmaker[Any]) -> None:
     """Without requests, nothing is read from the database."""
     with served(dashboard(sessions)) as url, tab(browser) as page:
         page.clock.install()
@@ -62,7 +62,7 @@ def test_a_page_that_is_not_visible_asks_for_nothing(browser: Any, sessions: ses
             page.clock.run_for(100)  # at once, not after a period
 
 
-def test_a_page_that_is_opened_in_the_background_asks_for_nothing(browser: Any, sessions: sessionmaker[Any]) -> None:
+def test_a_page_opened_in_the_background_sends_no_requests(browser: Any, sessions: sessionmaker[Any]) -> None:
     with served(dashboard(sessions)) as url, tab(browser) as page:
         page.clock.install()
         page.add_init_script(f"{HIDDEN}; document.isHidden = true")

@@ -71,7 +71,7 @@ def test_the_oldest_snapshot_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(look) == [1, 2, 3, 3, 2, 4]
 
 
-def test_a_viewer_who_leaves_does_not_end_the_read_of_others() -> None:
+def test_a_viewer_who_leaves_does_not_cancel_the_read_for_others() -> None:
     async def look(kept: Snapshots, source: Source) -> int:
         first = asyncio.create_task(kept.get("figures", source.held_up, 60))
         await source.begun.wait()
@@ -97,7 +97,7 @@ def test_a_failure_is_not_kept() -> None:
     assert run(look) == 1
 
 
-def test_what_was_being_read_during_an_action_is_shown_to_nobody_who_comes_later() -> None:
+def test_results_being_read_during_an_action_are_not_shown_to_later_viewers() -> None:
     async def look(kept: Snapshots, source: Source) -> list[int]:
         before = asyncio.create_task(kept.get("figures", source.held_up, 60))
         await source.begun.wait()

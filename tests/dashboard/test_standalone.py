@@ -72,7 +72,7 @@ def test_a_token_permits_only_the_actions_that_were_allowed(sessions: sessionmak
         (["--allow", "everything"], "the actions are"),
     ],
 )
-def test_the_command_refuses_what_would_be_open(arguments: list[str], reason: str) -> None:
+def test_the_command_rejects_an_address_without_protection(arguments: list[str], reason: str) -> None:
     given = ["dashboard", "tests.dashboard.models:Base", "--url", "sqlite://", *arguments]
     result = CliRunner().invoke(application(), given)
     assert result.exit_code == 2
@@ -94,6 +94,6 @@ def test_by_default_the_command_listens_on_loopback_and_permits_no_action(
     assert app.post("/queue/email/cancel", data={"key": "150"}, headers=OWN).status_code == 403
 
 
-def test_short_tokens_are_refused() -> None:
+def test_short_tokens_are_rejected() -> None:
     with pytest.raises(ArgumentError, match="at least 16"):
         Token("short", [])

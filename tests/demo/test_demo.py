@@ -129,7 +129,7 @@ def test_a_vanished_file_is_retried_and_then_discarded(engine: Engine, folder: P
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-def test_an_interrupt_ends_it_with_all_of_its_processes(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_with_all_of_its_processes(folder: Path, tmp_path: Path) -> None:
     for n in range(12_000):
         (folder / f"more-{n}").touch()
     url = f"sqlite:///{tmp_path}/demo.db"
@@ -254,13 +254,13 @@ def test_control_characters_are_not_shown(capsys: pytest.CaptureFixture[str]) ->
     assert (shown.out, shown.err) == ("a \\x1b[2J\\u202e [red]file[/red]\n", "\\r\\x07\n")
 
 
-def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_files_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(application(), ["demo", str(tmp_path)])
     assert result.exit_code == 2
     assert "there are no files below" in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_refused() -> None:
+def test_a_folder_that_is_not_there_is_rejected() -> None:
     result = CliRunner().invoke(application(), ["demo", "missing"])
     assert result.exit_code == 2
     assert "does not exist" in result.stderr

@@ -60,7 +60,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("name", "version", "banner", "needed"), REFUSED, ids=str)
-def test_old_versions_are_refused(name: str, version: tuple[int, ...], banner: str, needed: str) -> None:
+def test_old_versions_are_rejected(name: str, version: tuple[int, ...], banner: str, needed: str) -> None:
     with pytest.raises(UnsupportedDialectError) as refused:
         adapters()[name].server.judge(version, banner)
     assert needed in str(refused.value)
@@ -76,7 +76,7 @@ def test_supported_versions_are_accepted(name: str, version: tuple[int, ...], ba
 
 
 @pytest.mark.parametrize("operation", [sqlqueue.claim, sqlqueue.stats, sqlqueue.rescue])
-def test_versions_are_refused_before_a_statement_is_sent(operation: Any) -> None:
+def test_versions_are_rejected_before_a_statement_is_sent(operation: Any) -> None:
     engine = create_engine("sqlite://")
     Base.metadata.create_all(engine)
     sent: list[str] = []
@@ -92,13 +92,13 @@ class Firebird(DefaultDialect):
     name = "firebird"
 
 
-def test_an_unknown_dialect_is_refused() -> None:
+def test_an_unknown_dialect_is_rejected() -> None:
     with pytest.raises(UnsupportedDialectError, match=r"'firebird'.*sqlqueue\.dialects") as unknown:
         adapter_for(Firebird())
     assert unknown.value.dialect == "firebird"
 
 
-def test_a_session_of_an_unknown_dialect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_an_unknown_dialect_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = create_engine("sqlite://")
     monkeypatch.setattr(engine.dialect, "name", "firebird")
     with Session(engine) as session, pytest.raises(UnsupportedDialectError, match="'firebird'"):

@@ -81,7 +81,7 @@ def test_a_healthy_database_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize("level", ["READ UNCOMMITTED", "SNAPSHOT", "SERIALIZABLE"])
-def test_levels_in_which_locked_rows_cannot_be_skipped_are_refused(level: str) -> None:
+def test_levels_in_which_locked_rows_cannot_be_skipped_are_rejected(level: str) -> None:
     engine, log = engine_of()
     engine.dialect.default_isolation_level = level  # type: ignore[assignment]
     with QueueSession(engine) as session:
@@ -132,7 +132,7 @@ def test_nothing_is_returned_from_a_table_with_triggers(with_triggers: dict[str,
     assert [name for name, sql in with_triggers.items() if "OUTPUT" in sql] == []
 
 
-def test_which_claims_are_ours_is_known_before_a_table_with_triggers_is_written(with_triggers: dict[str, str]) -> None:
+def test_claims_are_identified_before_a_table_with_triggers_is_written(with_triggers: dict[str, str]) -> None:
     locking, writing = (with_triggers[f"Task.complete(many) {number}"] for number in (1, 2))
     assert locking.startswith("SELECT task.id, task.attempt \nFROM task WITH (ROWLOCK, UPDLOCK, FORCESEEK)")
     assert writing.startswith("UPDATE task WITH (ROWLOCK, FORCESEEK)")

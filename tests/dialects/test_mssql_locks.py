@@ -56,7 +56,7 @@ def columns(sql: str, table: str) -> set[str]:
     return set(re.findall(rf"\b{table}\.(\w+)", sql))
 
 
-def test_rows_given_by_key_are_found_by_seeks(sent: dict[str, str]) -> None:
+def test_rows_selected_by_key_are_found_by_seeks(sent: dict[str, str]) -> None:
     by_key = {name: (sql, table.name) for name, sql in sent.items() for table in named(sql) if table.name not in BESIDE}
     assert len(by_key) > 100
     left = {name for name, (sql, table) in by_key.items() if not any("FORCESEEK" in each for each in hints(sql, table))}

@@ -65,7 +65,7 @@ FILLED = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=["flush", "enqueue", "rows", "ignore", "declare"])
-def test_a_row_without_a_key_is_refused(call: Callable[[QueueSession, type[Any]], object]) -> None:
+def test_a_row_without_a_key_is_rejected(call: Callable[[QueueSession, type[Any]], object]) -> None:
     model = made()
     with session_on("oracle") as session, pytest.raises(ConfigurationError, match=r"Thing\.id .*Identity") as refused:
         call(session, model)

@@ -129,7 +129,7 @@ def test_sample_is_accepted(verdicts: Verdicts, engine: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("engine", "name"), list(REFUSED))
-def test_sample_is_refused(verdicts: Verdicts, engine: str, name: str) -> None:
+def test_sample_is_rejected(verdicts: Verdicts, engine: str, name: str) -> None:
     _, complaint = REFUSED[engine, name]
     assert complaint in "\n".join(verdicts(engine)[f"sample {name}"])
 

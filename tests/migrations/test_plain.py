@@ -53,7 +53,7 @@ def migrated(sync_db: Database, project: MakeProject, revised: Revised, options:
     return made
 
 
-def test_the_migration_imports_alembic_and_sqlalchemy_alone(sync_db: Database, revised: Revised) -> None:
+def test_the_migration_imports_only_alembic_and_sqlalchemy(sync_db: Database, revised: Revised) -> None:
     (revision,) = (revised(sync_db) / "versions").glob("*.py")
     lines = revision.read_text().splitlines()
     assert {line.split()[1].split(".")[0] for line in lines if "import " in line} == {"alembic", "sqlalchemy"}

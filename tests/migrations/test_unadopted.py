@@ -87,7 +87,7 @@ def _revised(connection: Connection, metadata: MetaData) -> UpgradeOps:
     return found
 
 
-def test_an_alembic_without_plugins_is_refused() -> None:
+def test_an_alembic_without_plugins_is_rejected() -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         assert len(_revised(connection, After.metadata).ops) > 1, "a new table becomes a queue"

@@ -82,7 +82,7 @@ def _refused(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any)
     return str(refused.value)
 
 
-def test_unknown_column_names_are_refused(base: Any) -> None:
+def test_unknown_column_names_are_rejected(base: Any) -> None:
     text = _refused(base, __queue__=QueueOptions(columns={"statsu": "state"}))
     assert "statsu" in text
     assert "status" in text
@@ -94,16 +94,16 @@ def test_duplicate_column_names_are_kept(base: Any) -> None:
 
 
 @pytest.mark.parametrize("order_by", [("nothing",), (desc("nothing"),), ("id", "nothing")])
-def test_an_unknown_column_in_order_by_is_refused(base: Any, order_by: Any) -> None:
+def test_an_unknown_column_in_order_by_is_rejected(base: Any, order_by: Any) -> None:
     assert "nothing" in _refused(base, __queue__=QueueOptions(order_by=order_by))
 
 
 @pytest.mark.parametrize("options", [{"lease": 5}, None, "keep", QueueOptions])
-def test_options_of_another_kind_are_refused(base: Any, options: Any) -> None:
+def test_options_of_another_kind_are_rejected(base: Any, options: Any) -> None:
     assert "QueueOptions" in _refused(base, __queue__=options)
 
 
-def test_a_table_without_the_queue_columns_is_refused(base: Any) -> None:
+def test_a_table_without_the_queue_columns_is_rejected(base: Any) -> None:
     with pytest.raises(ConfigurationError, match="available_at"):
         type(
             "Thing",
@@ -112,7 +112,7 @@ def test_a_table_without_the_queue_columns_is_refused(base: Any) -> None:
         )
 
 
-def test_an_imperative_table_without_the_queue_columns_is_refused() -> None:
+def test_an_imperative_table_without_the_queue_columns_is_rejected() -> None:
     class Thing(QueueMixin):
         pass
 
@@ -127,7 +127,7 @@ def _root(base: Any, mixin: type[QueueMixin] = QueueMixin, **attributes: Any) ->
 POLYMORPHIC = {"polymorphic_on": "kind", "polymorphic_identity": "thing"}
 
 
-def test_concrete_inheritance_is_refused(base: Any) -> None:
+def test_concrete_inheritance_is_rejected(base: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Part.*concrete"):
         _concrete(_root(base))
 
@@ -144,7 +144,7 @@ def _joined(root: Any, **attributes: Any) -> type[Any]:
     return type("Part", (root,), {"__tablename__": "part", "id": key, **attributes})
 
 
-def test_joined_inheritance_without_a_discriminator_is_refused(base: Any) -> None:
+def test_joined_inheritance_without_a_discriminator_is_rejected(base: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Part.*polymorphic_on"):
         _joined(_root(base))
 
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[type[QueueMixin], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_mixin_without_its_required_options_is_refused(base: Any, name: str) -> None:
+def test_a_mixin_without_its_required_options_is_rejected(base: Any, name: str) -> None:
     mixin, attributes, words = REFUSED[name]
     assert words in _refused(base, mixin, **attributes)
 

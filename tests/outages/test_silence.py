@@ -122,7 +122,7 @@ def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Da
 
 
 @pytest.mark.requires("container")
-def test_a_worker_is_not_ready_while_nothing_answers(db: Database, hole: BlackHole) -> None:
+def test_a_worker_is_not_ready_while_its_database_does_not_respond(db: Database, hole: BlackHole) -> None:
     with at_work(db, hole, ("any", with_session(db), {})) as worker:
         eventually(lambda: well(worker))
         hole.is_greedy = True

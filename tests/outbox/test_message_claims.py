@@ -148,7 +148,7 @@ def test_a_rollback_leaves_no_trace(db: Database) -> None:
         assert claim(actor) == ids
 
 
-def test_invalid_arguments_are_refused(sync_db: Database) -> None:
+def test_invalid_arguments_are_rejected(sync_db: Database) -> None:
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match="Task is not an outbox: derive it from"):
             actor.run(claim_messages, Task, limit=1)

@@ -47,7 +47,7 @@ def value(db: Database, expression: str) -> Any:
 # -- one statement -----------------------------------------------------------------------------------------------------
 
 
-def test_several_statements_are_refused_and_none_is_executed(sync_db: Database) -> None:
+def test_several_statements_are_rejected_and_none_is_executed(sync_db: Database) -> None:
     table = Ledger.__tablename__
     first = f"INSERT INTO {table} (task_id, worker) VALUES (7, '')"
     for second in ("SELECT 1", first):
@@ -60,14 +60,14 @@ def test_several_statements_are_refused_and_none_is_executed(sync_db: Database) 
 
 @pytest.mark.requires("copies")
 @pytest.mark.parametrize("request_", ["COPY ledger TO STDOUT", "COPY ledger FROM STDIN"])
-def test_a_copy_to_or_from_the_client_is_refused(sync_db: Database, request_: str) -> None:
+def test_a_copy_to_or_from_the_client_is_rejected(sync_db: Database, request_: str) -> None:
     with pytest.raises(RequestFailed, match="COPY FROM STDIN and COPY TO STDOUT need a client"):
         run(sync_db, request_)
     assert run(sync_db, "SELECT 1")["rows"] == [[1]]
 
 
 @pytest.mark.parametrize("url", ["postgresql+psycopg2://", "mysql+mysqlconnector://", "mariadb+mariadbconnector://"])
-def test_a_driver_that_may_execute_several_statements_is_refused(url: str) -> None:
+def test_a_driver_that_may_execute_several_statements_is_rejected(url: str) -> None:
     with pytest.raises(ArgumentError, match="does not reject several statements in one request: use"):
         SQLTaskScheduler([SQLTaskDatabase(url=url)])
 

@@ -192,7 +192,7 @@ def test_timeline(session: Recorded, arguments: dict[str, Any], word: str) -> No
 
 
 @pytest.mark.parametrize("name", ["claim", "stats", "rescue", "errors", "consume", "retry"])
-def test_asyncio_sessions_are_refused(name: str) -> None:
+def test_asyncio_sessions_are_rejected(name: str) -> None:
     with pytest.raises(ArgumentError, match="run_sync"):
         getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), Task)
 
@@ -203,7 +203,7 @@ def test_settling_with_an_async_session_is_rejected(name: str) -> None:
         getattr(sqlqueue, name)(AsyncSession(create_async_engine("sqlite+aiosqlite://")), [])
 
 
-def test_engines_and_connections_are_refused() -> None:
+def test_engines_and_connections_are_rejected() -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         for wrong in (engine, connection, Session, None):

@@ -72,7 +72,7 @@ def test_rows_that_cannot_be_changed_end_the_loop(db: Database) -> None:
     assert len(asked) == 1
 
 
-def test_a_limit_is_a_positive_number_and_for_models_alone(db: Database) -> None:
+def test_a_limit_is_a_positive_number_and_needs_a_model(db: Database) -> None:
     db.insert(Task, rows(1, "ready"))
     with db.session() as session:
         for call in CALLS.values():

@@ -114,7 +114,7 @@ def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
     assert len(statements) == 2
 
 
-def test_ready_rows_can_be_asked_for_alone(db: Database) -> None:
+def test_ready_rows_can_be_requested_alone(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
     db.insert(Task, [{"id": 2}, {"id": 3}])
     wanted = Wanted(spec_of(Task))

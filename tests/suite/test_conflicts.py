@@ -159,7 +159,7 @@ def test_a_final_row_lives_again(db: Database, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
-def test_many_that_may_meet_others_by_two_keys(db: Database, how: Any) -> None:
+def test_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None:
     """No engine has an upsert for this: new rows are inserted in bulk, and the others one by one, in order."""
     db.insert(Listing, [{"id": 1, "unique_key": "a", "version": 0}, {"id": 2, "unique_key": "b", "version": 0}])
     given = [(9, "new", 1), (1, "a", 2), (8, "other", 3), (2, "b", 4), (9, "new", 5), (7, "a", 6)]
@@ -174,7 +174,7 @@ def test_many_that_may_meet_others_by_two_keys(db: Database, how: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "replace", "rerun"])
-def test_two_at_once_with_many_that_may_meet_others_by_two_keys(db: Database, how: Any) -> None:
+def test_two_at_once_with_many_rows_that_may_conflict_by_two_keys(db: Database, how: Any) -> None:
     keys = [{"id": number, "unique_key": f"key {number}"} for number in range(1, 21)]
     raised = race(db, lambda actor, n: actor.enqueue(Listing, [{**key, "version": n} for key in keys], on_conflict=how))
     # MySQL and MariaDB find deadlocks there, see enqueue()

@@ -136,7 +136,7 @@ def test_the_lapsed_lease_of_a_worker_counts_no_attempt_and_makes_a_suspect(db: 
     assert found["attempt"] == 3
 
 
-def test_tasks_that_crashed_too_many_processes_are_told_how_many_each(sync_db: Database) -> None:
+def test_tasks_that_crashed_too_many_processes_have_the_number_in_their_error(sync_db: Database) -> None:
     """A process that could not record what it ran may have held several, and ``max_crashes`` may have been lowered."""
     tokens = WorkerTokens()
     held = {"status": "running", "available_at": TOMORROW, "claimed_at": PAST, "attempt": 1}

@@ -267,7 +267,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_declarations_that_are_refused(sync_db: Database, name: str) -> None:
+def test_declarations_that_are_rejected(sync_db: Database, name: str) -> None:
     model, tasks, words = WRONG[name]
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match=words):

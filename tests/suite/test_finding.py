@@ -165,7 +165,7 @@ def test_discard_on_renamed_columns(db: Database) -> None:
         ((Task,), {"error": 7}, "give an exception or a string"),
     ],
 )
-def test_discard_of_nothing_in_particular(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
+def test_discard_without_criteria(sync_db: Database, arguments: Any, error: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         sync_db.session().discard(*arguments, **error)
 

@@ -52,7 +52,7 @@ def told(groups: Sequence[ErrorGroup]) -> list[tuple[str, int, Any]]:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_failed_attempt_counts_and_not_the_last_error_alone(archive: Database) -> None:
+def test_every_failed_attempt_counts_and_not_only_the_last_error(archive: Database) -> None:
     put(archive, Parcel())
     attempt(archive, Parcel, fails("no stamp"))
     attempt(archive, Parcel, fails("no stamp"))
@@ -66,7 +66,7 @@ def test_every_failed_attempt_counts_and_not_the_last_error_alone(archive: Datab
     assert PAST < groups[0].first_seen <= groups[0].last_seen <= groups[1].last_seen
 
 
-def test_crashes_count_and_what_is_handed_back_does_not(archive: Database) -> None:
+def test_crashes_count_and_released_attempts_do_not(archive: Database) -> None:
     put(archive, Parcel())
     with archive.begin() as session:
         session.claim(Parcel)

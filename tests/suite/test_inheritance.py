@@ -71,7 +71,7 @@ def test_relationships_that_load_with_the_row(db: Database, options: list[Any], 
         assert len(session.get_one(Scan, 2).pages) == 2
 
 
-def test_a_version_is_kept_by_the_mapper_alone(db: Database) -> None:
+def test_only_the_mapper_sets_a_version(db: Database) -> None:
     with db.begin() as session:
         session.add(Computed(id=1))
     with db.begin() as session:

@@ -195,7 +195,7 @@ def claimed_or_refused(actor: Actor) -> list[Task]:
 
 
 @locks_rows
-def test_a_claim_in_autocommit_is_refused(db: Database) -> None:
+def test_a_claim_in_autocommit_is_rejected(db: Database) -> None:
     db.insert(Task, rows(1))
     actor = db.variant(isolation_level="AUTOCOMMIT").session()
     actor.scalars(select(Account)).all()

@@ -126,7 +126,7 @@ def test_criteria_that_no_engine_can_be_asked_for(db: Database, value: Any) -> N
             actor.rollback()
 
 
-def test_parts_of_keys_may_be_asked_for(db: Database) -> None:
+def test_parts_of_keys_may_be_criteria(db: Database) -> None:
     with db.begin() as actor:
         actor.enqueue(Mail, [{"topic": "a b"}])
         assert len(actor.find(Mail, Mail.topic.startswith("a "))) == 1

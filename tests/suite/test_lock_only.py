@@ -117,7 +117,7 @@ def unsettled(db: Database) -> tuple[Any, Any]:
     return session, task
 
 
-def test_a_refused_commit_can_be_settled_and_repeated(db: Database, unsettled: tuple[Any, Any]) -> None:
+def test_a_rejected_commit_can_be_settled_and_repeated(db: Database, unsettled: tuple[Any, Any]) -> None:
     session, task = unsettled
     session.complete(task)
     session.commit()
@@ -127,13 +127,13 @@ def test_a_refused_commit_can_be_settled_and_repeated(db: Database, unsettled: t
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_refused_commit_keeps_the_lock(db: Database, unsettled: tuple[Any, Any]) -> None:
+def test_a_rejected_commit_keeps_the_lock(db: Database, unsettled: tuple[Any, Any]) -> None:
     with db.begin() as other:
         assert other.claim(Task).id == 2
         assert other.claim(Task) is None
 
 
-def test_a_refused_commit_can_be_rolled_back(db: Database, unsettled: tuple[Any, Any]) -> None:
+def test_a_rejected_commit_can_be_rolled_back(db: Database, unsettled: tuple[Any, Any]) -> None:
     session, task = unsettled
     session.rollback()
     with pytest.raises(IllegalTransitionError, match="rolled back"):

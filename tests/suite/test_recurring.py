@@ -230,7 +230,7 @@ def test_by_a_worker_that_was_paused(db: Database, workers: Workers) -> None:  #
     assert count(db, QueuePause) == 0
 
 
-def test_invalid_schedules_are_refused(sync_db: Database) -> None:
+def test_invalid_schedules_are_rejected(sync_db: Database) -> None:
     with sync_db.session() as actor:
         with pytest.raises(ArgumentError, match="not a schedule"):
             actor.enqueue(Report, [{"schedule": "hourly"}])

@@ -174,7 +174,7 @@ def test_a_stored_instance_is_enqueued_with_its_current_values(db: Database) -> 
 
 
 @pytest.mark.parametrize("on_conflict", HOWS)
-def test_related_rows_that_cannot_be_stored_are_refused(db: Database, on_conflict: Any) -> None:
+def test_related_rows_that_cannot_be_stored_are_rejected(db: Database, on_conflict: Any) -> None:
     with db.session() as actor, db.session() as other:
         elsewhere, away = Client(code="a"), Client(code="b")
         other.add_all([elsewhere, away])

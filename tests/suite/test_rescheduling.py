@@ -82,7 +82,7 @@ def test_unschedule_a_running_task(db: Database, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_unschedule_what_this_transaction_holds_by_a_lock_alone(db: Database, end: str) -> None:
+def test_unschedule_a_task_that_this_transaction_holds_only_by_a_lock(db: Database, end: str) -> None:
     tasks = [recurring(db, max_attempts=1), recurring(db)]
     with db.begin() as actor:
         run = actor.claim(Report, lease=None)

@@ -56,7 +56,7 @@ def test_tasks_are_enqueued_where_writes_go(
     assert (tasks_on(engines["leader"]), tasks_on(engines["follower"])) == (2, 0)
 
 
-def test_rows_that_the_orm_would_send_elsewhere_are_refused(routing: sessionmaker[Any]) -> None:
+def test_rows_that_the_orm_would_send_elsewhere_are_rejected(routing: sessionmaker[Any]) -> None:
     with routing() as session, pytest.raises(ArgumentError, match=r"INSERT of Task.*one engine"):
         session.enqueue(Task, [{"name": "a"}, {"priority": 1}])
 
@@ -84,7 +84,7 @@ def test_operations_that_load_nothing_use_the_write_engine(
     ],
     ids=["claim", "claim that only locks", "consume", "claiming", "claim where limits hold", "claim messages"],
 )
-def test_a_claim_is_refused(
+def test_a_claim_is_rejected(
     engines: dict[str, Engine], routing: sessionmaker[Any], claim: Callable[[Any], object]
 ) -> None:
     with Session(engines["leader"]) as session, session.begin():

@@ -48,7 +48,7 @@ def test_the_first_limits_by_key(sync_db: Database) -> None:
         sync_db.session().limits(Visit, first=0)
 
 
-def test_tasks_that_may_not_run_cost_a_claim_no_more_than_none(sync_db: Database) -> None:
+def test_tasks_that_may_not_run_cost_a_claim_nothing(sync_db: Database) -> None:
     assert claim(sync_db) == []  # a connection and a server that are already initialized
     with sync_db.session() as actor, seen(sync_db, "before_cursor_execute") as before:
         assert actor.claim(Visit) is None

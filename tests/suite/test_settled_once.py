@@ -185,7 +185,7 @@ def test_a_claim_is_settled_by_its_value_after_the_commit(db: Database) -> None:
         assert task.status == "completed"
 
 
-def test_settling_leaves_at_hand_what_it_did_not_write(db: Database) -> None:
+def test_settling_keeps_unwritten_attributes_loaded(db: Database) -> None:
     # with asyncio, an expired attribute cannot be read
     db.insert(Task, [{"id": 1}])
     with db.session() as session:

@@ -224,6 +224,6 @@ def test_a_running_task_keeps_the_key_of_its_slot(db: Database) -> None:
         actor.heartbeat(claim)
 
 
-def test_no_limit_holds_for_what_is_completed_first(sync_db: Database) -> None:
+def test_at_most_once_handlers_of_limited_tasks_are_rejected(sync_db: Database) -> None:
     with pytest.raises(ArgumentError, match="would have no effect"):
         Worker(sync_db.sessions()).handler(Visit, mode="at-most-once")(lambda visit: None)

@@ -138,7 +138,7 @@ def test_errors_of_the_last_failures(db: Database) -> None:
 
 
 @pytest.mark.parametrize("model", [Task, Mail])  # without an index of finished tasks, and with one
-def test_a_criterion_is_evaluated_for_so_many_rows_as_may_be_looked_at(sync_db: Database, model: Any) -> None:
+def test_a_criterion_is_evaluated_for_a_limited_number_of_rows(sync_db: Database, model: Any) -> None:
     now = clock(sync_db)
     for number in range(10, 0, -1):
         failed = finished(now - number * SECOND, status="discarded", error=f"odd {number % 2}")

@@ -71,7 +71,7 @@ def test_a_repeated_hour_lasts_an_hour(db: Database) -> None:
     assert tasks[1].available_at - tasks[0].available_at == HOUR
 
 
-def test_a_lease_is_as_long_as_asked_wherever_one_is(sync_db: Database, host_zone: str) -> None:
+def test_a_lease_has_the_given_length_in_any_time_zone(sync_db: Database, host_zone: str) -> None:
     sync_db.insert(Task, rows(4))
     for db in zones(sync_db):
         with db.begin() as actor:

@@ -279,7 +279,7 @@ def _tell(answers: Any) -> None:
     answers.put(new_token())
 
 
-def test_processes_that_are_forked_make_tokens_of_their_own() -> None:
+def test_forked_processes_generate_their_own_tokens() -> None:
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     children = [context.Process(target=_tell, args=(answers,)) for _ in range(4)]

@@ -14,7 +14,7 @@ from tests.support.rows import end_leases, row_of
 
 
 @pytest.mark.parametrize("model", [Report, Ping])
-def test_a_schedule_that_cannot_be_read_ends_its_own_task_alone(db: Database, model: Any) -> None:
+def test_an_unreadable_schedule_ends_only_its_own_task(db: Database, model: Any) -> None:
     with db.engine.begin() as connection:  # as any program can
         connection.execute(insert(model), [{"id": 1, "schedule": "now and then"}, {"id": 2, "schedule": "PT60S"}])
     with db.begin() as actor:

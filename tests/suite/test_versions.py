@@ -120,7 +120,7 @@ def test_a_late_change_creates_no_version(db: Database) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_version_may_say_what_is_newer(db: Database, model: Any) -> None:
+def test_a_version_may_decide_which_row_is_newer(db: Database, model: Any) -> None:
     with db.begin() as actor:
         rows = [{"id": 5, "counter": value} for value in ((3, 7, 5) if model is Draft else "acb")]
         for row in rows:

@@ -145,7 +145,7 @@ def test_a_key_of_several_columns(db: Database) -> None:
     assert causes(why(db, Seat, ("a", 8))) == [Cause.MISSING]
 
 
-def test_an_instance_is_asked_about_as_its_row_is_now(db: Database) -> None:
+def test_an_explanation_is_about_the_present_row(db: Database) -> None:
     db.insert(Task, [{"id": 1}])
     with db.begin() as session:
         (task,) = session.find(Task)

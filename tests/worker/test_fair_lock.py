@@ -46,7 +46,7 @@ def test_one_holder_at_a_time() -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_the_lock_is_handed_over_in_waiting_order() -> None:
+def test_the_lock_is_acquired_in_waiting_order() -> None:
     lock, order = FairLock(), list[int]()
     lock.acquire(PATIENCE, is_async=False)
 

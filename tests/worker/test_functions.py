@@ -251,7 +251,7 @@ def of_a_person(person: Person, raw: bytes = b"", value: Any = None) -> None: ..
         (of_a_person, (Person(name="Ada", born=date(1815, 12, 10)),), {"value": date.today()}, "value"),
     ],
 )
-def test_a_wrong_call_is_refused_before_anything_is_sent(function: Any, args: Any, kwargs: Any, message: str) -> None:
+def test_a_wrong_call_is_rejected_before_anything_is_sent(function: Any, args: Any, kwargs: Any, message: str) -> None:
     task = offline().task(Job)(function)
     with Session() as session, pytest.raises(ArgumentError, match=message) as refused:
         task.enqueue(session, *args, **kwargs)

@@ -156,7 +156,7 @@ def test_a_lost_task_ends_its_child(db: Database, launcher: Launcher) -> None:
 
 @sync_on_one_engine
 @pytest.mark.usefixtures("launcher")
-def test_a_worker_that_cannot_be_imported_is_refused_at_its_start(sync_db: Database) -> None:
+def test_a_worker_that_cannot_be_imported_is_rejected_at_its_start(sync_db: Database) -> None:
     worker = Worker(sync_db.sessions())
     worker.handler(Task, isolation="process")(isolated.handle)
     with pytest.raises(ArgumentError, match="global variable of a module"):

@@ -126,7 +126,7 @@ def take_over(db: Database) -> None:
 
 
 @pytest.mark.requires("locks_rows")
-def test_a_row_that_its_own_handler_has_locked_holds_up_no_others(
+def test_a_row_locked_by_its_own_handler_delays_no_others(
     sync_db: Database, workers: Workers, blocking: BlockingHandler
 ) -> None:
     sync_db.insert(Task, rows(4))

@@ -171,7 +171,7 @@ def test_invalid_addresses_are_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_health_is_answered_where_it_is_asked_for_alone(sync_db: Database, workers: Workers, host: str) -> None:
+def test_health_is_served_only_at_the_given_address(sync_db: Database, workers: Workers, host: str) -> None:
     if host == "::1" and not _has_ipv6():
         pytest.skip("no IPv6")
     server = serve_health(Address(host, 0), workers.make().health)

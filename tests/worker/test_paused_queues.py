@@ -64,7 +64,7 @@ def test_a_paused_queue_is_not_claimed_until_it_is_resumed(db: Database, workers
     running.stop()  # so that none of its threads remain in the next test
 
 
-def test_running_tasks_go_on_and_no_others_are_started(
+def test_running_tasks_continue_and_no_others_are_started(
     db: Database, workers: Workers, blocking: BlockingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlqueue.worker")

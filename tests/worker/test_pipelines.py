@@ -43,7 +43,7 @@ def films(db: Database) -> list[Any]:
         return list(connection.execute(select(Film.__table__)).mappings())
 
 
-def test_each_stage_has_its_handler_and_hands_on_its_result(db: Database, workers: Workers) -> None:
+def test_each_stage_has_its_handler_and_passes_its_result_on(db: Database, workers: Workers) -> None:
     db.insert(Film, rows(5))
     db.insert(Task, rows(1))
     worker = workers.make(poll=LONG)  # nothing polls for the next stage: the worker is notified

@@ -57,7 +57,7 @@ def test_sessions_of_one_connection(engine: Engine) -> None:
         worker_of(connection).run()
 
 
-def test_a_worker_without_handlers_is_refused(engine: Engine) -> None:
+def test_a_worker_without_handlers_is_rejected(engine: Engine) -> None:
     with pytest.raises(HandlerNotFoundError, match="register one with @worker"):
         Worker(sessionmaker(engine)).run()
 

@@ -216,7 +216,7 @@ def test_a_rollback_sends_no_notification(db: Database) -> None:
         listening.invalidate()
 
 
-def test_a_stream_of_new_tasks_holds_up_none_that_is_due(sync_db: Database, workers: Workers) -> None:
+def test_a_stream_of_new_tasks_does_not_delay_due_tasks(sync_db: Database, workers: Workers) -> None:
     idle(sync_db, workers)
     sync_db.insert(Task, rows(1, "retryable", name="due", available_at=clock(sync_db) + timedelta(seconds=1)))
     deadline = time.monotonic() + PATIENCE
