@@ -106,7 +106,7 @@ MIB = 1024 * 1024
 
 def resident_memory() -> int:
     """Return the bytes of memory that this process occupies; where there is no ``/proc``, the most so far."""
-    import resource  # noqa: PLC0415  (Windows has none)
+    import resource  # noqa: PLC0415 (Windows has none)
 
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     @property
     def first(self) -> datetime | None:
-        """When the first run is due if an INSERT gave a schedule but no time, so that this is not a planned run.
+        """The time of the first run, if an INSERT gave a schedule but no time, so that this is not a planned run.
 
         By the table's defaults, such a task is available from its creation on, to the microsecond.
         """

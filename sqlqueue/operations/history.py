@@ -47,7 +47,7 @@ class PastAttempt:
 
     @property
     def took(self) -> timedelta | None:
-        """How long it took, from its claim to its end."""
+        """The duration of the attempt, from its claim to its end."""
         return None if self.started_at is None else self.finished_at - self.started_at
 
 

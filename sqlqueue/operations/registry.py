@@ -84,17 +84,17 @@ class WorkerInfo:
 
     @property
     def slots(self) -> int:
-        """How many calls run at a time, in all lanes."""
+        """The number of calls that run at a time, in all lanes."""
         return sum(lane.slots for lane in self.lanes)
 
     @property
     def busy(self) -> int:
-        """How many slots were running a call."""
+        """The number of slots that were running a call."""
         return sum(lane.busy for lane in self.lanes)
 
     @property
     def idle(self) -> int:
-        """How many slots had nothing to do."""
+        """The number of idle slots."""
         return max(0, self.slots - self.busy)
 
 

@@ -31,6 +31,7 @@ class DaemonThreads(ThreadPoolExecutor):
         """Threads whose calls were abandoned and have not returned."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Call ``fn`` in a daemon thread, and return the future of its result."""
         future: Future[R] = Future()
 
         def call() -> None:

@@ -35,6 +35,7 @@ class Notifier(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
+        """Listen until :meth:`stop`, and reconnect after errors."""
         own = self._database.own()
         try:
             while not self._stopped.is_set():

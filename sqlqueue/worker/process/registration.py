@@ -44,7 +44,7 @@ class Resizable(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many calls it runs at a time."""
+        """The number of calls that it runs at a time."""
         ...
 
     def resize(self, slots: int) -> None:

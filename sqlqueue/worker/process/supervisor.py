@@ -79,6 +79,7 @@ class Child:
         """Whether it cannot start."""
 
     def start(self) -> None:
+        """Start the process, unless a signal has already stopped it."""
         self._due = None
         if self._stopping:
             return
@@ -91,10 +92,12 @@ class Child:
 
     @property
     def lives(self) -> bool:
+        """Whether the process is running."""
         return self._process is not None and self._process.is_alive()
 
     @property
     def sentinel(self) -> int:
+        """The handle of the process that becomes ready when it ends."""
         sentinel: int = self._process.sentinel
         return sentinel
 
@@ -104,6 +107,7 @@ class Child:
         return self.lives or self._due is not None
 
     def signal(self, number: int) -> None:
+        """Forward a signal to the process, and do not replace it any more."""
         self._stopping = True
         self._due = None
         if self.lives:

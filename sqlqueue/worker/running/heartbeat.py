@@ -68,6 +68,7 @@ class Heartbeat(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
+        """Extend leases until :meth:`stop`, through outages of the database."""
         wait = self._interval
         backoff = pauses(longest=self._interval.total_seconds())
         try:

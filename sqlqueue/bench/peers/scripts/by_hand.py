@@ -22,6 +22,8 @@ _NOTIFY = f"SELECT pg_notify('{_CHANNEL}', '')"
 
 
 class ByHandPeer(Peer):
+    """The common base of code without a library, on the table of sqlqueue."""
+
     is_done = f"SELECT NOT EXISTS (SELECT FROM {Job.__tablename__} WHERE status IN ('available', 'running'))"
     clear = f"TRUNCATE {Job.__tablename__}"
 
@@ -69,6 +71,8 @@ class ByHandPeer(Peer):
 
 
 class WithPsycopg(ByHandPeer):
+    """SQL written by hand, through psycopg."""
+
     distribution = "psycopg"
 
     def _connected(self) -> Psycopg:
@@ -93,6 +97,8 @@ class WithPsycopg(ByHandPeer):
 
 
 class WithORM(ByHandPeer):
+    """Code written by hand with SQLAlchemy's ORM."""
+
     distribution = "SQLAlchemy"
 
     def _connected(self) -> ByHand:

@@ -13,10 +13,13 @@ _mark: Mark = lambda _: None  # noqa: E731
 
 
 async def job(*, number: int) -> None:
+    """Mark the job, and do nothing else."""
     _mark(number)
 
 
 class WithChancy(Peer):
+    """chancy."""
+
     distribution = "chancy"
     is_done = "SELECT NOT EXISTS (SELECT FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed', 'expired'))"
     clear = "TRUNCATE chancy_jobs"

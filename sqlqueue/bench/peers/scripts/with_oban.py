@@ -17,11 +17,16 @@ _mark: Mark = lambda _: None  # noqa: E731
 
 @worker(queue="default")
 class Numbered:
+    """A worker of oban whose jobs have numbers."""
+
     async def process(self, job: object) -> None:
+        """Mark the job, and do nothing else."""
         _mark(job.args["number"])
 
 
 class WithOban(Peer):
+    """oban."""
+
     distribution = "oban"
     is_done = "SELECT NOT EXISTS (SELECT FROM oban_jobs WHERE state NOT IN ('completed', 'discarded', 'cancelled'))"
     clear = "TRUNCATE oban_jobs"

@@ -14,6 +14,8 @@ from pgqueuer.queries import Queries
 
 
 class WithPgQueuer(Peer):
+    """pgqueuer."""
+
     distribution = "pgqueuer"
     is_done = "SELECT NOT EXISTS (SELECT FROM pgqueuer)"
     clear = "TRUNCATE pgqueuer, pgqueuer_log"

@@ -10,6 +10,8 @@ from common import Mark, Peer, main
 
 
 class Procrastinate(Peer):
+    """procrastinate."""
+
     distribution = "procrastinate"
     is_done = "SELECT NOT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))"
     clear = "TRUNCATE procrastinate_jobs CASCADE"

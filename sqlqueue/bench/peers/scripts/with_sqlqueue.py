@@ -22,6 +22,8 @@ _mark: Mark = lambda _: None  # noqa: E731
 
 
 class WithSqlqueue(Peer):
+    """sqlqueue, with the given form of handler."""
+
     distribution = "sqlalchemy-queue"
 
     def __init__(self, url: str, schema: str, concurrency: int, form: str) -> None:
