@@ -56,8 +56,8 @@ def _interrupts_deferred() -> Iterator[None]:
 def lead_group() -> None:
     """Make this process the leader of its own group, which ends by :func:`kill_group` or when its parent dies.
 
-    Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, as a service manager
-    sends them to every process; the programs that it starts obey them.
+    Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, because service managers
+    send them to every process; the programs that it starts react to them.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit

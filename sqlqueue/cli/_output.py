@@ -85,7 +85,7 @@ def print_table(
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
-    """Yield the widths of the columns after the first, by position, as many at a time as fit."""
+    """Yield groups of columns after the first that fit into a line, as widths by position."""
     part: dict[int, int] = {}
     left = room
     for place, wanted in enumerate(widths[1:], 1):

@@ -111,7 +111,7 @@ def claim_wanted(
 
 
 class Claimer(NamedTuple):
-    """What claims write: the name of the claimer, the lease, and the tokens."""
+    """The values that claims write: the name of the claimer, the lease, and the tokens."""
 
     name: str
     lease: timedelta | None

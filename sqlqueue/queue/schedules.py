@@ -78,7 +78,7 @@ class Cron:
         zone = _zone(self.timezone)
         try:
             times = CronSim(self.expression, moment.astimezone(zone))
-            # in the repeated hour it uses local time, and starts with times that have passed
+            # in the repeated hour cronsim uses local time, and begins with times in the past
             return next(time for time in (each.astimezone(UTC) for each in times) if time > moment)
         except (CronSimError, ValueError, TypeError, AttributeError) as error:
             raise ArgumentError(

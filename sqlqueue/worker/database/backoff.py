@@ -79,7 +79,7 @@ class Backoff:
 async def until_success(
     attempt: Callable[[], Awaitable[R]], backoff: Backoff, passes: Callable[[BaseException], bool]
 ) -> R:
-    """Call ``attempt`` until it succeeds, and return its result.  Raises errors that do not pass by themselves."""
+    """Call ``attempt`` until it succeeds, and return its result.  Raises errors that are not temporary."""
     while True:
         try:
             result = await attempt()

@@ -130,7 +130,7 @@ class LockModeFetcher:
         await self._perform(partial(self._executor.work_alone, identity))
 
     def _suspect(self, identity: Identity) -> None:
-        """Have a task run alone.  Thread-safe."""
+        """Queue a task to be run alone.  Thread-safe."""
         soon(self._loop, partial(self._context.suspects.put, partial(self._run_alone, identity)))
 
     async def _perform(self, work: Callable[[], object]) -> None:

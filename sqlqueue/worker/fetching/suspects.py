@@ -81,7 +81,7 @@ class Suspects:
         self._some = asyncio.Event()
 
     def put(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Have ``run`` called, which runs one suspect to its end."""
+        """Queue ``run``, which runs one suspect to its end."""
         self._waiting.append(run)
         self._some.set()
 
