@@ -41,7 +41,6 @@ MOMENTS = {
 }
 
 
-@pytest.mark.requires("sends_fractions")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("how", ["instance", "rows"])
 def test_a_stored_time_is_read_back_unchanged(sync_db: Database, host_zone: str, moment: str, how: str) -> None:

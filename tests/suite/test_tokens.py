@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, null, select, update
+from sqlalchemy import delete, select, update
 
 from sqlqueue import Claim, ClaimLostError, claim_of
 from sqlqueue._support.claim import new_token
@@ -48,10 +48,7 @@ def undone(db: Database, *models: Any) -> Iterator[None]:
             key = model.__table__.primary_key
             for row in rows:
                 same = [column == row[column.name] for column in key]
-                # A parameter that is None has no type. Microsoft's driver queries it, and on Babelfish this discards
-                # the transaction's writes.
-                values = {name: null() if value is None else value for name, value in row.items()}
-                connection.execute(update(model.__table__).where(*same).values(values))
+                connection.execute(update(model.__table__).where(*same).values(**row))
 
 
 def at_the_same_moment(db: Database, earlier: dict[str, Any], model: Any = Task) -> None:

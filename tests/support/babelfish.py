@@ -6,8 +6,10 @@ see the library's own. babelfish.sql, next to this file, sets up the server.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -39,6 +41,10 @@ class Babelfish(CreateEnginePlugin):
     def engine_created(self, engine: Engine) -> None:
         dialect: Any = engine.dialect
         dialect.do_execute = partial(_execute, dialect.do_execute)
+        if "FreeTDS" not in engine.url.query.get("driver", ""):
+            dialect.do_execute = partial(_execute_typed, dialect.do_execute)
+            dialect.do_executemany = partial(_execute_each, dialect)
+            dialect.do_set_input_sizes = _keep_sizes
         dialect.do_rollback = partial(_rollback, dialect.do_rollback)
         dialect.get_isolation_level = _isolation_level
         # INSERT .. OUTPUT .. SELECT FROM (VALUES ..) ORDER BY is a syntax error there: rows are inserted one by one
@@ -53,6 +59,33 @@ plugins.register(PLUGIN, __name__, Babelfish.__name__)
 
 def _execute(execute: Any, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
     execute(cursor, adapted(statement), parameters, context)
+
+
+def _execute_typed(execute: Any, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+    """Spare Microsoft's driver questions about types, which Babelfish does not answer.
+
+    Without an answer, pyodbc cuts times to whole seconds, so they are sent as text.  For None it asks as well, and the
+    failure undoes what the transaction has written so far, so NULL is written into the statement.
+    """
+    values = [each.isoformat(" ", "microseconds") if isinstance(each, datetime) else each for each in parameters]
+    sizes = getattr(context, "sqlqueue_sizes", None) or [None] * len(values)
+    parts = statement.split("?")
+    if None in values and len(parts) == len(values) + 1:
+        marks = ("NULL" if value is None else "?" for value in values)
+        statement = "".join(part for pair in zip(parts, (*marks, ""), strict=True) for part in pair)
+        sizes = [size for size, value in zip(sizes, values, strict=True) if value is not None]
+        values = [value for value in values if value is not None]
+    cursor.setinputsizes(sizes)
+    execute(cursor, statement, tuple(values), context)
+
+
+def _execute_each(dialect: Any, cursor: Any, statement: str, rows: Sequence[Any], context: Any = None) -> None:
+    for parameters in rows:
+        dialect.do_execute(cursor, statement, parameters, context)
+
+
+def _keep_sizes(_cursor: Any, sizes: Sequence[Any], context: Any) -> None:
+    context.sqlqueue_sizes = [size if isinstance(size, tuple) else (size, None, None) for _, size, _ in sizes]
 
 
 def _rollback(rollback: Any, connection: Any) -> None:

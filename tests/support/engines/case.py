@@ -79,8 +79,6 @@ class EngineCase:
     """A connection of the driver survives texts with control characters."""
     describes_tables_soon: bool = True
     """Each catalog query ends within the time that a stopping worker waits for its own statements."""
-    sends_fractions: bool = True
-    """The driver sends times with fractions of a second."""
     statements_row: str = ""
     """The label of its row of statement counts in docs/explanation/semantics.md."""
     reuses_keys: bool = False

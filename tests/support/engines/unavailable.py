@@ -100,7 +100,6 @@ BABELFISH = replace(
     sends_long_texts=not _FREETDS,  # which SQLAlchemy declares as NVARCHAR(max)
     sends_control_characters=not _FREETDS,
     describes_tables_soon=False,
-    sends_fractions=_FREETDS,  # Babelfish does not report its types to Microsoft's driver, so pyodbc truncates times
     changes_defaults=False,  # it does not have their names
     keeps_collations=False,
     keeps_index_names=False,
