@@ -57,7 +57,7 @@ def test_tasks_are_enqueued_where_writes_go(
 
 
 def test_rows_that_the_orm_would_send_elsewhere_are_rejected(routing: sessionmaker[Any]) -> None:
-    with routing() as session, pytest.raises(ArgumentError, match=r"INSERT of Task.*one engine"):
+    with routing() as session, pytest.raises(ArgumentError, match=r"INSERT and the UPDATE of Task.*one engine"):
         session.enqueue(Task, [{"name": "a"}, {"priority": 1}])
 
 
