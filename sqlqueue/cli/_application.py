@@ -9,9 +9,9 @@ from inspect import cleandoc
 import typer
 from rich.markup import escape
 
-from ..bench.command import bench
-from ..demo.command import demo
-from ..prove.command import prove
+from ..evaluation.bench.command import bench
+from ..evaluation.demo.command import demo
+from ..evaluation.prove.command import prove
 from .changes import cancel, discard, retry
 from .check import check
 from .dashboard import dashboard

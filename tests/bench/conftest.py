@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine
 
-from sqlqueue.bench.models import Base
+from sqlqueue.evaluation.bench.models import Base
 from tests.support.harness import Database
 
 

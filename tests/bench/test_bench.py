@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect, make_url
 
-from sqlqueue.bench.crew import crew
-from sqlqueue.bench.hands import Hand, MakeHand
-from sqlqueue.bench.models import Key
-from sqlqueue.bench.plan import BenchError, Plan
-from sqlqueue.bench.yardsticks import YARDSTICKS
+from sqlqueue.evaluation.bench.models import Key
+from sqlqueue.evaluation.bench.plan import Plan
+from sqlqueue.evaluation.bench.processes import process_pool
+from sqlqueue.evaluation.bench.workloads import MakeWorkload, Workload
+from sqlqueue.evaluation.bench.yardsticks import YARDSTICKS
+from sqlqueue.evaluation.errors import EvaluationError
 from tests.bench.command import bench
 from tests.support.harness import Database
 
@@ -104,11 +105,11 @@ def test_growth_is_shown_as_text(sync_db: Database) -> None:
         assert told == (sync_db.case.name in TELLING)
 
 
-def no_hand(*_: object) -> Hand:
-    raise ValueError("no hand")
+def no_hand(*_: object) -> Workload:
+    raise ValueError("no workload")
 
 
-def dying(*_: object) -> Hand:
+def dying(*_: object) -> Workload:
     os._exit(1)
 
 
@@ -131,10 +132,14 @@ class Stumbling:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(no_hand, "ValueError: no hand"), (dying, "a process has died"), (Stumbling, "ValueError: stumbled")],
+    [(no_hand, "ValueError: no workload"), (dying, "a process has died"), (Stumbling, "ValueError: stumbled")],
 )
-def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeHand, reason: str) -> None:
+def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeWorkload, reason: str) -> None:
     url = make_url(f"sqlite:///{tmp_path}/bench.db")
     plan = Plan(url=url, key=Key.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
-    with pytest.raises(BenchError, match=reason), crew(plan) as processes, processes.employed(make, 1) as work:
+    with (
+        pytest.raises(EvaluationError, match=reason),
+        process_pool(plan) as pool,
+        pool.prepared(make, 1) as work,
+    ):
         work(1, lambda: False)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, column, event, func, inspect, select, table
 
-from sqlqueue.bench.growth import HeldSnapshot, measure_growth, measure_held_snapshot
-from sqlqueue.bench.servertime import ServerTime, read_server_time
-from sqlqueue.demo.database import connect, sessions
+from sqlqueue.evaluation.bench.growth import HeldSnapshot, measure_growth, measure_held_snapshot
+from sqlqueue.evaluation.bench.servertime import ServerTime, read_server_time
+from sqlqueue.evaluation.database import connect, sessions
 from tests.support.engines import ACCOUNT
 from tests.support.harness import Database
 
@@ -25,7 +25,7 @@ NAPS = {"postgresql": f"SELECT pg_sleep({NAP})", "mysql": f"SELECT sleep({NAP})"
 
 @pytest.fixture
 def engine(sync_db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr("sqlqueue.bench.growth._CHUNK", 70)
+    monkeypatch.setattr("sqlqueue.evaluation.bench.growth._CHUNK", 70)
     found = connect(sync_db.url)
     yield found
     found.dispose()

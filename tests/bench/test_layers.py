@@ -19,7 +19,7 @@ SITE = "/usr/lib/python3.13/site-packages"
         (f"claim ({SITE}/sqlqueue/operations/claiming.py:10)", "sqlqueue: operations"),
         ("close (/src/sqlqueue/sqlqueue/session.py:10)", "sqlqueue: session"),
         ("close (/src/sqlqueue/.venv/lib/site-packages/psycopg_pool/pool.py:10)", "driver"),
-        (f"without_session ({SITE}/sqlqueue/bench/hands.py:140)", "handler"),
+        (f"without_session ({SITE}/sqlqueue/evaluation/bench/workloads.py:140)", "handler"),
         ("EpollSelector.select (/usr/lib/python3.13/selectors.py:452)", None),
     ],
 )

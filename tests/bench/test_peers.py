@@ -13,12 +13,12 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema, DropSchema
 from typer.testing import CliRunner
 
-from sqlqueue.bench.peers.contenders import CONTENDERS, Contender, PeerError
-from sqlqueue.bench.peers.environment import command_of
-from sqlqueue.bench.peers.figures import Drained, Latency, drained, latency
-from sqlqueue.bench.peers.measure import PeerPlan, measure_peers
-from sqlqueue.bench.plan import BenchError
 from sqlqueue.cli import application
+from sqlqueue.evaluation.bench.peers.contenders import CONTENDERS, Contender, PeerError
+from sqlqueue.evaluation.bench.peers.environment import command_of
+from sqlqueue.evaluation.bench.peers.figures import Drained, Latency, drained, latency
+from sqlqueue.evaluation.bench.peers.measure import PeerPlan, measure_peers
+from sqlqueue.evaluation.errors import EvaluationError
 from tests.support.harness import Database
 
 PLAN = PeerPlan(jobs=50, rounds=1, processes=(1,), threads=2, batch=10, tasks=5)
@@ -104,7 +104,7 @@ def test_a_schema_that_exists_is_left_alone(sync_db: Database, tmp_path: Path) -
     with sync_db.engine.begin() as connection:
         connection.execute(CreateSchema(tried[0].schema))
     try:
-        with pytest.raises(BenchError, match="the schema sqlqueue_bench_by_hand_psycopg already exists"):
+        with pytest.raises(EvaluationError, match="the schema sqlqueue_bench_by_hand_psycopg already exists"):
             measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
     finally:
         with sync_db.engine.begin() as connection:

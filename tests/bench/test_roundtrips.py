@@ -15,10 +15,10 @@ from click.testing import Result
 from sqlalchemy import URL, make_url
 from typer.testing import CliRunner
 
-from sqlqueue.bench import roundtrips
-from sqlqueue.bench.plan import BenchError
-from sqlqueue.bench.proxy import proxy
 from sqlqueue.cli import application
+from sqlqueue.evaluation.bench import roundtrips
+from sqlqueue.evaluation.bench.proxy import proxy
+from sqlqueue.evaluation.errors import EvaluationError
 from tests.support.harness import Database
 
 DELAY = 0.05
@@ -104,7 +104,7 @@ def test_an_absent_server_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("url", ["postgresql:///test", "sqlite:///x.db"])
 def test_a_url_without_a_host_is_rejected(url: str) -> None:
-    with pytest.raises(BenchError, match="needs the host and port"), proxy(make_url(url), 0):
+    with pytest.raises(EvaluationError, match="needs the host and port"), proxy(make_url(url), 0):
         pass
 
 

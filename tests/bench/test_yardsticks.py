@@ -1,4 +1,4 @@
-"""The hand-written code that the library is compared with does the same work."""
+"""The workload-written code that the library is compared with does the same work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, select, update
 
 from sqlqueue import Status
-from sqlqueue.bench.clients import Client, Clients, by_driver, by_library, by_orm
-from sqlqueue.bench.contest import Contest
-from sqlqueue.bench.crew import Crew
-from sqlqueue.bench.figures import Entry, Kind, Round
-from sqlqueue.bench.hands import (
+from sqlqueue.evaluation.bench.clients import Client, Clients, by_driver, by_library, by_orm
+from sqlqueue.evaluation.bench.contest import Contest
+from sqlqueue.evaluation.bench.counter import StatementCounter
+from sqlqueue.evaluation.bench.figures import Entry, Kind, Round
+from sqlqueue.evaluation.bench.models import Key, Note
+from sqlqueue.evaluation.bench.plan import Plan
+from sqlqueue.evaluation.bench.processes import ProcessPool
+from sqlqueue.evaluation.bench.workloads import (
     Cycle,
     Draining,
     apart,
@@ -27,10 +30,8 @@ from sqlqueue.bench.hands import (
     together,
     together_writing,
 )
-from sqlqueue.bench.models import Key, Note
-from sqlqueue.bench.plan import BenchError, Plan
-from sqlqueue.bench.tally import Tally
-from sqlqueue.bench.yardsticks import YARDSTICKS
+from sqlqueue.evaluation.bench.yardsticks import YARDSTICKS
+from sqlqueue.evaluation.errors import EvaluationError
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Database
 
@@ -57,11 +58,11 @@ def test_yardsticks_do_each_job_once(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: Key
 ) -> None:
     plan = plan_for(sync_db, key)
-    contest = Contest(plan, engine, Crew([]), lambda _: None)
+    contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     for (_, clients), in_batches in ((each, batches) for each in compared for batches in (True, False)):
         contest.renew()
         contest.fill(20)
-        loops = Draining(plan, Tally(), clients=clients, cycle=cycle, in_batches=in_batches, threads=2)
+        loops = Draining(plan, StatementCounter(), clients=clients, cycle=cycle, in_batches=in_batches, threads=2)
         loops.begin(20)
         loops.end()
         loops.close()
@@ -85,8 +86,8 @@ def test_yardsticks_write_what_the_library_writes(
 
 def history(plan: Plan, engine: Engine, clients: Clients) -> list[dict[str, Any]]:
     """Return a row that was inserted, claimed and completed, and one that was consumed, with times simplified."""
-    with clients(plan, Tally(), 1) as (client,):
-        contest = Contest(plan, engine, Crew([]), lambda _: None)
+    with clients(plan, StatementCounter(), 1) as (client,):
+        contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
         contest.renew()
         client.add("x")
         client.commit()
@@ -133,8 +134,8 @@ def test_yardsticks_enqueue_what_the_library_claims(
     for _, clients in compared:
         if enqueue is by_copy and (clients is not by_driver or not sync_db.case.copies):
             continue
-        Contest(plan, engine, Crew([]), lambda _: None).renew()
-        with clients(plan, Tally(), 1) as (client,), by_library(plan, Tally(), 1) as (library,):
+        Contest(plan, engine, ProcessPool([]), lambda _: None).renew()
+        with clients(plan, StatementCounter(), 1) as (client,), by_library(plan, StatementCounter(), 1) as (library,):
             enqueue(client, ["a", "b", "c"])
             assert sorted(job.payload for job in library.claim(10)) == ["a", "b", "c"]
 
@@ -143,10 +144,10 @@ def test_a_yardstick_notices_that_its_claim_is_lost(sync_db: Database, engine: E
     if engine.driver not in YARDSTICKS:
         pytest.skip(f"there is no yardstick for {engine.driver}")
     plan = plan_for(sync_db)
-    contest = Contest(plan, engine, Crew([]), lambda _: None)
+    contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     for claims in (1, 2):
         contest.fill(claims)
-        with by_driver(plan, Tally(), 1) as (client,):
+        with by_driver(plan, StatementCounter(), 1) as (client,):
             claimed = client.claim(claims)
             client.commit()
             with engine.begin() as connection:
@@ -159,15 +160,15 @@ def test_a_yardstick_notices_that_its_claim_is_lost(sync_db: Database, engine: E
 def test_a_job_that_is_not_done_exactly_once_ends_the_benchmark(tmp_path: Path, change: dict[str, Any]) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/bench.db")
     plan = Plan(url=engine.url, key=Key.INT, payload=1, jobs=2, rounds=1, processes=(1,), threads=1, batch=2)
-    contest = Contest(plan, engine, Crew([]), lambda _: None)
+    contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     contest.renew()
     contest.fill(2)
-    with by_library(plan, Tally(), 1) as (client,):
+    with by_library(plan, StatementCounter(), 1) as (client,):
         apart(client, 2)
     contest.took(2)
     with engine.begin() as connection:
         connection.execute(update(plan.model).where(plan.model.id == 1).values(change))
-    with pytest.raises(BenchError, match="1 of 2 jobs were done exactly once"):
+    with pytest.raises(EvaluationError, match="1 of 2 jobs were done exactly once"):
         contest.took(2)
     engine.dispose()
 

@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 
 from sqlqueue import QueueSession, Status
 from sqlqueue.cli import application
-from sqlqueue.demo import folder as folders
-from sqlqueue.demo.database import connect, sessions, tables
-from sqlqueue.demo.display import Display
-from sqlqueue.demo.errors import DemoError
-from sqlqueue.demo.folder import Found, read, scan
-from sqlqueue.demo.models import Base, File, Receipt
-from sqlqueue.demo.run import run
-from sqlqueue.demo.tally import Tally, count
+from sqlqueue.evaluation.database import connect, sessions
+from sqlqueue.evaluation.demo import folder as folders
+from sqlqueue.evaluation.demo.database import tables
+from sqlqueue.evaluation.demo.display import Display
+from sqlqueue.evaluation.demo.folder import Found, read, scan
+from sqlqueue.evaluation.demo.models import Base, File, Receipt
+from sqlqueue.evaluation.demo.run import run
+from sqlqueue.evaluation.demo.tally import Tally, count
+from sqlqueue.evaluation.errors import EvaluationError
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
 
@@ -197,7 +198,7 @@ def test_the_exit_status_is_1_if_a_file_was_lost_or_repeated(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lost: int, twice: int
 ) -> None:
     tally = Tally(files=3, done=3 - lost, taken_over=0, failed=0, twice=twice, errors=())
-    monkeypatch.setattr("sqlqueue.demo.command.run", lambda *_: tally)
+    monkeypatch.setattr("sqlqueue.evaluation.demo.command.run", lambda *_: tally)
     assert CliRunner().invoke(application(), ["demo", str(folder)]).exit_code == 1
 
 
@@ -242,7 +243,7 @@ def test_words_and_lines_do_not_depend_on_where_a_chunk_ends(
     ],
 )
 def test_an_unsuitable_url_is_rejected_in_one_line(url: str, reason: str) -> None:
-    with pytest.raises(DemoError, match=reason), tables(url, keep=False, drop=False):
+    with pytest.raises(EvaluationError, match=reason), tables(url, keep=False, drop=False):
         pass
 
 

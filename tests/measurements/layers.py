@@ -23,13 +23,13 @@ from shutil import which
 
 from sqlalchemy import make_url
 
-from sqlqueue.bench.contest import Contender, Contest
-from sqlqueue.bench.crew import Crew
-from sqlqueue.bench.forms import drains
-from sqlqueue.bench.models import Base, Key
-from sqlqueue.bench.plan import Plan
-from sqlqueue.bench.tally import Tally
-from sqlqueue.demo.database import reached
+from sqlqueue.evaluation.bench.contest import Contender, Contest
+from sqlqueue.evaluation.bench.counter import StatementCounter
+from sqlqueue.evaluation.bench.forms import drains
+from sqlqueue.evaluation.bench.models import Base, Key
+from sqlqueue.evaluation.bench.plan import Plan
+from sqlqueue.evaluation.bench.processes import ProcessPool
+from sqlqueue.evaluation.database import reached
 
 RATE = 500
 """Samples per second."""
@@ -49,7 +49,7 @@ DRIVERS = (
 )
 IN_DRIVER = ("do_", "_fetch", "fetchone", "fetchall", "fetchmany", "_cursor_execute")
 """Functions of SQLAlchemy that call drivers written in C, which have no frames of their own."""
-BENCH = ("sqlqueue/bench/", "sqlqueue/demo/")
+BENCH = ("sqlqueue/evaluation/",)
 OTHER = "Python: threads, event loop, pipes"
 UNLOCKED = "without the interpreter's lock"
 
@@ -105,21 +105,21 @@ def drain(url: str, name: str, jobs: int) -> None:
     plan = planned(url)
     engine = reached(url)
     contender = dict(contenders(plan, engine.driver))[name]
-    contest = Contest(plan, engine, Crew([]), lambda _: None)
+    contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     Base.metadata.create_all(engine, checkfirst=False)
     try:
         contest.renew(contender.model)
         contest.fill(jobs)
         begun = time.process_time()
-        hand = contender.make(plan, Tally())
-        hand.begin(jobs)
+        workload = contender.make(plan, StatementCounter())
+        workload.begin(jobs)
         while not contest.is_drained():
-            hand.check()
+            workload.check()
             time.sleep(0.2)
-        hand.end()
+        workload.end()
         print(f"{CPU}{time.process_time() - begun}", flush=True)
         contest.took(jobs)
-        hand.close()
+        workload.close()
     finally:
         Base.metadata.drop_all(engine)
 

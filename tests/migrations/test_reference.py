@@ -16,8 +16,8 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import URL, Column, MetaData, Table
 
-from sqlqueue.demo.models import Base
 from sqlqueue.diagnostics.schema_drift import drift
+from sqlqueue.evaluation.demo.models import Base
 from sqlqueue.model.mixins import queues
 from tests.migrations.definitions import definitions, table_names
 from tests.support.harness import Database

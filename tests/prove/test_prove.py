@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, create_engine, inspect, make_url
 
-from sqlqueue.prove.models import Base, Task
-from sqlqueue.prove.report import Promise, Report
+from sqlqueue.evaluation.prove.models import Base, Task
+from sqlqueue.evaluation.prove.report import Promise, Report
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
 from tests.support.workers import eventually
@@ -24,9 +24,9 @@ PATIENCE = 300.0
 # without the attempt and the token, any claim settles a running row
 NO_FENCE = """
 from sqlalchemy import Integer, literal_column
-from sqlqueue.lifecycle.held import Held
-Held.marked = property(lambda self: (literal_column("1", Integer()),))
-Held.marks = lambda self, claim: (1,)
+from sqlqueue.lifecycle.fence import Fence
+Fence.marked = property(lambda self: (literal_column("1", Integer()),))
+Fence.marks = lambda self, claim: (1,)
 """
 # a claim checks only the state, not whether the lease has ended
 NO_LEASE = """

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import func, insert, select, text
 
 from sqlqueue import Retry
-from sqlqueue.bench.proxy import Proxy, proxy
 from sqlqueue.dialects import adapter_for
+from sqlqueue.evaluation.bench.proxy import Proxy, proxy
 from sqlqueue.worker.fetching import poller
 from tests.support.harness import Database
 from tests.support.models import Spool, Task

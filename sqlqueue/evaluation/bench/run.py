@@ -1,0 +1,217 @@
+"""Running the requested measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, inspect
+
+from ...dialects import adapter_for
+from ..database import connect, reached, sessions
+from ..errors import EvaluationError
+from .contest import Contest, Measure, Say, drain, enqueue
+from .facts import machine_facts
+from .figures import Figure
+from .forms import drains, enqueues, ways
+from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
+from .models import Base, Key
+from .peers.measure import PeerPlan, PeerReport, measure_peers
+from .pickup import Pickup, measure_pickup
+from .plan import Plan
+from .processes import process_pool
+from .proxy import proxy
+from .roundtrips import RoundTrips, measure_round_trips
+from .yardsticks import YARDSTICKS
+
+STANDARD = ("enqueue", "drain", "pickup", "roundtrips")
+SECTIONS = (*STANDARD, "growth")
+PEERS = "peers"
+_AMID = 2_000
+"""Jobs drained from each queue of the growth measurement."""
+_LEAST_DELAY = 1.0
+"""Milliseconds in each direction when round trips are counted, see :mod:`.proxy`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of the command."""
+
+    sections: tuple[str, ...]
+    processes: tuple[int, ...]
+    jobs: int
+    rounds: int
+    threads: int
+    batch: int
+    payload: int
+    key: Key
+    tasks: int
+    idle: float
+    sizes: tuple[int, ...]
+    delay: float
+    """Milliseconds that a proxy adds in each direction; 0 for no proxy."""
+    environments: Path | None
+    """The directory for the environments of other libraries; ``None`` for a temporary one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """The results of the growth measurement."""
+
+    amid: list[Growth]
+    """The results by size."""
+    under_snapshot: HeldSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All results; a section is ``None`` if it was not requested."""
+
+    machine: dict[str, Any]
+    wanted: BenchOptions
+    yardstick: str | None
+    """The driver's name if it has a yardstick, else ``None``."""
+    enqueue: list[Figure] | None
+    drain: list[Figure] | None
+    pickup: list[Pickup] | None
+    roundtrips: list[RoundTrips] | None
+    """``None`` also on engines without a network."""
+    growth: Grown | None
+    peers: PeerReport | None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the report as values for JSON, without sections that were not requested."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "yardstick"}
+
+
+def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
+    """Measure the requested sections, drop all tables in any case, and return the report.
+
+    Raises :class:`.EvaluationError` if it cannot measure; database errors are raised unchanged.
+    """
+    with ExitStack() as stack:
+        engine = reached(url)
+        stack.callback(engine.dispose)
+        adapter_for(engine.dialect)
+        _refuse_present(engine)
+        stack.callback(Base.metadata.drop_all, engine)
+        Base.metadata.create_all(engine)
+        slowed = stack.enter_context(_slowed(engine, wanted.delay))
+        found = {
+            # counting round trips uses a separate proxy
+            name: _MEASURES[name](engine if name == "roundtrips" else slowed, wanted, say)
+            for name in _MEASURES
+            if name in wanted.sections
+        }
+        return Report(
+            machine=machine_facts(engine),
+            wanted=wanted,
+            yardstick=engine.driver if engine.driver in YARDSTICKS else None,
+            enqueue=found.get("enqueue"),
+            drain=found.get("drain"),
+            pickup=found.get("pickup"),
+            roundtrips=found.get("roundtrips"),
+            growth=found.get("growth"),
+            peers=found.get(PEERS),
+        )
+
+
+@contextmanager
+def _slowed(engine: Engine, delay: float) -> Iterator[Engine]:
+    """Yield an engine for the same database with ``delay`` milliseconds of latency in each direction."""
+    if not delay:
+        yield engine
+        return
+    with proxy(engine.url, delay / 1_000) as through:
+        slowed = connect(through.url)
+        yield slowed
+        slowed.dispose()
+
+
+def _refuse_present(engine: Engine) -> None:
+    present = [name for name in inspect(engine).get_table_names() if name.startswith("sqlqueue_bench_")]
+    if present:
+        raise EvaluationError(f"the table {present[0]} already exists: drop it if an earlier run left it behind")
+
+
+def _plan(engine: Engine, wanted: BenchOptions, processes: tuple[int, ...]) -> Plan:
+    return Plan(
+        url=engine.url,
+        key=wanted.key,
+        payload=wanted.payload,
+        jobs=wanted.jobs,
+        rounds=wanted.rounds,
+        processes=processes,
+        threads=wanted.threads,
+        batch=wanted.batch,
+    )
+
+
+def _contest(engine: Engine, plan: Plan, say: Say, forms: Sequence[Any], measure: Measure) -> list[Figure]:
+    with process_pool(plan) as workers:
+        return Contest(plan, engine, workers, say).hold(forms, plan.processes, measure)
+
+
+def _enqueue(engine: Engine, wanted: BenchOptions, say: Say) -> list[Figure]:
+    plan = _plan(engine, wanted, (1,))
+    return _contest(engine, plan, lambda text: say(f"enqueue: {text}"), enqueues(plan, engine.driver), enqueue)
+
+
+def _drain(engine: Engine, wanted: BenchOptions, say: Say) -> list[Figure]:
+    plan = _plan(engine, wanted, wanted.processes)
+    return _contest(engine, plan, lambda text: say(f"drain: {text}"), drains(plan, engine.driver), drain)
+
+
+def _pickup(engine: Engine, wanted: BenchOptions, say: Say) -> list[Pickup]:
+    listens = adapter_for(engine.dialect).notifications.listener(engine.dialect.driver) is not None
+    return [
+        measure_pickup(engine, sessions(engine), tasks=wanted.tasks, idle=wanted.idle, notify=notify, say=say)
+        for notify in ((True, False) if listens else (False,))
+    ]
+
+
+def _round_trips(engine: Engine, wanted: BenchOptions, say: Say) -> list[RoundTrips] | None:
+    if not adapter_for(engine.dialect).network.is_there:
+        return None
+    yardstick = YARDSTICKS.get(engine.driver)
+    return measure_round_trips(
+        engine,
+        _plan(engine, wanted, (1,)),
+        delay=max(wanted.delay, _LEAST_DELAY) / 1_000,
+        contenders=ways(engine.driver),
+        listens=bool(yardstick and yardstick.listens),
+        say=lambda text: say(f"round trips: {text}"),
+    )
+
+
+def _growth(engine: Engine, wanted: BenchOptions, say: Say) -> Grown:
+    make = sessions(engine)
+    amid = measure_growth(engine, make, sizes=wanted.sizes, tasks=_AMID, rounds=wanted.rounds, say=say)
+    return Grown(amid=amid, under_snapshot=measure_held_snapshot(engine, make, tasks=wanted.jobs, say=say))
+
+
+def _peers(engine: Engine, wanted: BenchOptions, say: Say) -> PeerReport:
+    if engine.dialect.name != "postgresql":
+        raise EvaluationError("other libraries are measured only on PostgreSQL")
+    plan = PeerPlan(
+        jobs=wanted.jobs,
+        rounds=wanted.rounds,
+        processes=wanted.processes,
+        threads=wanted.threads,
+        batch=wanted.batch,
+        tasks=wanted.tasks,
+    )
+    return measure_peers(engine, plan, wanted.environments, say)
+
+
+_MEASURES: dict[str, Callable[[Engine, BenchOptions, Say], Any]] = {
+    "enqueue": _enqueue,
+    "drain": _drain,
+    "pickup": _pickup,
+    "roundtrips": _round_trips,
+    "growth": _growth,
+    PEERS: _peers,
+}

@@ -1,0 +1,80 @@
+"""The yardstick of Python's sqlite3, without implicit transactions: a claim begins a write transaction."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from ..counter import StatementCounter
+from ..plan import Shape
+from .driver import LEASE, DriverClient, Row
+
+_NOW = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+_LATER = f"strftime('%Y-%m-%d %H:%M:%f000', 'now', '+{LEASE} seconds')"
+_RUNNING = f"status = 'running', available_at = {_LATER}, claim_token = 1"
+_COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}"
+
+
+class SQLite(DriverClient):
+    """A queue for SQLite, by sqlite3 alone."""
+
+    skips_locked = False
+    placeholder = "?"
+
+    def __init__(self, connection: Any, shape: Shape, counter: StatementCounter) -> None:
+        super().__init__(connection, shape, counter)
+        connection.isolation_level = None
+        self.cursor.execute("PRAGMA busy_timeout = 30000")
+        if self.cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+            self.cursor.execute("PRAGMA synchronous = NORMAL")  # as in the engine that it is compared with
+        names = ", ".join(("payload",) if shape.makes_keys else ("id", "payload"))
+        values = "?" if shape.makes_keys else "?, ?"
+        self._insert = (
+            f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, {_NOW}, {_NOW})"
+        )
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        self._begin()
+        return super().execute(statement, parameters)
+
+    def _begin(self) -> None:
+        if not self.connection.in_transaction:
+            self.counter.statement()
+            self.cursor.execute("BEGIN IMMEDIATE")
+
+    def claim(self, limit: int) -> Sequence[Row]:
+        return self._take(limit, _RUNNING)
+
+    def consume(self, limit: int) -> Sequence[Row]:
+        return self._take(limit, _COMPLETED)
+
+    def _take(self, limit: int, assignments: str) -> Sequence[Row]:
+        table = self.shape.table
+        picked = f"SELECT id FROM {table} WHERE status = 'available' ORDER BY priority, available_at, id LIMIT ?"
+        stamp = f"claimed_by = ?, claimed_at = {_NOW}, attempt = attempt + 1"
+        returning = ", ".join(self.shape.columns)
+        update = f"UPDATE {table} SET {assignments}, {stamp} WHERE id IN ({picked}) RETURNING {returning}"
+        rows: list[Row] = self.execute(update, (self.claimer, limit)).fetchall()
+        return rows
+
+    def complete(self, rows: Sequence[Row]) -> None:
+        by_attempt: defaultdict[int, list[Any]] = defaultdict(list)
+        for row in rows:
+            by_attempt[row[1]].append(row[0])
+        for attempt, keys in by_attempt.items():
+            where = f"id IN ({', '.join('?' * len(keys))}) AND attempt = ? AND status = 'running'"
+            self.execute(f"UPDATE {self.shape.table} SET {_COMPLETED} WHERE {where}", (*keys, attempt))
+            self.expect(len(keys))
+
+    def add(self, payload: str) -> None:
+        self.execute(self._insert, (*self.key(), payload))
+
+    def insert(self, payloads: Sequence[str]) -> None:
+        self._begin()
+        self.counter.statement()
+        self.cursor.executemany(self._insert, [(*self.key(), payload) for payload in payloads])
+
+    def key(self) -> Sequence[Any]:
+        return () if self.shape.makes_keys else (uuid.uuid4().hex,)

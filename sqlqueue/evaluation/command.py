@@ -1,0 +1,47 @@
+"""Arguments, output and errors of the commands ``sqlqueue bench`` and ``sqlqueue prove``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from sqlalchemy.exc import DBAPIError
+
+from sqlqueue import SQLQueueError
+from sqlqueue._support.error_text import readable
+
+from .errors import EvaluationError
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="SQLQUEUE_DATABASE_URL",
+        help="The database to use, with a sync driver: postgresql+psycopg://user:password@host/name.",
+    ),
+]
+
+
+@contextmanager
+def exit_codes(console: Console, command: str) -> Iterator[None]:
+    """End the command with a message and exit status 2 on errors, and 130 on Ctrl-C."""
+    try:
+        yield
+    except (EvaluationError, SQLQueueError, DBAPIError, TimeoutError) as error:
+        reason: Any = f"the database raised an error: {error.orig}" if isinstance(error, DBAPIError) else error
+        console.print(Text(readable(f"sqlqueue {command}: {reason}", lines=True)), soft_wrap=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("Stopped. The tables are dropped.")
+        raise typer.Exit(130) from None
+
+
+def output(width: int) -> Console:
+    """Return the console to print the results on, ``width`` characters wide unless it is a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)

@@ -1,0 +1,61 @@
+"""Connections to the database that the user gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import ArgumentError, QueueSession
+from sqlqueue._support.urls import database_url
+
+from ..worker.database.checkouts import UNREACHABLE, track
+from .errors import EvaluationError
+
+
+def connect(url: str | URL, **options: Any) -> Engine:
+    """Return an engine with settings suited to a queue.
+
+    SQLite gets a write-ahead log, unless the URL says otherwise: ``sqlite:///file:x.db?uri=true&journal_mode=delete``.
+    """
+    url = make_url(url)
+    if url.get_backend_name() == "sqlite":
+        # how long a claim waits for another writer
+        engine = create_engine(url, connect_args={"timeout": 30}, **options)
+        if url.query.get("journal_mode", "wal") == "wal":
+            event.listen(engine, "connect", _prepare_sqlite)
+        return engine
+    # the level at which claims do not block each other; on MySQL and MariaDB it is not the default
+    return create_engine(url, isolation_level="READ COMMITTED", **options)
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode, only a power failure can lose commits
+
+
+def sessions(engine: Engine) -> sessionmaker[QueueSession]:
+    """Return a maker of sessions for tasks that are read after the commit."""
+    return sessionmaker(engine, class_=QueueSession, expire_on_commit=False)
+
+
+def reached(url: str) -> Engine:
+    """Connect to ``url`` and return its engine.
+
+    Raises :class:`.EvaluationError` if it cannot be reached, or processes cannot share it.
+    """
+    try:
+        engine = connect(database_url(url))
+        if engine.dialect.is_async:
+            raise EvaluationError(f"{engine.driver} is an asyncio driver: use a sync one")
+        if engine.url.get_backend_name() == "sqlite" and engine.url.database in (None, "", ":memory:"):
+            raise EvaluationError("processes cannot share an in-memory database: give a file, as in sqlite:///demo.db")
+        track(engine, UNREACHABLE)
+        engine.connect().close()
+    except ArgumentError as error:
+        raise EvaluationError(str(error)) from error
+    except DBAPIError as error:
+        raise EvaluationError(f"cannot connect: {error.orig}") from error
+    return engine

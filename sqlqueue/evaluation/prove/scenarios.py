@@ -1,0 +1,234 @@
+"""Scenarios, each of which tests one promise in this process while faults are injected into workers."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import Claim, ClaimLostError, QueueSession, claim_of
+
+from ...dialects import adapter_for
+from .models import ACCOUNTS, LIMIT, Account, Receipt, Task, Visit
+
+_SHORT, _LONG = timedelta(milliseconds=300), timedelta(minutes=5)
+_PATIENCE = 60.0
+_HOLD = 1.5
+_THREADS = 4
+_VISITS = 12
+Sessions = sessionmaker[QueueSession]
+R = TypeVar("R")
+
+
+class Observed(NamedTuple):
+    """How often a scenario tested its promise, and how often the promise was broken."""
+
+    observed: int
+    broken: int
+
+
+class Scenario(NamedTuple):
+    """A scenario, the promise that it tests, and what it counts."""
+
+    promise: str
+    observation: str
+    run: Callable[[Sessions], Observed]
+
+
+def late(Session: Sessions) -> Observed:
+    """Let a lease expire and another claim take the task over, then try to complete the task with the first claim."""
+    (identity,) = _enqueue(Session, "late")
+    with Session() as zombie, Session() as successor:
+        claim = claim_of(_claimed(zombie, identity, lease=_SHORT))
+        zombie.commit()
+        held = claim_of(_claimed(successor, identity, lease=_LONG))
+        successor.commit()
+        zombie.add(Receipt(task_id=identity, worker="zombie"))
+        refused = _is_refused(zombie, claim)
+        if refused:
+            successor.add(Receipt(task_id=identity, worker="successor"))
+            successor.complete(held)
+            successor.commit()
+    return Observed(1, int(not refused))
+
+
+def _is_refused(session: QueueSession, claim: Claim) -> bool:
+    try:
+        session.complete(claim)
+        session.commit()
+    except ClaimLostError:
+        session.rollback()
+        return True
+    return False
+
+
+def leased(Session: Sessions) -> Observed:
+    """Try to claim tasks that are under a lease."""
+    topic = _topic("leased")
+    (identity,) = _enqueue(Session, topic)
+    with Session() as holder, Session() as other:
+        task = _claimed(holder, identity, lease=_LONG)
+        holder.commit()
+        taken = [other.claim(Task, Task.id == identity), other.claim(Task, Task.topic == topic)]
+        other.rollback()
+        holder.add(Receipt(task_id=identity, worker="holder"))
+        holder.complete(task)
+        holder.commit()
+    return Observed(len(taken), sum(task is not None for task in taken))
+
+
+def cut(Session: Sessions) -> Observed:
+    """End a connection on which a task was claimed, handled and completed, but not committed."""
+    (identity,) = _enqueue(Session, "cut")
+    with Session() as victim:
+        task = _claimed(victim, identity, lease=_LONG)
+        attempt = claim_of(task).attempt
+        victim.add(Receipt(task_id=identity, worker="cut"))
+        victim.complete(task)
+        victim.flush()
+        _end_connection(victim)
+    with Session() as successor:
+        again = _claimed(successor, identity, lease=_LONG)
+        traces = successor.scalars(select(Receipt.id).where(Receipt.task_id == identity)).all()
+        broken = bool(traces) or claim_of(again).attempt != attempt
+        successor.add(Receipt(task_id=identity, worker="successor"))
+        successor.complete(again)
+        successor.commit()
+    return Observed(1, int(broken))
+
+
+def _end_connection(session: QueueSession) -> None:
+    """End the connection on the server if the account may do so, and otherwise from the client."""
+    connection = session.connection()
+    try:
+        interrupt = adapter_for(connection.dialect).requests.interruption(connection)
+        if interrupt is not None:
+            interrupt(True)
+    except DBAPIError:  # the account may not
+        pass
+    session.invalidate()
+
+
+def exclusive(Session: Sessions) -> Observed:
+    """Claim from the same tasks in several threads until none is left."""
+    topic = _topic("exclusive")
+    identities = _enqueue(Session, topic, 40)
+
+    def drain() -> list[int]:
+        mine: list[int] = []
+        with Session() as session:
+            while tasks := session.claim_many(Task, Task.topic == topic, limit=3, lease=_LONG):
+                mine += [task.id for task in tasks]
+                session.add_all(Receipt(task_id=task.id, worker="exclusive") for task in tasks)
+                session.complete(tasks)
+                session.commit()
+        return mine
+
+    claimed = sorted(identity for mine in _at_once(drain) for identity in mine)
+    return Observed(len(claimed), len(claimed) - len(set(claimed)) + len(set(identities) - set(claimed)))
+
+
+def ordered(Session: Sessions) -> Observed:
+    """Claim in two sessions by turns, which together must get all tasks in order."""
+    topic, number = _topic("ordered"), 30
+    with Session.begin() as session:
+        session.add_all(Task(topic=topic, priority=random.randrange(5)) for _ in range(number))
+    got: list[tuple[Any, ...]] = []
+    with Session() as one, Session() as other:
+        for session in (one, other) * 5:
+            moments = {task.id: task.available_at for task in session.scalars(select(Task).where(Task.topic == topic))}
+            session.rollback()
+            tasks = session.claim_many(Task, Task.topic == topic, limit=3, lease=_LONG)
+            got += [(task.priority, moments[task.id], task.id) for task in tasks]
+            session.add_all(Receipt(task_id=task.id, worker="ordered") for task in tasks)
+            session.complete(tasks)
+            session.commit()
+    return Observed(len(got), sum(a != b for a, b in zip(got, sorted(got), strict=True)) + number - len(got))
+
+
+def limited(Session: Sessions) -> Observed:
+    """Run tasks of one limited key in several threads."""
+    with Session.begin() as session:
+        session.add_all(Visit(limit_key="key") for _ in range(_VISITS))
+    lock, running, exceeded, done = threading.Lock(), 0, 0, 0
+
+    def work() -> None:
+        nonlocal running, exceeded, done
+        deadline = time.monotonic() + _PATIENCE
+        while done < _VISITS and time.monotonic() < deadline:
+            with Session() as session:
+                visit = session.claim(Visit)
+                session.commit()
+                if visit is None:
+                    time.sleep(0.02)
+                    continue
+                with lock:
+                    running += 1
+                    exceeded += running > LIMIT
+                time.sleep(0.02)
+                with lock:
+                    running -= 1
+                    done += 1
+                session.complete(visit)
+                session.commit()
+
+    _at_once(work)
+    return Observed(done, exceeded + _VISITS - done)
+
+
+def hold_locks(Session: Sessions) -> None:
+    """Lock a row that handlers change, for longer than they wait."""
+    with Session() as session:
+        number = random.randint(1, ACCOUNTS)
+        session.execute(update(Account).where(Account.id == number).values(balance=Account.balance))
+        time.sleep(_HOLD)
+        session.rollback()
+
+
+SCENARIOS: Sequence[Scenario] = (
+    Scenario("a claim that has lost its task cannot complete it", "late completions, rejected", late),
+    Scenario("a lease keeps others out", "claims of tasks under a lease, without effect", leased),
+    Scenario("a transaction that is cut off leaves no trace", "open transactions whose connection was ended", cut),
+    Scenario("a task goes to one claimer", f"tasks claimed by {_THREADS} threads at the same time", exclusive),
+    Scenario("tasks are claimed in order of priority and time", "tasks claimed in turns by two sessions", ordered),
+    Scenario("a limit holds", f"tasks of a key with a limit of {LIMIT}, run by {_THREADS} threads", limited),
+)
+
+
+def _topic(name: str) -> str:
+    """Return a new topic for this scenario, since a fault may have interrupted an earlier one."""
+    return f"{name} {secrets.token_hex(4)}"
+
+
+def _enqueue(Session: Sessions, topic: str, number: int = 1) -> list[int]:
+    with Session.begin() as session:
+        tasks = [Task(topic=topic) for _ in range(number)]
+        session.add_all(tasks)
+        session.flush()
+        return [task.id for task in tasks]
+
+
+def _claimed(session: QueueSession, identity: int, *, lease: timedelta) -> Task:
+    """Claim a task as soon as it is free."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        task = session.claim(Task, Task.id == identity, lease=lease)
+        if task is not None:
+            return task
+        session.rollback()
+        time.sleep(0.05)
+    raise TimeoutError(f"task {identity} was not free within {_PATIENCE:.0f} s")
+
+
+def _at_once(work: Callable[[], R]) -> list[R]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [future.result() for future in [pool.submit(work) for _ in range(_THREADS)]]
