@@ -80,15 +80,3 @@ def render_default(context: AutogenContext, default: Any) -> str:
         return f"{prefix}literal({default.python}.replace(tzinfo={zone}))"
     value = getattr(default, "arg", default)
     return f"{prefix}text({str(value)!r})" if isinstance(value, TextClause) else repr(value)
-
-
-def render_item(context: AutogenContext) -> Any:
-    """Return a ``render_item`` that renders :class:`MomentDefault` and leaves the rest to the project's own."""
-    given = context.opts.get("render_item")
-
-    def render(kind: str, item: Any, context: AutogenContext) -> Any:
-        if isinstance(item, MomentDefault):
-            return render_default(context, item)
-        return given(kind, item, context) if given else False
-
-    return render

@@ -25,7 +25,7 @@ from ..dialects import adapter_for
 from ..dialects.parts.schema import LiveIndex
 from ..model.mixins import queues
 from ..queue.spec import QueueSpec
-from .defaults import render_defaults
+from .defaults import render_item
 from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, alter_default
 from .options import options_in
 from .renaming import renamed
@@ -45,7 +45,7 @@ def verify_first(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDi
 
 def complete(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
     """Add what queues need to the operations that Alembic has found."""
-    render_defaults(context)
+    context.opts = {**context.opts, "render_item": render_item(context)}
     if context.connection is not None:
         Revision(context, context.connection, upgrade_ops.ops).complete()
     return PriorityDispatchResult.CONTINUE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from alembic.autogenerate.api import AutogenContext
@@ -11,6 +12,7 @@ from sqlalchemy import Column, DefaultClause, Identity
 
 from ..dialects import adapter_for, moment_defaults
 from ..sql.clock import utcdefault
+from .adoption import MomentDefault, render_default
 
 
 def is_ours(default: object) -> bool:
@@ -41,15 +43,20 @@ def compare_default(
     return PriorityDispatchResult.CONTINUE
 
 
-def render_defaults(context: AutogenContext) -> None:
-    """Make revisions choose the default by the engine that they are run on, not the one that generated them."""
+def render_item(context: AutogenContext) -> Callable[[str, Any, AutogenContext], Any]:
+    """Return a ``render_item`` that renders the defaults of queues, and leaves the rest to the project's own.
+
+    Revisions choose the default of a time column by the engine that they are run on, not the one that generated them.
+    """
     given = context.opts.get("render_item")
 
     def render(kind: str, item: Any, rendering: AutogenContext) -> Any:
+        if isinstance(item, MomentDefault):
+            return render_default(rendering, item)
         rendered = given(kind, item, rendering) if given else False
         return _chosen(rendering) if rendered is False and kind == "server_default" and is_ours(item) else rendered
 
-    context.opts = {**context.opts, "render_item": render}
+    return render
 
 
 def _chosen(context: AutogenContext) -> str:

@@ -14,7 +14,8 @@ from sqlalchemy import Column, MetaData, Table
 from ..dialects import adapters
 from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
 from ..queue.status import Status
-from .adoption import Adoption, added, render_default, render_item
+from .adoption import Adoption, added, render_default
+from .defaults import render_item
 
 
 class AddQueueColumnsOp(MigrateOperation):
