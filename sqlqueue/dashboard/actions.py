@@ -91,7 +91,7 @@ async def _counted(request: Request, what: Asked) -> tuple[int, list[tuple[str, 
         possible = what.change.states if what.filter.state is None else {what.filter.state}
         return found.total, states, not found.capped.isdisjoint(possible)
 
-    return await site.database.run(site.limited(read, spec))
+    return await site.database.run(site.time_limited(read, spec))
 
 
 def _work(what: Asked, viewer: Viewer) -> Callable[[Session], object]:

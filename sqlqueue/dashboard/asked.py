@@ -17,7 +17,7 @@ from .access import ON_QUEUES, ON_TASKS, Action
 from .filters import Filter, Query
 from .site import site_of, viewer_of
 
-MOST_KEYS = 1_000
+MAX_KEYS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def asked(request: Request, fields: Query) -> Asked:
     spec = site.queue(request)
     by_filter = fields.get("scope") == "filter"
     keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
-    if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MOST_KEYS:
+    if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MAX_KEYS:
         raise HTTPException(400, "Select tasks first.")
     filter = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
     return Asked(action=action, spec=spec, filter=filter, keys=keys, texts=fields)

@@ -16,7 +16,7 @@ from ..operations.batches import Batch
 from .database import Database
 
 logger = logging.getLogger("sqlqueue.dashboard")
-MOST = 100
+MAX_CHANGES = 100
 """The maximum number of changes that are kept."""
 SOON = 1.0
 """Seconds for which a request waits for its change, so that most are finished when their page is shown."""
@@ -90,7 +90,7 @@ class Changes:
 
     def _remember(self, change: Change) -> None:
         over = [each.id for each in self._known.values() if each.state != "running"]
-        for id in over[: max(len(self._known) - MOST + 1, 0)]:
+        for id in over[: max(len(self._known) - MAX_CHANGES + 1, 0)]:
             del self._known[id]
         self._known[change.id] = change
 

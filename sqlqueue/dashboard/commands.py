@@ -27,7 +27,7 @@ FEW = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class WorkerCommand:
     """A command, and the workers that it is for."""
 
     action: Action
@@ -39,18 +39,18 @@ class Order:
 
 async def confirm(request: Request) -> Response:
     """Show which workers would receive a command, and the form that sends it."""
-    order = _ordered(request, request.query_params)
-    return respond(request, "command.html", order=order, told=await _concerned(request, order))
+    command = _command(request, request.query_params)
+    return respond(request, "command.html", command=command, told=await _concerned(request, command))
 
 
 async def act(request: Request) -> Response:
     """Send the command of a confirmed form to workers, and redirect to the page of workers."""
-    order = _ordered(request, await fields_of(request))
+    command = _command(request, await fields_of(request))
     site, viewer = site_of(request), viewer_of(request)
-    told = await _concerned(request, order)
-    logger.info("%s: %s", readable(viewer.name), _in_words(order, told))
+    told = await _concerned(request, command)
+    logger.info("%s: %s", readable(viewer.name), _in_words(command, told))
     try:
-        number = await site.database.run(_work(order, site.target))
+        number = await site.database.run(_work(command, site.target))
     except (ArgumentError, ConfigurationError, ValueError) as error:
         raise HTTPException(400, str(error)) from error
     finally:
@@ -60,33 +60,33 @@ async def act(request: Request) -> Response:
     return RedirectResponse(links_of(request)("workers"), 303)
 
 
-def _ordered(request: Request, fields: Query) -> Order:
+def _command(request: Request, fields: Query) -> WorkerCommand:
     """Return the requested command; 400 if the request names neither a worker nor all of them."""
     action = permitted(request, ON_WORKERS)
     worker = fields.get("worker", "").strip() or None
     if worker is None and fields.get("scope") != "all":
         raise HTTPException(400, "Select a worker first.")
-    return Order(action=action, worker=worker, number=fields.get("number", "").strip())
+    return WorkerCommand(action=action, worker=worker, number=fields.get("number", "").strip())
 
 
-async def _concerned(request: Request, order: Order) -> list[WorkerInfo]:
+async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
     """Return the live workers that a command is for."""
     site = site_of(request)
-    found = await site.database.run(site.limited(lambda session: workers(session, site.target), site.first))
-    return [each for each in found if each.is_live and order.worker in (None, each.id)]
+    found = await site.database.run(site.time_limited(lambda session: workers(session, site.target), site.first))
+    return [each for each in found if each.is_live and command.worker in (None, each.id)]
 
 
-def _work(order: Order, target: Target) -> Callable[[Session], int]:
-    match order.action:
+def _work(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
+    match command.action:
         case Action.DRAIN_WORKERS:
-            return lambda session: drain_workers(session, target, order.worker)
+            return lambda session: drain_workers(session, target, command.worker)
         case Action.STOP_WORKERS:
-            return lambda session: stop_workers(session, target, order.worker)
-    number = int(order.number) if order.number else None
-    return lambda session: set_concurrency(session, target, number, order.worker)
+            return lambda session: stop_workers(session, target, command.worker)
+    number = int(command.number) if command.number else None
+    return lambda session: set_concurrency(session, target, number, command.worker)
 
 
-def _in_words(order: Order, told: list[WorkerInfo]) -> str:
+def _in_words(command: WorkerCommand, told: list[WorkerInfo]) -> str:
     names = ", ".join(each.name for each in told[:FEW]) + (" …" if len(told) > FEW else "")
-    number = f" {order.number or 'as registered'}" if order.action is Action.SET_CONCURRENCY else ""
-    return readable(f"{order.action}{number}: {'all, ' if order.worker is None else ''}{names or 'none is live'}")
+    number = f" {command.number or 'as registered'}" if command.action is Action.SET_CONCURRENCY else ""
+    return readable(f"{command.action}{number}: {'all, ' if command.worker is None else ''}{names or 'none is live'}")

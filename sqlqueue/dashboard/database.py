@@ -66,7 +66,7 @@ def _committed(work: Callable[[Session], R], session: Session) -> R:
     return result
 
 
-def limited(work: Callable[[Session], R], spec: QueueSpec, most: timedelta) -> Callable[[Session], R]:
+def time_limited(work: Callable[[Session], R], spec: QueueSpec, most: timedelta) -> Callable[[Session], R]:
     """Return ``work`` with a time limit for each statement on the engine of ``spec``, if the engine supports one."""
 
     def run(session: Session) -> R:

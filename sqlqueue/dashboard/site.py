@@ -21,7 +21,7 @@ from ..lifecycle.kind import holds_tasks
 from ..queue.spec import QueueSpec
 from .access import Action, Viewer
 from .changes import Changes
-from .database import Database, limited
+from .database import Database, time_limited
 from .exposure import Exposure
 from .rendering import templates
 from .snapshots import Snapshots
@@ -74,11 +74,11 @@ class Site:
         self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME
     ) -> R:
         """Return what ``read`` returns, or returned a moment ago; each of its statements has a time limit."""
-        return await self.snapshots.get(key, partial(self.database.run, self.limited(read, spec)), lifetime)
+        return await self.snapshots.get(key, partial(self.database.run, self.time_limited(read, spec)), lifetime)
 
-    def limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
+    def time_limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
         """Return ``read`` with a time limit for each statement."""
-        return limited(read, spec, self.most)
+        return time_limited(read, spec, self.most)
 
     async def read_each(
         self,

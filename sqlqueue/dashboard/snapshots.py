@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 R = TypeVar("R")
-MOST = 200
+MAX_SNAPSHOTS = 200
 """The number of snapshots kept; each is a page with some filter."""
 TIMES = 200
 """A snapshot is kept this many times as long as it took to read, so that each uses at most 0.5 % of the time ..."""
@@ -64,7 +64,7 @@ class Snapshots:
         if self._changes != before:
             return value
         self._kept.pop(key, None)
-        if len(self._kept) >= MOST:
+        if len(self._kept) >= MAX_SNAPSHOTS:
             del self._kept[next(iter(self._kept))]
         now = time.monotonic()
         self._kept[key] = _Snapshot(value, now + max(lifetime, min((now - began) * TIMES, LONGEST)))

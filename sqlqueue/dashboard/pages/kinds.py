@@ -17,7 +17,7 @@ from ..site import CAP, respond, site_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class QueueFigures:
     """A queue's figures, in all and by stage."""
 
     name: str
@@ -43,8 +43,8 @@ async def _show(request: Request, template: str, role: str) -> Response:
     return respond(request, template, queues=found, states=list(Status))
 
 
-def _read(session: Session, spec: QueueSpec) -> Standing:
-    return Standing(
+def _read(session: Session, spec: QueueSpec) -> QueueFigures:
+    return QueueFigures(
         name=spec.table.fullname,
         model=spec.entity.__name__,
         figures=overview(session, spec.entity, cap=CAP, scan=SCAN),

@@ -13,7 +13,7 @@ from ...worker import reporting
 from ...worker.reporting.health import TEXT
 from ..site import site_of
 
-MOST = 20_000
+COUNTED = 20_000
 """Up to this many tasks are counted of each group of states."""
 LIFETIME = 15.0
 """Seconds for which figures are served: as often as workers count their queues."""
@@ -32,4 +32,4 @@ async def show(request: Request) -> Response:
 
 
 def _figures(session: Session, spec: QueueSpec) -> QueueOverview:
-    return overview(session, spec.entity, cap=MOST, scan=SCAN)
+    return overview(session, spec.entity, cap=COUNTED, scan=SCAN)

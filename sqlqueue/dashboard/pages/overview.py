@@ -16,7 +16,7 @@ from ..site import CAP, respond, site_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class QueueSummary:
     """What the overview shows of a queue."""
 
     name: str
@@ -30,17 +30,17 @@ async def show(request: Request) -> Response:
     """Show all queues."""
     site = site_of(request)
     specs = list(site.queues.values())
-    found = await site.read_each("standing", standing, specs)
+    found = await site.read_each("figures", figures_of, specs)
     charts = await site.read_each(
         "hour", lambda session, spec: chart_of(session, spec, HOUR), specs, lifetime=HOUR.lifetime
     )
-    standings = [
-        Standing(name=spec.table.fullname, model=spec.entity.__name__, figures=figures, pauses=pauses, chart=chart)
+    queues = [
+        QueueSummary(name=spec.table.fullname, model=spec.entity.__name__, figures=figures, pauses=pauses, chart=chart)
         for spec, (figures, pauses), chart in zip(specs, found, charts, strict=True)
     ]
-    return respond(request, "overview.html", standings=standings)
+    return respond(request, "overview.html", queues=queues)
 
 
-def standing(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
+def figures_of(session: Session, spec: QueueSpec) -> tuple[QueueOverview, list[Pause]]:
     """Read the figures of a queue and its pauses, which the page of the queue shares."""
     return overview(session, spec.entity, cap=CAP, scan=SCAN), paused(session, spec.entity)

@@ -23,7 +23,7 @@ from ..exposure import Exposure
 from ..filters import Filter, cursor, position
 from ..site import Site, respond, site_of
 from .kinds import by_stage
-from .overview import standing
+from .overview import figures_of
 
 ROWS = 50
 ROLES = ("topic", "task", "stage", "message_key", "limit_key")
@@ -31,7 +31,7 @@ ROLES = ("topic", "task", "stage", "message_key", "limit_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TaskRow:
     """A task as shown in the table, detached from its session."""
 
     key: str
@@ -40,13 +40,13 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class TaskTable:
     """A page of tasks."""
 
-    lines: Sequence[Line]
-    next: str | None
-    previous: str | None
-    is_cut: bool
+    rows: Sequence[TaskRow] = ()
+    next: str | None = None
+    previous: str | None = None
+    is_cut: bool = False
     """Whether more rows may match than those that were examined."""
 
 
@@ -54,59 +54,72 @@ async def show(request: Request) -> Response:
     """Show a queue, and the tasks that the filter in the URL selects."""
     site = site_of(request)
     spec = site.queue(request)
-    filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
-    after, before = (request.query_params.get(name) for name in ("after", "before"))
-    lines = Lines(lines=(), next=None, previous=None, is_cut=False)
-    try:
-        lines = await _lines(site, spec, filter, after, before)
-    except ArgumentError as error:
-        problem = str(error)
-    figures, pauses = await site.read(("standing", spec), partial(standing, spec=spec), spec)
-    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
-    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
+    tasks = await _tasks(request, site, spec)
     return respond(
         request,
         "queue.html",
-        status=200 if problem is None else 400,
+        status=200 if tasks["problem"] is None else 400,
         spec=spec,
         name=spec.table.fullname,
-        figures=figures,
-        pauses=pauses,
-        stages=stages,
-        charts=[chart for chart in charts if chart is not None],
-        filter=filter,
-        columns=site.exposure.filters_of(spec),
-        named=site.exposure.columns.get(spec.entity, ()),
-        roles=[role for role in ROLES if role in spec.columns],
         states=list(Status),
-        problem=problem,
-        lines=lines,
-        is_first=after is None and before is None,
-        scanned=SCAN,
+        **_columns(site.exposure, spec),
+        **await _figures(site, spec),
+        **tasks,
     )
 
 
-async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
-    read = partial(chart_of, spec=spec, period=period)
-    return await site.read((period.name, spec), read, spec, lifetime=period.lifetime)
+async def _tasks(request: Request, site: Site, spec: QueueSpec) -> dict[str, Any]:
+    """Return what the template shows of the filter and of the tasks that it selects."""
+    filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
+    after, before = (request.query_params.get(name) for name in ("after", "before"))
+    table = TaskTable()
+    try:
+        table = await _table(site, spec, filter, after, before)
+    except ArgumentError as error:
+        problem = str(error)
+    is_first = after is None and before is None
+    return {"filter": filter, "problem": problem, "tasks": table, "is_first": is_first, "scanned": SCAN}
 
 
-async def _lines(site: Site, spec: QueueSpec, filter: Filter, after: str | None, before: str | None) -> Lines:
+async def _table(site: Site, spec: QueueSpec, filter: Filter, after: str | None, before: str | None) -> TaskTable:
     criteria, state = filter.criteria(spec), filter.state
 
-    def read(session: Session) -> Lines:
+    def read(session: Session) -> TaskTable:
         columns = places_of(open_(session, spec), spec, state)
         start, end = (position(columns, each) for each in (after, before))
         found = page(session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS)
         return _shown(site.exposure, spec, found)
 
-    key = ("lines", spec, tuple(filter.query.items()), after, before)
+    key = ("tasks", spec, tuple(filter.query.items()), after, before)
     return await site.read(key, read, spec)
 
 
-def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> Lines:
-    lines = [
-        Line(key=key_text(spec.identity_of(task)), own=exposure.own(spec, task), named=exposure.named(spec, task))
+def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> TaskTable:
+    rows = [
+        TaskRow(key=key_text(spec.identity_of(task)), own=exposure.own(spec, task), named=exposure.named(spec, task))
         for task in found.tasks
     ]
-    return Lines(lines=lines, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
+    return TaskTable(rows=rows, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
+
+
+def _columns(exposure: Exposure, spec: QueueSpec) -> dict[str, Any]:
+    """Return the columns that tasks are filtered by, and those that the table shows."""
+    return {
+        "columns": exposure.filters_of(spec),
+        "named": exposure.columns.get(spec.entity, ()),
+        "roles": [role for role in ROLES if role in spec.columns],
+    }
+
+
+async def _figures(site: Site, spec: QueueSpec) -> dict[str, Any]:
+    """Return the figures of the queue, its pauses and its charts."""
+    figures, pauses = await site.read(("figures", spec), partial(figures_of, spec=spec), spec)
+    stages = await site.read(("stages", spec), partial(by_stage, spec=spec), spec) if spec.options.stages else {}
+    charts = [await _chart(site, spec, period) for period in (HOUR, DAY)]
+    shown = [chart for chart in charts if chart is not None]
+    return {"figures": figures, "pauses": pauses, "stages": stages, "charts": shown}
+
+
+async def _chart(site: Site, spec: QueueSpec, period: Period) -> Chart | None:
+    read = partial(chart_of, spec=spec, period=period)
+    return await site.read((period.name, spec), read, spec, lifetime=period.lifetime)

@@ -24,7 +24,7 @@ RUNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurring:
+class RecurringTask:
     """A recurring task and its next runs."""
 
     key: str
@@ -42,12 +42,12 @@ async def show(request: Request) -> Response:
     return respond(request, "schedules.html", queues=list(zip(specs, found, strict=True)), most=ROWS)
 
 
-def _read(session: Session, spec: QueueSpec) -> tuple[list[Recurring], bool]:
+def _read(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]:
     """Return recurring tasks, and whether there may be more."""
     names = spec.attributes
     found = page(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS)
     tasks = [
-        Recurring(
+        RecurringTask(
             key=key_text(spec.identity_of(task)),
             status=getattr(task, names["status"]),
             schedule=(schedule := getattr(task, names["schedule"])),
