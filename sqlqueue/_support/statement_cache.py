@@ -7,18 +7,18 @@ from typing import Any
 
 from sqlalchemy.util import LRUCache
 
-MOST = 100
+CACHE_SIZE = 100
 """Maximum entries of a cache, for callers whose keys never repeat."""
 
 
-class Memo:
+class StatementCache:
     """A cache of statements by the values they were built from.
 
     SQLAlchemy caches compiled statements, but needs a statement to look them up: building one each time would take most
     of the time of a short operation.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = CACHE_SIZE) -> None:
         self._kept: LRUCache[Hashable, Any] = LRUCache(most)
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -16,8 +16,8 @@ from sqlalchemy.types import TypeEngine
 
 from .._support.exc import UnsupportedDialectError
 from ..queue.spec import Criterion
-from ..sql.clock import utc, utcdefault, utcnow
-from ..sql.key_text import key_text
+from ..sql.clock import UTCDateTime, utcdefault, utcnow
+from ..sql.key_text import KeyText
 from .base import Adapter
 from .cockroachdb import CockroachDB
 from .mssql import SQLServer
@@ -72,7 +72,7 @@ def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
 
 def timestamp_type() -> TypeEngine[Any]:
     """Return the type of times: UTC with microseconds, as aware datetimes, on every engine."""
-    return _on_every_engine(utc(DateTime, timezone=True), lambda types: types.timestamp)
+    return _on_every_engine(UTCDateTime.wrapping(DateTime, timezone=True), lambda types: types.timestamp)
 
 
 def error_type() -> TypeEngine[Any]:
@@ -92,7 +92,7 @@ def serial_type() -> TypeEngine[Any]:
 
 def key_type(length: int) -> TypeEngine[Any]:
     """Return the type of keys of up to ``length`` characters, compared character by character on every engine."""
-    return _on_every_engine(key_text(String, length=length), lambda types: types.key(length))
+    return _on_every_engine(KeyText.wrapping(String, length=length), lambda types: types.key(length))
 
 
 def json_type() -> TypeEngine[Any]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, func, select
 from ..queue.findings import Finding
 from ..queue.spec import Identity, QueueSpec
 from .base import Adapter
-from .parts.plans import Plan, Plans, explain
+from .parts.plans import Plans, QueryPlan, explain
 from .parts.product import Product
 from .parts.requests import Interrupt
 from .parts.server import read_only
@@ -103,13 +103,13 @@ class CockroachDBServer(PostgreSQLServer):
 class CockroachDBPlans(Plans):
     """Plans from EXPLAIN, which is a tree in text."""
 
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if forced:
             return None
         return plan_of(explain(connection, "EXPLAIN", statement).scalars())
 
 
-def plan_of(lines: Iterable[str]) -> Plan:
+def plan_of(lines: Iterable[str]) -> QueryPlan:
     """Return the plan that these lines of EXPLAIN describe."""
     indexes, sorts = set[str](), 0
     for line in lines:
@@ -118,7 +118,7 @@ def plan_of(lines: Iterable[str]) -> Plan:
         _, is_table, name = line.partition("table: ")
         if is_table:
             indexes.add(name.strip().rpartition("@")[2])
-    return Plan(indexes=frozenset(indexes), sorted=sorts)
+    return QueryPlan(indexes=frozenset(indexes), sorted=sorts)
 
 
 class CockroachDBRequests(PsycopgRequests):

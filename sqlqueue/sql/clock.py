@@ -9,28 +9,19 @@ from sqlalchemy import DateTime, Float, bindparam
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .._support.exc import ArgumentError
+from .wrapped_types import WrappedType
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 """The ``available_at`` of rows from before the table became a queue.  A claim that scans the index for due rows stops
 before them, however many there are."""
 
 
-class UTCDateTime(TypeDecorator[datetime]):
-    """The type of aware datetimes in UTC on every engine; naive ones raise :class:`.ArgumentError`.
-
-    Values are stored by the SQLAlchemy type that it wraps; see :func:`utc`, which creates its classes.
-    """
+class UTCDateTime(WrappedType[datetime]):
+    """The type of aware datetimes in UTC on every engine; naive ones raise :class:`.ArgumentError`."""
 
     impl = DateTime
-    cache_ok = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # by the wrapped type: the class cannot be imported by its name
-        kept = ("impl", "impl_instance", "_variant_mapping")
-        return utc, (type(self).impl,), {name: value for name, value in self.__dict__.items() if name in kept}
 
     @property
     def python_type(self) -> type[datetime]:
@@ -57,17 +48,6 @@ def _in_utc(value: datetime | None) -> datetime | None:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def utc(stock: type[TypeEngine[Any]], **arguments: Any) -> UTCDateTime:
-    """Return a :class:`UTCDateTime` that wraps the SQLAlchemy type ``stock``, with the module and name of ``stock``.
-
-    Alembic writes types into migrations by the module and name of their class, and a migration must not import this
-    package.
-    """
-    cls = type(stock.__name__, (UTCDateTime,), {"impl": stock, "cache_ok": True, "__module__": stock.__module__})
-    instance: UTCDateTime = cls(**arguments)
-    return instance
-
-
 def aware(value: datetime) -> datetime:
     """Return ``value`` in UTC; :class:`.ArgumentError` if it is naive or no datetime."""
     if not isinstance(value, datetime):
@@ -85,7 +65,7 @@ class utcnow(FunctionElement[datetime]):
 
     name = "utcnow"
     inherit_cache = True
-    type = utc(DateTime, timezone=True)
+    type = UTCDateTime.wrapping(DateTime, timezone=True)
 
     def __init__(self, seconds: ColumnElement[float] | timedelta | None = None) -> None:
         if isinstance(seconds, timedelta):
@@ -103,4 +83,4 @@ class utcdefault(FunctionElement[datetime]):
 
     name = "utcdefault"
     inherit_cache = True
-    type = utc(DateTime, timezone=True)
+    type = UTCDateTime.wrapping(DateTime, timezone=True)

@@ -13,7 +13,7 @@ from ..queue.spec import Criterion
 from .key_text import KeyText
 
 _Listing: TypeAlias = tuple[Column[Any], Criterion] | tuple[None, None]
-MOST_PARTS = 200
+MAX_PARTS = 200
 """The most values of a list that a claim reads one by one.  Engines limit the parts of a statement (SQLite: 500)."""
 
 
@@ -44,7 +44,7 @@ def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> _List
 
 
 def _lists(term: Any, column: Column[Any]) -> bool:
-    return 1 < len(listed(term)) <= MOST_PARTS and column.shares_lineage(term.left)
+    return 1 < len(listed(term)) <= MAX_PARTS and column.shares_lineage(term.left)
 
 
 def unlisted(term: Any, columns: Sequence[Column[Any]]) -> Criterion:

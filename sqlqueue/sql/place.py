@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, func, literal, literal_column, selec
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where
 from .criteria import only
 
-CAP = 1_000
+COUNTED = 1_000
 """The maximum number of rows that are counted in each range of an order."""
 
 Values = Mapping[ColumnElement[Any], Any]
@@ -28,8 +28,8 @@ def before(order: Sequence[Ordering], values: Values) -> Iterator[Criterion]:
 
 
 def counted(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
-    """Return the number of rows that satisfy all of ``criteria``, :data:`CAP` at most, as a subquery."""
-    rows = select(literal_column("1").label("one")).where(only(spec, *criteria)).limit(CAP).subquery()
+    """Return the number of rows that satisfy all of ``criteria``, :data:`COUNTED` at most, as a subquery."""
+    rows = select(literal_column("1").label("one")).where(only(spec, *criteria)).limit(COUNTED).subquery()
     return select(func.count()).select_from(rows).scalar_subquery()
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy.sql import operators
 
 from .._support.exc import ArgumentError
-from .._support.statement_cache import MOST, Memo
+from .._support.statement_cache import CACHE_SIZE, StatementCache
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where
 from ..queue.status import Status
 from .criteria import terms_of
@@ -20,6 +20,8 @@ from .partitioning import fixes, listed, listing, unlisted
 from .states import come_due, has_come, is_available, is_held, is_ready, present_status, state, used_up
 
 Columns: TypeAlias = Sequence[ColumnElement[Any]]
+Step: TypeAlias = Callable[[int], "Pick"]
+"""A step of a claim: returns its rows, up to a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +44,7 @@ class Pick:
     """The term of ``where`` that lists values of the index's first column: each is read by a range of its own."""
     whole: str | None = None
     """The index that serves all values, if it is divided."""
-    made: Memo = field(default_factory=partial(Memo, 8), init=False, repr=False)
+    made: StatementCache = field(default_factory=partial(StatementCache, 8), init=False, repr=False)
     """The cache of statements that adapters have built from this; small, because there are many instances."""
 
     def without(self, keys: Criterion) -> Pick:
@@ -61,14 +63,14 @@ class Pick:
         return [part(where=(divided.left == value, *rest)) for value in listed(divided)]
 
     def undivided(self) -> tuple[Pick, ColumnElement[Any], frozenset[Any]]:
-        """The rows of all parts of the queue, the column that divides it, and the values of it that are picked."""
+        """Return the rows of all parts of the queue, the column that divides it, and its values that are picked."""
         divided: Any = self.divided
         rest = tuple(term for term in self.where if term is not divided)
         whole = replace(self, where=rest, index=self.whole, divided=None)
         return whole, divided.left, frozenset(listed(divided))
 
     def named(self, keys: Criterion, limit: int) -> Pick:
-        """The rows of these primary keys that still match, in no order."""
+        """Return the rows of these primary keys that still match, in no order."""
         where = (keys, *self.where)
         return replace(self, where=where, order=(), limit=limit, index=None, divided=None, exact=True)
 
@@ -77,11 +79,11 @@ class Pick:
         return select(*columns).where(*self.state, *self.where).order_by(*(term.expression for term in self.order))
 
     def first(self, *columns: ColumnElement[Any]) -> Select[Any]:
-        """The SELECT of the first rows, which reads no others ahead of them in any part."""
+        """Return the SELECT of the first rows, which reads no others ahead of them in any part."""
         return self.merged(lambda part, wanted: part.select(*wanted).limit(part.limit), columns)
 
     def merged(self, read: Callable[[Pick, Columns], Select[Any]], columns: Columns) -> Select[Any]:
-        """The SELECT of ``columns`` of the first rows, with what ``read`` returns for each part."""
+        """Return the SELECT of ``columns`` of the first rows, with what ``read`` returns for each part."""
         if self.divided is None:
             return read(self, columns)
         return merged(lambda wanted: (read(part, wanted) for part in self.parts), columns, self.order).limit(self.limit)
@@ -89,7 +91,7 @@ class Pick:
 
 def picks(
     spec: QueueSpec, where: Sequence[Where] = (), order_by: Sequence[ColumnElement[Any]] = ()
-) -> tuple[Callable[[int], Pick], ...]:
+) -> tuple[Step, Step]:
     """Return the two steps of a claim, ready rows and due rows.  In a single statement they would need a sort.
 
     Building a statement takes longer than executing it, so keep the result for repeated claims.
@@ -100,30 +102,33 @@ def picks(
 
 
 @cache
-def _all_picks(spec: QueueSpec) -> tuple[Callable[[int], Pick], ...]:
+def _all_picks(spec: QueueSpec) -> tuple[Step, Step]:
     return _picks(spec, (), ())
 
 
-def _picks(
-    spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]
-) -> tuple[Callable[[int], Pick], ...]:
+def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnElement[Any]]) -> tuple[Step, Step]:
     terms = [unlisted(term, spec.partitions) for term in terms_of(spec, where)]
     partition = [column for column in spec.partitions if fixes(terms, column)][:1]
     by_key = all(fixes(terms, column) for column in spec.primary_key)
     column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
     order = tuple(_given(term) for term in order_by)
 
-    def step(
-        kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool
-    ) -> Callable[[int], Pick]:
-        index = None if by_key else spec.index_name(kind, partition if column is None else [column])
+    def step(kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool) -> Step:
         # MariaDB does not recognize a text column as constant under an equality, and would sort and lock the partition
         standard = tuple(term for term in standard if term.column not in partition)
-        exact = by_key or (served and len(terms) == len(partition))
-        fields: dict[str, Any] = {"state": state, "order": order or standard, "index": index, "exact": exact}
-        fields |= {"divided": divided, "whole": spec.index_name(kind), "takes_over": kind == "due"}
-        shape = partial(Pick, spec=spec, where=tuple(terms), **fields)
-        return lru_cache(MOST)(lambda limit: shape(limit=limit))
+        pick = partial(
+            Pick,
+            spec=spec,
+            state=state,
+            where=tuple(terms),
+            order=order or standard,
+            index=None if by_key else spec.index_name(kind, partition if column is None else [column]),
+            exact=by_key or (served and len(terms) == len(partition)),
+            takes_over=kind == "due",
+            divided=divided,
+            whole=spec.index_name(kind),
+        )
+        return lru_cache(CACHE_SIZE)(lambda limit: pick(limit=limit))
 
     return (
         step("claim", (is_available(spec), has_come(spec)), spec.ready_order, served=True),
@@ -131,7 +136,7 @@ def _picks(
     )
 
 
-def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int], Pick], ...]:
+def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
     state = or_(is_ready(spec), and_(*come_due(spec)))
     pick = partial(
@@ -140,7 +145,7 @@ def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Callable[[int]
     return (lambda limit: pick(limit=limit, takes_over=True),)
 
 
-def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Callable[[int], Pick]:
+def exhausted_picks(spec: QueueSpec, where: Sequence[Where], *, by_claims: bool) -> Step:
     """Return the pick of exhausted tasks; ``by_claims`` reads the claim index, where running tasks are few."""
     ready, due = picks(spec, where)
     step = ready if by_claims else due

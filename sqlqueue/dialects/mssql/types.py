@@ -8,8 +8,8 @@ from sqlalchemy import BigInteger, ColumnElement, func, literal_column, text
 from sqlalchemy.dialects import mssql
 from sqlalchemy.types import TypeEngine
 
-from ...sql.clock import utc
-from ...sql.key_text import key_text
+from ...sql.clock import UTCDateTime
+from ...sql.key_text import KeyText
 from ..parts.types import Types
 
 _EXACT = "Latin1_General_100_BIN2"
@@ -18,12 +18,12 @@ _EXACT = "Latin1_General_100_BIN2"
 class SQLServerTypes(Types):
     """Unicode types, independent of the database's collation."""
 
-    timestamp: ClassVar[TypeEngine[Any] | None] = utc(mssql.DATETIME2, precision=6)
+    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mssql.DATETIME2, precision=6)
     error_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR(2000)
     long_text: ClassVar[TypeEngine[Any] | None] = mssql.NVARCHAR()
 
     def key(self, length: int) -> TypeEngine[Any] | None:
-        return key_text(mssql.NVARCHAR, length=length, collation=_EXACT)
+        return KeyText.wrapping(mssql.NVARCHAR, length=length, collation=_EXACT)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.sysutcdatetime()

@@ -13,7 +13,7 @@ from ...queue.findings import Finding, Severity
 from ...queue.spec import QueueSpec
 from ..naming import live_name
 from ..parts.errors import Errors
-from ..parts.plans import Plan, Plans, explain
+from ..parts.plans import Plans, QueryPlan, explain
 from ..parts.product import Product
 from ..parts.server import Server, bare, multi_primary, read_only
 from .catalog import PARTITIONS, TABLES, is_of
@@ -111,11 +111,11 @@ class MySQLServer(Server):
 class MySQLPlans(Plans):
     """Plans from EXPLAIN in its traditional format."""
 
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if forced:
             return None  # a claim forces its index anyway
         rows = explain(connection, "EXPLAIN FORMAT=TRADITIONAL", statement).mappings().all()
-        return Plan(
+        return QueryPlan(
             indexes=frozenset(row["key"] for row in rows if row["key"]),
             sorted=sum("filesort" in (row["Extra"] or "") for row in rows),
         )

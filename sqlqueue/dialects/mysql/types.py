@@ -8,15 +8,15 @@ from sqlalchemy import BigInteger, ColumnElement, func, literal_column, text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-from ...sql.clock import utc
-from ...sql.key_text import key_text
+from ...sql.clock import UTCDateTime
+from ...sql.key_text import KeyText
 from ..parts.types import Types
 
 
 class MySQLTypes(Types):
     """Types with an explicit character set, independent of the database's."""
 
-    timestamp: ClassVar[TypeEngine[Any] | None] = utc(mysql.DATETIME, fsp=6)
+    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(mysql.DATETIME, fsp=6)
     error_text: ClassVar[TypeEngine[Any] | None] = mysql.VARCHAR(2000, charset="utf8mb4")
     long_text: ClassVar[TypeEngine[Any] | None] = mysql.TEXT(charset="utf8mb4")
 
@@ -25,7 +25,7 @@ class MySQLTypes(Types):
         self.exact = exact
 
     def key(self, length: int) -> TypeEngine[Any] | None:
-        return key_text(mysql.VARCHAR, length=length, charset="utf8mb4", collation=self.exact)
+        return KeyText.wrapping(mysql.VARCHAR, length=length, charset="utf8mb4", collation=self.exact)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.utc_timestamp(literal_column("6"))

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, ColumnElement, extract, func, literal_column, text, type_coerce
+from sqlalchemy import BigInteger, ColumnElement, Dialect, Text, extract, func, literal_column, text, type_coerce
 from sqlalchemy.dialects import oracle
 from sqlalchemy.types import TypeEngine
 
-from ..._support.jsontext import json_text
-from ...sql.clock import utc
+from ...sql.clock import UTCDateTime
+from ...sql.wrapped_types import WrappedType
 from ..parts.types import Types
 
 _PARTS = {"day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000}
 """The parts of an interval, in microseconds."""
 
 
+class JSONText(WrappedType[Any]):
+    """JSON stored as ASCII text."""
+
+    impl = Text
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Return a value as JSON text to store."""
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Return the value of stored JSON text."""
+        return None if value is None else json.loads(value)
+
+
 class OracleTypes(Types):
     """National character sets, and JSON as text."""
 
-    timestamp: ClassVar[TypeEngine[Any] | None] = utc(oracle.TIMESTAMP)
+    timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(oracle.TIMESTAMP)
     error_text: ClassVar[TypeEngine[Any] | None] = oracle.NVARCHAR2(2000)
     long_text: ClassVar[TypeEngine[Any] | None] = oracle.NCLOB()
     # SQLAlchemy supports JSON on Oracle from 2.1 on, and Oracle itself has it from 21c on
-    json: ClassVar[TypeEngine[Any] | None] = json_text()
+    json: ClassVar[TypeEngine[Any] | None] = JSONText.wrapping(Text)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         now = func.sys_extract_utc(text("SYSTIMESTAMP"))

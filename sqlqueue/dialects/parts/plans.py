@@ -10,7 +10,7 @@ from sqlalchemy.sql.elements import ClauseElement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QueryPlan:
     """A query plan: how the engine would find the rows of a statement."""
 
     indexes: frozenset[str]
@@ -22,7 +22,7 @@ class Plan:
 class Plans:
     """No plans: the engine is not queried for them."""
 
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         """Return the plan of ``statement`` at the table's current size, or ``None`` if the engine is not queried.
 
         ``forced``: return the plan with table scans and sorts disabled, or ``None`` if the engine cannot disable them.

@@ -18,7 +18,7 @@ Interrupt: TypeAlias = Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatementResult:
     """The result of a statement.  Rows are read one at a time, on demand."""
 
     columns: Sequence[tuple[str, str]] | None
@@ -76,7 +76,7 @@ class Requests:
         """
         return None
 
-    def answer(self, connection: Connection, request: str) -> AbstractContextManager[Answer]:
+    def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
         """Execute one statement, and stream its rows.
 
         Raises SQLAlchemy's errors, including while rows are read.
@@ -89,15 +89,15 @@ class Requests:
 
 
 @contextmanager
-def _answer(connection: Connection, request: str, type_name: Callable[[Any], str]) -> Iterator[Answer]:
+def _answer(connection: Connection, request: str, type_name: Callable[[Any], str]) -> Iterator[StatementResult]:
     # no parameters, so that % is not special; streaming, so that the driver does not read all rows at once
     streaming = connection.execution_options(no_parameters=True, stream_results=True, max_row_buffer=1)
     with streaming.exec_driver_sql(request) as result:
         if not result.returns_rows or result.cursor is None:
-            yield Answer(None, (), result.rowcount)
+            yield StatementResult(None, (), result.rowcount)
             return
         columns = [(name, type_name(code)) for name, code, *_ in result.cursor.description]
-        yield Answer(columns, result, 0)
+        yield StatementResult(columns, result, 0)
 
 
 def milliseconds(timeout: timedelta) -> int:

@@ -191,14 +191,14 @@ class Rows:
         locking = again(spec, parameters, (self, statement, "free"), make)
         return self.keys(session, spec, locking, parameters)
 
-    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None = None) -> int:
-        """Execute ``statement``, which selects any number of rows, on ``limit`` of them; return how many it changed."""
-        if limit is None and not self.locking.sweeps_by_key:
+    def sweep(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        """Execute ``statement``, which selects any number of rows; return how many it changed."""
+        if not self.locking.sweeps_by_key:
             return self.count(session, spec, statement)
-        return self._sweep_by_key(session, spec, statement, limit)
+        return self._sweep_by_key(session, spec, statement)
 
-    def _sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete, limit: int | None) -> int:
-        matching = select(*spec.primary_key).where(statement.whereclause).limit(limit)  # type: ignore[arg-type]
+    def _sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
+        matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
         found = self._keys.batches(spec, self.keys(session, spec, matching))
         swept = (statement.where(self._keys.key_in(spec, some)) for some in found)
         return sum(self.count(session, spec, self._keys.by_key(spec, each)) for each in swept)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, func, select
 
-from ..parts.requests import Answer, Interrupt, Requests, milliseconds
+from ..parts.requests import Interrupt, Requests, StatementResult, milliseconds
 from .streaming import stream
 
 
@@ -22,7 +22,7 @@ class PsycopgRequests(Requests):
         setting = func.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
         connection.execute(select(setting))
 
-    def answer(self, connection: Connection, request: str) -> AbstractContextManager[Answer]:
+    def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
         return stream(connection, request, self.type_name)
 
     def type_name(self, code: Any) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from ...queue.findings import Finding, Severity
 from ...queue.spec import Identity, QueueSpec
 from ..naming import live_name
-from ..parts.plans import Plan, Plans, explain
+from ..parts.plans import Plans, QueryPlan, explain
 from ..parts.server import Server, read_only
 
 _SESSIONS = table(
@@ -86,7 +86,7 @@ class PostgreSQLServer(Server):
 class PostgreSQLPlans(Plans):
     """Plans from EXPLAIN in JSON format."""
 
-    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> Plan | None:
+    def of(self, connection: Connection, statement: Select[Any], *, forced: bool = False) -> QueryPlan | None:
         if not forced:
             return _plan(connection, statement)
         with connection.begin_nested() as savepoint:
@@ -97,10 +97,10 @@ class PostgreSQLPlans(Plans):
         return plan
 
 
-def _plan(connection: Connection, statement: Select[Any]) -> Plan:
+def _plan(connection: Connection, statement: Select[Any]) -> QueryPlan:
     (found,) = explain(connection, "EXPLAIN (FORMAT JSON)", statement).scalar_one()
     nodes = list(_nodes(found["Plan"]))
-    return Plan(
+    return QueryPlan(
         indexes=frozenset(node["Index Name"] for node in nodes if "Index Name" in node),
         sorted=sum(node["Plan Rows"] for node in nodes if "Sort" in node["Node Type"]),
     )

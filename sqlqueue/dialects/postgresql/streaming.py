@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ..parts.errors import wrapping
-from ..parts.requests import Answer
+from ..parts.requests import StatementResult
 
 _COPY = "COPY FROM STDIN and COPY TO STDOUT need a client that sends or receives the rows: use a SELECT or an INSERT"
 _BYTES = 17
@@ -27,7 +27,7 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 
 
 @contextmanager
-def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[Answer]:
+def stream(connection: Connection, request: str, type_name: Callable[[int], str]) -> Iterator[StatementResult]:
     """Execute ``request``; the extended protocol rejects more than one statement."""
     from psycopg.pq import TransactionStatus  # noqa: PLC0415  # a user of PostgreSQL may have another driver
 
@@ -42,14 +42,14 @@ def stream(connection: Connection, request: str, type_name: Callable[[int], str]
             connection.invalidate()  # it does not accept a ROLLBACK
 
 
-def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> Answer:
+def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> StatementResult:
     first = next(results)
     columns = [(first.fname(n).decode(encoding), first.ftype(n)) for n in range(first.nfields)]
     if not columns:
         for _ in results:
             pass
-        return Answer(None, (), first.command_tuples or 0)
-    return Answer([(name, type_name(code)) for name, code in columns], _rows(first, results, encoding), 0)
+        return StatementResult(None, (), first.command_tuples or 0)
+    return StatementResult([(name, type_name(code)) for name, code in columns], _rows(first, results, encoding), 0)
 
 
 def _rows(first: Any, results: Iterator[Any], encoding: str) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import ProgrammingError
 
-from ..parts.requests import Answer, Interrupt, Requests
+from ..parts.requests import Interrupt, Requests, StatementResult
 
 _INSTRUCTIONS = 10_000
 """Instructions of SQLite's virtual machine between two calls of a progress handler: well under a millisecond."""
@@ -34,7 +34,7 @@ class SQLiteRequests(Requests):
         return lambda _: driver.interrupt()
 
     @contextmanager
-    def answer(self, connection: Connection, request: str) -> Iterator[Answer]:
+    def answer(self, connection: Connection, request: str) -> Iterator[StatementResult]:
         driver: Any = connection.connection.driver_connection
         driver.text_factory = lambda text: text.decode(errors="replace")  # stored text can be any bytes
         try:

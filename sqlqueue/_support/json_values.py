@@ -1,15 +1,9 @@
-"""JSON values that all engines return unchanged, and JSON as text for engines without a type for it."""
+"""JSON values that all engines return unchanged."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from typing import Any
-
-from sqlalchemy import Text
-from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from .checks import is_storable
 from .exc import ArgumentError
@@ -62,28 +56,3 @@ def _not_json_alone(value: object, name: str) -> str | None:
 
 def _first(problems: Iterator[str | None]) -> str | None:
     return next((problem for problem in problems if problem is not None), None)
-
-
-class JSONText(TypeDecorator[Any]):
-    """JSON stored as ASCII in the stock type ``Text``.  Use :func:`json_text`, which makes its class."""
-
-    impl = Text
-    cache_ok = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return json_text, ()  # pickle cannot find its class by name
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return a value as JSON text to store."""
-        return None if value is None else json.dumps(value)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Return the value of stored JSON text."""
-        return None if value is None else json.loads(value)
-
-
-def json_text() -> TypeEngine[Any]:
-    """Return a :class:`JSONText` whose class has the name of the stock type, for migrations; see :func:`.utc`."""
-    names = {"cache_ok": True, "__module__": Text.__module__}
-    made: TypeEngine[Any] = type(Text.__name__, (JSONText,), names)()
-    return made
