@@ -20,7 +20,7 @@ STOPPED = 130
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class BatchTotals:
     """The changes committed so far."""
 
     changed: int = 0
@@ -33,9 +33,9 @@ class Outcome:
 
 
 def in_transactions(
-    url: str, batches: Callable[[Session], Iterable[Batch]], outcome: Outcome, *, what: str, total: int | None
+    url: str, batches: Callable[[Session], Iterable[Batch]], totals: BatchTotals, *, what: str, total: int | None
 ) -> None:
-    """Run ``batches``, each of which commits, and add their results to ``outcome``, until the end or Ctrl-C.
+    """Run ``batches``, each of which commits, and add their results to ``totals``, until the end or Ctrl-C.
 
     Progress is shown on standard error, if that is a terminal.  The first Ctrl-C stops after the current batch, a
     second one at once, which rolls back the current batch.
@@ -47,19 +47,19 @@ def in_transactions(
 
         def work(session: Session) -> None:
             for batch in batches(session):
-                outcome.changed += batch.changed
-                outcome.taken += batch.taken
-                outcome.protected = batch.protected
-                progress.update(bar, completed=outcome.changed + outcome.taken)
+                totals.changed += batch.changed
+                totals.taken += batch.taken
+                totals.protected = batch.protected
+                progress.update(bar, completed=totals.changed + totals.taken)
                 if is_asked_to_stop():
-                    outcome.stopped = True
+                    totals.stopped = True
                     return
 
         with _stoppable() as is_asked_to_stop:
             try:
                 transact(url, work)
             except KeyboardInterrupt:
-                outcome.stopped = True
+                totals.stopped = True
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..operations.counting import CAP
 from ..operations.mass_changes import in_states
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ._batches import STOPPED, Outcome, in_transactions
+from ._batches import STOPPED, BatchTotals, in_transactions
 from ._database import transact
 from ._output import complain, confirm, print_json, say, tasks
 
@@ -66,21 +66,21 @@ class ConfirmedChange:
             if number > 1:
                 many = f"{'at least ' if is_capped else ''}{tasks(number, self.spec)}"
                 confirm(f"{self.verb} {many} ({parts})", yes=yes)
-        outcome = Outcome()
+        totals = BatchTotals()
         try:
             if number:
-                in_transactions(url, self.batches, outcome, what=self.verb, total=None if is_capped else number)
+                in_transactions(url, self.batches, totals, what=self.verb, total=None if is_capped else number)
         except DBAPIError:
-            complain(f"{self._told(outcome)} This is committed; then an error occurred.")
+            complain(f"{self._told(totals)} This is committed; then an error occurred.")
             raise
         if as_json:
-            done = {"tasks": outcome.changed, **self._kept(outcome), "stopped": outcome.stopped}
+            done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
             print_json({"queue": self.spec.table.fullname, "action": self.verb, **done})
         else:
-            say(self._told(outcome))
-            if not outcome.changed and self.named:
+            say(self._told(totals))
+            if not totals.changed and self.named:
                 say(self._why_none(stats))
-        if outcome.stopped:
+        if totals.stopped:
             complain("Stopped. Finished batches are committed; run the same command again for the rest.")
             raise typer.Exit(STOPPED)
 
@@ -89,22 +89,22 @@ class ConfirmedChange:
         where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
         return operations.stats(session, self.spec.entity, *where, cap=CAP)
 
-    def _told(self, outcome: Outcome) -> str:
-        number = outcome.changed
+    def _told(self, totals: BatchTotals) -> str:
+        number = totals.changed
         told = f"{tasks(number, self.spec)} {'is' if number == 1 else 'are'} {self.done}."
-        if outcome.taken:
-            told += f"\n{outcome.taken} could not be changed: another task has the same unique_key."
-        if outcome.protected:
+        if totals.taken:
+            told += f"\n{totals.taken} could not be changed: another task has the same unique_key."
+        if totals.protected:
             stay = (
                 "is kept: foreign keys reference it"
-                if outcome.protected == 1
+                if totals.protected == 1
                 else "are kept: foreign keys reference them"
             )
-            told += f"\n{tasks(outcome.protected, self.spec)} {stay}."
+            told += f"\n{tasks(totals.protected, self.spec)} {stay}."
         return told
 
-    def _kept(self, outcome: Outcome) -> dict[str, int]:
-        return {"protected": outcome.protected} if self.deletes else {"taken": outcome.taken}
+    def _kept(self, totals: BatchTotals) -> dict[str, int]:
+        return {"protected": totals.protected} if self.deletes else {"taken": totals.taken}
 
     def _why_none(self, stats: QueueStats) -> str:
         """Return the states of the named tasks, and hints for each."""

@@ -13,14 +13,14 @@ from ..queue.spec import QueueSpec
 from ..queue.status import Status
 from ._output import pauses, print_json, print_table, say
 
-Standing = tuple[QueueSpec, QueueOverview, list[Pause]]
+QueueFigures = tuple[QueueSpec, QueueOverview, list[Pause]]
 _ALWAYS = (Status.AVAILABLE, Status.RUNNING)
 
 
-def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
+def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
     """Print one line for each queue, or a JSON array."""
     if as_json:
-        print_json([_standing(*each) for each in found])
+        print_json([_figures(*each) for each in found])
         return
     present = _present(each for _, each, _ in found)
     rows = [
@@ -44,7 +44,7 @@ def print_standings(found: Sequence[Standing], *, as_json: bool) -> None:
         say(f"+ means at least: at most {CAP:,} tasks are counted per group of states. --exact counts all.")
 
 
-def _standing(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
+def _figures(spec: QueueSpec, found: QueueOverview, stops: list[Pause]) -> dict[str, Any]:
     return {
         "queue": spec.table.fullname,
         "model": f"{spec.entity.__module__}.{spec.entity.__qualname__}",

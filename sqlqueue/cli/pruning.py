@@ -19,7 +19,7 @@ from ..operations.mass_changes import BATCH
 from ..operations.pruning import is_prunable
 from ..queue.spec import QueueSpec
 from ..queue.status import FINAL
-from ._batches import STOPPED, Outcome, in_transactions
+from ._batches import STOPPED, BatchTotals, in_transactions
 from ._change import ConfirmedChange
 from ._database import refusals, transact
 from ._output import AsJson, Yes, confirm, print_json, refusal, say
@@ -129,18 +129,18 @@ def _prune_history(
     if number > 1:
         many = f"{'at least ' if more else ''}{_attempts(number)}"
         confirm(f"delete {many} at tasks of {spec.entity.__name__}", yes=yes)
-    outcome = Outcome()
+    totals = BatchTotals()
     if number:
         batches = partial(_prune_attempts, spec=spec, older_than=older_than, limit=limit)
-        in_transactions(url, batches, outcome, what="prune", total=None if more else number)
+        in_transactions(url, batches, totals, what="prune", total=None if more else number)
     if as_json:
-        done = {"attempts": outcome.changed, "stopped": outcome.stopped}
+        done = {"attempts": totals.changed, "stopped": totals.stopped}
         print_json({"queue": spec.table.fullname, "action": "prune", **done})
     else:
-        number = outcome.changed
+        number = totals.changed
         told = f"{_attempts(number)} at tasks of {spec.entity.__name__}"
         say(f"{told} {'is' if number == 1 else 'are'} deleted.")
-    if outcome.stopped:
+    if totals.stopped:
         raise typer.Exit(STOPPED)
 
 

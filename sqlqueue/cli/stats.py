@@ -22,7 +22,7 @@ from ._database import refusals, transact
 from ._filters import Age, Equal, Filters, Ids, Statuses, Topic
 from ._output import AsJson, print_json, print_table, refusal, say
 from ._queue import Queue, queue_of, queues_of
-from ._statistics import Standing, print_by, print_standings, print_timeline
+from ._statistics import QueueFigures, print_by, print_figures, print_timeline
 from ._target import Target, Url
 from ._values import age
 
@@ -94,11 +94,11 @@ def stats(
             print_timeline(transact(url, partial(_over_time, *chosen[0], bucket, since)), as_json=as_json)
         else:
             cap = None if exact else CAP
-            found = transact(url, lambda session: [_standing(*each, cap, session) for each in chosen])
-            print_standings(found, as_json=as_json)
+            found = transact(url, lambda session: [_figures(*each, cap, session) for each in chosen])
+            print_figures(found, as_json=as_json)
 
 
-def _standing(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> Standing:
+def _figures(spec: QueueSpec, where: Sequence[Criterion], cap: int | None, session: Session) -> QueueFigures:
     return spec, operations.overview(session, spec.entity, *where, cap=cap), paused(session, spec.entity)
 
 

@@ -55,7 +55,8 @@ def workers(
 
     With --json: an object of workers and unserved, an array of tables; after a command also told, the number of workers
     that it was sent to. Each worker has id, name, host, process, live, started_at, seen_at, version, slots, busy, idle,
-    last_claim_at, memory (bytes), command, concurrency and lanes: an array of queue, functions, whole, slots and busy.
+    last_claim_at, memory (bytes), command, concurrency and handlers: an array of queue, functions, whole, slots and
+    busy.
 
     Exit status: 0; 1 if you answer no; 2 for bad usage, no such model or worker, a database that does not respond, or a
     missing --yes without a terminal.
@@ -103,7 +104,7 @@ def _show(found: list[WorkerInfo], unserved: list[str], told: int | None) -> Non
 
 def _line(each: WorkerInfo) -> list[object]:
     memory = None if each.memory is None else each.memory // 2**20
-    serves = ", ".join(dict.fromkeys(lane.queue for lane in each.lanes))
+    serves = ", ".join(dict.fromkeys(handler.queue for handler in each.handlers))
     return [each.name, each.busy, each.slots, memory, _state(each), each.seen_at, each.started_at, each.version, serves]
 
 
@@ -115,7 +116,7 @@ def _state(each: WorkerInfo) -> str:
 
 def _facts(each: WorkerInfo) -> dict[str, object]:
     names = ("id", "name", "host", "process", "started_at", "seen_at", "version", "slots", "busy", "idle")
-    lanes = ("queue", "functions", "whole", "slots", "busy")
+    handlers = ("queue", "functions", "whole", "slots", "busy")
     return {
         **{name: getattr(each, name) for name in names},
         "live": each.is_live,
@@ -123,5 +124,5 @@ def _facts(each: WorkerInfo) -> dict[str, object]:
         "memory": each.memory,
         "command": None if each.command is None else each.command.value,
         "concurrency": each.concurrency,
-        "lanes": [{name: getattr(lane, name) for name in lanes} for lane in each.lanes],
+        "handlers": [{name: getattr(handler, name) for name in handlers} for handler in each.handlers],
     }

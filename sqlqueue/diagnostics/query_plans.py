@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, bindparam, func, literal, select
 
 from ..dialects.base import Adapter
-from ..dialects.parts.plans import Plan
+from ..dialects.parts.plans import QueryPlan
 from ..queue.findings import Finding, Severity
 from ..queue.spec import QueueSpec
 from ..sql.selection import Pick, picks
@@ -63,7 +63,7 @@ def _example(column: Column[Any]) -> Any:
         return None
 
 
-def _serves(plan: Plan, spec: QueueSpec, sortable: int) -> bool:
+def _serves(plan: QueryPlan, spec: QueueSpec, sortable: int) -> bool:
     used = not plan.indexes.isdisjoint(str(index.name) for index in needed_indexes(spec))
     return used and plan.sorted <= sortable
 

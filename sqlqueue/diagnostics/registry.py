@@ -29,8 +29,8 @@ def of_workers(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[F
         return
     if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
         return
-    rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.lanes)).all()
-    live = {lane["queue"] for now, seen_at, lanes in rows if seen_at >= now - LIVE for lane in lanes}
+    rows = connection.execute(select(utcnow().label("now"), table.c.seen_at, table.c.handlers)).all()
+    live = {handler["queue"] for now, seen_at, handlers in rows if seen_at >= now - LIVE for handler in handlers}
     for spec in specs:
         if holds_tasks(spec) and spec.table.fullname not in live:
             message = f"no live worker serves {spec.table.fullname}"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_type_hints
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError
-from .._support.jsontext import not_json
+from .._support.json_values import not_json
 from .plain import Kinds, PlainCodec, is_plain
 
 _SESSIONS = ("Session", "QueueSession", "AsyncSession", "AsyncQueueSession")

@@ -18,7 +18,7 @@ from ..sql.states import has_come, is_held
 from .new_slots import slots_of
 from .slots import usage
 
-_MOST = 20
+_LISTED = 20
 """The maximum number of holders named in a reason."""
 
 
@@ -45,7 +45,7 @@ def _holders(adapter: Adapter, session: Session, seen: SeenTask) -> tuple[Holder
     read = select(*spec.primary_key, spec["claimed_by"], spec["claimed_at"]).where(
         only(spec, same, is_held(spec), ~has_come(spec))
     )
-    rows: Any = adapter.rows.execute(session, spec, read.order_by(spec["claimed_at"]).limit(_MOST))
+    rows: Any = adapter.rows.execute(session, spec, read.order_by(spec["claimed_at"]).limit(_LISTED))
     return tuple(Holder(tuple(identity), worker, since) for *identity, worker, since in rows)
 
 

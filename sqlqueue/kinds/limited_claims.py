@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ..lifecycle.kind import Take
 from ..lifecycle.transitions import taking
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..sql.changes import write
-from ..sql.selection import Pick, picks
+from ..sql.selection import Pick, Step, picks
 from .new_slots import introduce, slots_of
 from .slots import FOREVER, holder, is_busy, is_draining, is_usable
 
@@ -88,7 +88,7 @@ class LimitedClaim:
                 return dict(found[:limit]), len(seen) == number or len(found) > limit
             number *= 2  # all tasks found belong to passed keys that did not fit into the statement
 
-    def _first(self, steps: Iterable[Callable[[int], Pick]], number: int) -> list[tuple[Identity, Key]]:
+    def _first(self, steps: Iterable[Step], number: int) -> list[tuple[Identity, Key]]:
         found: list[tuple[Identity, Key]] = []
         for step in steps:
             if len(found) < number:

@@ -13,7 +13,7 @@ from .._support import checks
 from .._support.claim import Claim
 from ..dialects import key_type
 from ..dialects.base import Adapter
-from ..lifecycle.fenced import Fenced
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import ClaimTogether, Kind, KindIndex, Partition, Take, kinds_in
 from ..lifecycle.reasons import Reason, SeenTask
 from ..model.columns import LONGEST_KEY, optional
@@ -54,9 +54,9 @@ class Limits(Kind):
     def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
         Slots(session, adapter, spec).free(claims)
 
-    def extend(self, fenced: Fenced, lease: timedelta) -> set[Identity]:
+    def extend(self, fenced: FencedClaims, lease: timedelta) -> set[Identity]:
         slots = Slots(fenced.session, fenced.adapter, fenced.spec)
-        return {claim.identity for claim in slots.extend(fenced.claims, lease, waits=fenced.held.waits)}
+        return {claim.identity for claim in slots.extend(fenced.claims, lease, waits=fenced.fence.waits)}
 
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
         return () if seen.values["limit_key"] is None else full_key(adapter, session, seen)

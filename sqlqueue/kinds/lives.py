@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import Column, case
 
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
 from ..lifecycle.kind import ColumnMaker, Kind
 from ..model.columns import counter
 from ..queue.spec import Criterion, QueueSpec
 from ..sql.changes import Assignment
 
-ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter(0)}
+ATTEMPTS_BEFORE: dict[str, ColumnMaker] = {"attempts_before": lambda _: counter()}
 
 
 class SeveralLives(Kind):
@@ -19,9 +19,9 @@ class SeveralLives(Kind):
     def earlier_attempts(self, spec: QueueSpec) -> Column[int] | None:
         return spec["attempts_before"]
 
-    def rerun(self, held: Held, again: Criterion) -> list[Assignment]:
-        before = held.spec["attempts_before"]
-        return [(before, case((again, held.attempt), else_=before))]
+    def rerun(self, fence: Fence, again: Criterion) -> list[Assignment]:
+        before = fence.spec["attempts_before"]
+        return [(before, case((again, fence.attempt), else_=before))]
 
     def restarted(self, spec: QueueSpec, running: Criterion) -> list[Assignment]:
         before = spec["attempts_before"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from .._support.engines import separate_session
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..queue.spec import QueueSpec, spec_of
@@ -39,7 +40,7 @@ def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collect
             sorted(keys)
         )
     else:
-        with apart(session, slots) as own:
+        with separate_session(session, slots.bind_arguments) as own:
             _Introduction(own, own.begin, adapter, slots, numbers).of(sorted(keys))
 
 
@@ -49,25 +50,6 @@ def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tu
     rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys]
     if rows:
         adapter.rows.execute(session, slots, insert(slots.table), rows)
-
-
-@contextmanager
-def apart(session: Session, slots: QueueSpec) -> Iterator[Session]:
-    """Open a session on a separate connection, outside the pool, which may be exhausted."""
-    connection = session.connection(slots.bind_arguments)
-    shared = connection.engine
-    engine = Engine(
-        shared.pool.recreate(),
-        shared.dialect,
-        shared.url,
-        execution_options=connection.get_execution_options(),
-        hide_parameters=shared.hide_parameters,
-    )
-    try:
-        with Session(engine) as own:
-            yield own
-    finally:
-        engine.dispose()
 
 
 class _Introduction:

@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from ..dialects import timestamp_type
-from ..lifecycle.fenced import Fenced
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import Kind
 from ..lifecycle.reactivation import fresh_budget, revived
 from ..lifecycle.transitions import clearing, ending
@@ -61,14 +61,16 @@ class Recurring(SeveralLives):
         first = spec["attempt"] == literal_column("0")
         return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
 
-    def skip(self, fenced: Fenced, tasks: Sequence[Any]) -> set[Identity]:
+    def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
         """Postpone missed runs if the model says so, and tasks that have not been scheduled yet."""
         spec = fenced.spec
         doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
         keys = {spec.identity_of(task) for task in doubtful}
         return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
 
-    def renew(self, fenced: Fenced, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
+    def renew(
+        self, fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool
+    ) -> tuple[set[Identity], FencedClaims]:
         return Renewals(fenced).renew(kept, spent=spent)
 
     def continues(self, spec: QueueSpec) -> bool:

@@ -12,8 +12,8 @@ from sqlalchemy import func, literal, null, select
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
 from .._support.logs import logger_of
-from ..lifecycle.fenced import Fenced
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.transitions import clearing, tries
 from ..queue.schedules import is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
@@ -72,19 +72,19 @@ class Run(NamedTuple):
             return False  # an invalid schedule: the task runs once, without a next run
 
 
-def renewing(held: Held, moment: datetime | None) -> list[Assignment]:
+def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
     """Return the assignments that schedule the next run at ``moment``, or at once."""
-    spec = held.spec
+    spec = fence.spec
     at = utcnow() if moment is None else literal(moment, spec["available_at"].type)
     return [
         (spec["status"], state(Status.AVAILABLE if moment is None else Status.SCHEDULED)),
         (spec["available_at"], at),
         (spec["finished_at"], null()),
         (spec["scheduled_for"], null()),
-        (spec["max_attempts"], held.fresh_budget),
-        (spec["attempts_before"], held.attempt),
+        (spec["max_attempts"], fence.fresh_budget),
+        (spec["attempts_before"], fence.attempt),
         clearing(spec),
-        *held.written(),
+        *fence.written(),
     ]
 
 
@@ -98,12 +98,12 @@ class Renewals:
     Reads each row's current schedule under a lock, so concurrent changes to it happen before or after, never between.
     """
 
-    def __init__(self, fenced: Fenced) -> None:
+    def __init__(self, fenced: FencedClaims) -> None:
         self._fenced = fenced
-        self._held = fenced.held
+        self._fence = fenced.fence
         self._spec = fenced.spec
 
-    def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
+    def renew(self, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], FencedClaims]:
         """Schedule the next runs and write ``kept``, with one statement for all runs due at the same time.
 
         If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
@@ -119,7 +119,7 @@ class Renewals:
         rest = self._fenced.of(groups.pop(_REST, []))
         for what, group in groups.items():
             moment = what if isinstance(what, datetime) else None
-            self._fenced.of(group).write([*renewing(self._held, moment), *kept])
+            self._fenced.of(group).write([*renewing(self._fence, moment), *kept])
         return set(runs), rest
 
     def skip(self) -> set[Identity]:
@@ -137,11 +137,11 @@ class Renewals:
             elif run is not None and skips and run.is_missed:
                 groups[run.next(self._spec)].append(claim)
         for moment, group in groups.items():
-            self._fenced.of(group).write(renewing(self._held, moment))
+            self._fenced.of(group).write(renewing(self._fence, moment))
         return {claim.identity for group in groups.values() for claim in group}
 
     def _what_next(self, run: Run) -> datetime | str:
-        if not self._held.only_locked and run.claimed_at is None:
+        if not self._fence.only_locked and run.claimed_at is None:
             return _AT_ONCE  # the task was enqueued again while it ran
         return run.next(self._spec) or _REST
 
@@ -153,7 +153,7 @@ class Renewals:
             spec["claimed_at"],
             spec["attempt"],
             spec["max_attempts"],
-            tries(self._held),
+            tries(self._fence),
             spec["created_at"],
             utcnow(),
         )

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, FromClause, Select, and_, case, func, lite
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
+from .._support.engines import separate_session
 from ..dialects.base import Adapter
 from ..model.columns import LONGEST_NAME
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
@@ -19,7 +20,7 @@ from ..queue.status import Status
 from ..sql.changes import Assignment, write
 from ..sql.clock import utcnow
 from ..sql.states import is_held, state
-from .new_slots import apart, slots_of
+from .new_slots import slots_of
 
 FOREVER = timedelta(days=20_000)
 """A lease without end: its seconds fit into 31 bits, the most that SQL Server can add to a time."""
@@ -118,7 +119,7 @@ class Slots:
         if len(held) < count and self.adapter.transactions.may_change_unseen(
             self.session.connection(self.slots.bind_arguments)
         ):
-            with apart(self.session, self.slots) as own:
+            with separate_session(self.session, self.slots.bind_arguments) as own:
                 held |= self._holders(own, read)
         return held
 

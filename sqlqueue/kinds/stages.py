@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped
 
 from .._support import checks
 from ..dialects import key_type
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
 from ..lifecycle.kind import Kind, Partition, Proposed
 from ..model.columns import option
 from ..model.mixins import QueueMixin
@@ -45,12 +45,12 @@ class Stages(SeveralLives):
             return spec["stage"].in_(list(_moves(spec)))
         return None
 
-    def moved(self, held: Held, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
+    def moved(self, fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
         """Move the task to the given or the next stage.
 
         A task that was enqueued again while it ran is already at the stage where its next run starts.
         """
-        spec, again = held.spec, held.runs_again
+        spec, again = fence.spec, fence.runs_again
         on: ColumnElement[str] = spec["stage"]
         if stage is not None:
             on = literal(stage, spec["stage"].type)
@@ -62,7 +62,7 @@ class Stages(SeveralLives):
         forgotten: list[Assignment] = [(spec["error"], case((lives, null()), else_=spec["error"]))]
         return [
             *(() if failed else forgotten),
-            (spec["attempts_before"], case((lives, held.attempt), else_=spec["attempts_before"])),
+            (spec["attempts_before"], case((lives, fence.attempt), else_=spec["attempts_before"])),
             (spec["stage"], case(*stays, (lives, on), else_=spec["stage"])),
         ]
 

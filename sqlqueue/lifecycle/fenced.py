@@ -14,41 +14,41 @@ from .._support.claim import Claim
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.changes import Assignment, remove, write
-from .held import Held
+from .fence import Fence
 
 ATTEMPT = "sqlqueue_attempt"
 TOKEN = "sqlqueue_token"
 _MARKS = (ATTEMPT, TOKEN)
-"""The parameters for :attr:`.Held.marked` if its values are the same for all claims."""
+"""The parameters for :attr:`.Fence.marked` if its values are the same for all claims."""
 
-Values: TypeAlias = Callable[[Held, Sequence[Claim]], Sequence[Assignment]]
+Values: TypeAlias = Callable[[Fence, Sequence[Claim]], Sequence[Assignment]]
 """Returns the assignments to the rows of claims."""
 
 
 @dataclass(frozen=True, eq=False)
-class Fenced:
+class FencedClaims:
     """Claims that hold their rows in the same way, and the session that settles them."""
 
     adapter: Adapter
     session: Session
-    held: Held
+    fence: Fence
     claims: Sequence[Claim]
 
     @property
     def spec(self) -> QueueSpec:
         """The queue of the claims."""
-        return self.held.spec
+        return self.fence.spec
 
     @property
     def identities(self) -> list[Identity]:
         """The primary keys of the claimed rows."""
         return [claim.identity for claim in self.claims]
 
-    def of(self, claims: Sequence[Claim]) -> Fenced:
+    def of(self, claims: Sequence[Claim]) -> FencedClaims:
         """Return the same with only ``claims``, a part of these."""
         return replace(self, claims=claims)
 
-    def without(self, identities: Container[Identity]) -> Fenced:
+    def without(self, identities: Container[Identity]) -> FencedClaims:
         """Return the same without the claims of these rows."""
         return self.of([claim for claim in self.claims if claim.identity not in identities])
 
@@ -59,7 +59,7 @@ class Fenced:
         besides how the rows are held; ``None``: not cached.  ``only``: an additional criterion.
         """
         return self._change(
-            lambda mine: write(self.spec, mine if only is None else and_(mine, only), values(self.held, self.claims)),
+            lambda mine: write(self.spec, mine if only is None else and_(mine, only), values(self.fence, self.claims)),
             like,
         )
 
@@ -75,56 +75,57 @@ class Fenced:
         """Execute the statement that ``make`` builds from the fence; return the primary keys of the changed rows."""
         if not self.claims:
             return set()
-        spec, adapter, held = self.spec, self.adapter, self.held
+        spec, adapter, fence = self.spec, self.adapter, self.fence
         parameters = None
         if like is None or not (self._are_alike or adapter.keys.names_rows):
-            statement = make(self._unlocked(self.fence()))
+            statement = make(self._unlocked(self.criterion()))
         else:
             count = adapter.keys.named_for(spec, len(self.claims))
             statement = spec.made.get(
-                (adapter, held, like, count, self._are_alike), lambda: make(self._unlocked(self._fence_named(count)))
+                (adapter, fence, like, count, self._are_alike),
+                lambda: make(self._unlocked(self._criterion_named(count))),
             )
-            parameters = self._fence_names()
-        return adapter.rows.change(self.session, spec, statement, self.identities, parameters, waits=held.waits)
+            parameters = self._parameters()
+        return adapter.rows.change(self.session, spec, statement, self.identities, parameters, waits=fence.waits)
 
     def _unlocked(self, mine: Criterion) -> Criterion:
         """Exclude locked rows if the settlement does not wait for them."""
-        return mine if self.held.waits else self.adapter.locking.passing_over(self.spec, mine)
+        return mine if self.fence.waits else self.adapter.locking.passing_over(self.spec, mine)
 
     @cached_property
     def _are_alike(self) -> bool:
         """Whether all claims have the same marks: one call made them, with the same attempt number."""
-        return len({self.held.marks(claim) for claim in self.claims}) == 1
+        return len({self.fence.marks(claim) for claim in self.claims}) == 1
 
-    def fence(self) -> Criterion:
+    def criterion(self) -> Criterion:
         """Return the criterion of the rows that these claims still hold."""
         keys = self.adapter.keys.key_in(self.spec, self.identities)
         if self._are_alike:
-            marks = zip(self.held.marked, self.held.marks(self.claims[0]), strict=True)
-            return self.held.unsettled(and_(*(column == mark for column, mark in marks), keys))
+            marks = zip(self.fence.marked, self.fence.marks(self.claims[0]), strict=True)
+            return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
         # the keys alone as well, so that an index finds the rows
-        return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
+        return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
 
-    def _fence_named(self, count: int) -> Criterion:
-        """Return :meth:`fence` for ``count`` keys, with the parameters of :meth:`_fence_names`."""
+    def _criterion_named(self, count: int) -> Criterion:
+        """Return :meth:`criterion` for ``count`` keys, with the parameters of :meth:`_parameters`."""
         keys = self.adapter.keys.keys_named(self.spec, count)
         if not self._are_alike:
-            return self.held.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns)))
-        marks = zip(self.held.marked, _MARKS, strict=False)
-        return self.held.unsettled(
+            return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns)))
+        marks = zip(self.fence.marked, _MARKS, strict=False)
+        return self.fence.unsettled(
             and_(*(column == bindparam(name, type_=column.type) for column, name in marks), keys)
         )
 
-    def _fence_names(self) -> dict[str, Any]:
+    def _parameters(self) -> dict[str, Any]:
         names = self.adapter.keys.key_names(self.spec, self.identities)
         if not self._are_alike:
             return {**names, **self.adapter.keys.row_names(self._rows)}
-        return {**names, **dict(zip(_MARKS, self.held.marks(self.claims[0]), strict=False))}
+        return {**names, **dict(zip(_MARKS, self.fence.marks(self.claims[0]), strict=False))}
 
     @property
     def _columns(self) -> Sequence[ColumnElement[Any]]:
-        return (*self.spec.primary_key, *self.held.marked)
+        return (*self.spec.primary_key, *self.fence.marked)
 
     @property
     def _rows(self) -> list[Identity]:
-        return [(*claim.identity, *self.held.marks(claim)) for claim in self.claims]
+        return [(*claim.identity, *self.fence.marks(claim)) for claim in self.claims]

@@ -17,8 +17,8 @@ from ..queue.options import QueueOptions
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..queue.status import Status
 from ..sql.changes import Assignment, UniqueBy
-from .fenced import Fenced
-from .held import Held
+from .fence import Fence
+from .fenced import FencedClaims
 from .reasons import Reason, SeenTask
 
 ColumnMaker: TypeAlias = Callable[[QueueOptions], dict[str, Any]]
@@ -90,6 +90,8 @@ class Kind:
     """Whether the queue stores the results of tasks."""
     holds_slots: bool = False
     """Whether a running task holds a row of another queue, which the transaction that settles it must see."""
+    isolates_suspects: bool = True
+    """Whether workers run a task that may have crashed a process apart from the others."""
     holds_tasks: bool = True
     """Whether its rows are tasks for operators to manage, instead of rows claimed together with tasks."""
 
@@ -139,11 +141,11 @@ class Kind:
         """Return the criterion of tasks that continue, in ``stage`` if given, instead of becoming final."""
         return None
 
-    def moved(self, held: Held, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
+    def moved(self, fence: Fence, lives: Criterion, stage: str | None, *, failed: bool) -> list[Assignment]:
         """Return the assignments to tasks that continue, which satisfy ``lives``."""
         return []
 
-    def rerun(self, held: Held, again: Criterion) -> list[Assignment]:
+    def rerun(self, fence: Fence, again: Criterion) -> list[Assignment]:
         """Return the assignments to tasks that failed or were released, and were enqueued ``again`` while they ran."""
         return []
 
@@ -186,7 +188,7 @@ class Kind:
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
-    def skip(self, fenced: Fenced, tasks: Sequence[Any]) -> set[Identity]:
+    def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
         """Postpone tasks that have just been claimed but must not run now; return their primary keys."""
         return set()
 
@@ -196,7 +198,9 @@ class Kind:
         """Return what claims tasks, by ``take``, together with their slots; ``None`` if they need none."""
         return None
 
-    def renew(self, fenced: Fenced, kept: Sequence[Assignment], *, spent: bool) -> tuple[set[Identity], Fenced]:
+    def renew(
+        self, fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool
+    ) -> tuple[set[Identity], FencedClaims]:
         """Schedule the next runs of claimed tasks, and write ``kept`` too.
 
         If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
@@ -207,7 +211,7 @@ class Kind:
     def settled(self, adapter: Adapter, session: Session, spec: QueueSpec, claims: Sequence[Claim]) -> None:
         """Clean up after claims have been settled."""
 
-    def extend(self, fenced: Fenced, lease: timedelta) -> set[Identity]:
+    def extend(self, fenced: FencedClaims, lease: timedelta) -> set[Identity]:
         """Extend the leases of other rows that the claims hold; return the primary keys of claims that lost theirs."""
         return set()
 
@@ -259,6 +263,12 @@ def holding_slots(spec: QueueSpec) -> Kind | None:
     return next((kind for kind in kinds_of(spec) if kind.holds_slots), None)
 
 
+@cache
+def isolates_suspects(spec: QueueSpec) -> bool:
+    """Whether workers isolate suspects of the queue, see :attr:`Kind.isolates_suspects`."""
+    return all(kind.isolates_suspects for kind in kinds_of(spec))
+
+
 def holds_tasks(spec: QueueSpec) -> bool:
     """Whether the queue's rows are tasks, see :attr:`Kind.holds_tasks`."""
     return all(kind.holds_tasks for kind in kinds_of(spec))
@@ -271,7 +281,9 @@ def other_keys(spec: QueueSpec) -> tuple[UniqueBy, ...]:
     return tuple(way for way in ways if way is not None)
 
 
-def renewed(fenced: Fenced, kept: Sequence[Assignment], *, spent: bool = False) -> tuple[set[Identity], Fenced]:
+def renewed(
+    fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool = False
+) -> tuple[set[Identity], FencedClaims]:
     """Call :meth:`.Kind.renew` of all kinds."""
     held = set[Identity]()
     for kind in kinds_of(fenced.spec):

@@ -17,8 +17,8 @@ from ..queue.status import Status
 from ..sql.changes import Assignment
 from ..sql.clock import utcnow
 from ..sql.states import is_held_by_worker, state
+from .fence import Fence, stamp
 from .fenced import TOKEN
-from .held import Held, stamp
 from .kind import assigned, holds_tasks, kinds_of
 
 NONE: ColumnElement[int] = literal_column("0", Integer)
@@ -69,10 +69,10 @@ def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
     return (*ending(spec, Status.COMPLETED), *stamp(spec, claimed_by))
 
 
-def tries(held: Held) -> ColumnElement[int]:
+def tries(fence: Fence) -> ColumnElement[int]:
     """Return the number of attempts in the task's current stage or run."""
-    before = earlier_attempts(held.spec)
-    return held.attempt if before is None else held.attempt - before
+    before = earlier_attempts(fence.spec)
+    return fence.attempt if before is None else fence.attempt - before
 
 
 def earlier_attempts(spec: QueueSpec) -> Column[int] | None:
@@ -81,13 +81,13 @@ def earlier_attempts(spec: QueueSpec) -> Column[int] | None:
     return next((column for column in found if column is not None), None)
 
 
-def lives_on(held: Held, status: Status, stage: str | None = None) -> Criterion | None:
+def lives_on(fence: Fence, status: Status, stage: str | None = None) -> Criterion | None:
     """Return the criterion of tasks that continue instead of ending as ``status``; ``None`` if none does."""
     if status is Status.CANCELLED:
         return None
-    ways = [kind.goes_on(held.spec, status, stage) for kind in kinds_of(held.spec)]
+    ways = [kind.goes_on(fence.spec, status, stage) for kind in kinds_of(fence.spec)]
     if stage is None:
-        ways.insert(0, held.runs_again)
+        ways.insert(0, fence.runs_again)
     found = [way for way in ways if way is not None]
     return or_(*found) if found else None
 
@@ -96,9 +96,9 @@ def _claimed(spec: QueueSpec) -> list[Assignment]:
     return assigned(kind.claimed(spec) for kind in kinds_of(spec))
 
 
-def _claimed_now(held: Held) -> list[Assignment]:
+def _claimed_now(fence: Fence) -> list[Assignment]:
     """Return the kinds' claim assignments that a claim with ``lease=None`` has not made yet."""
-    return _claimed(held.spec) if held.only_locked else []
+    return _claimed(fence.spec) if fence.only_locked else []
 
 
 def _ended(spec: QueueSpec, final: Criterion | None = None) -> list[Assignment]:
@@ -119,99 +119,99 @@ def ending(spec: QueueSpec, status: Status) -> list[Assignment]:
     ]
 
 
-def finishing(held: Held, status: Status, *, stage: str | None = None, error: str | None = None) -> list[Assignment]:
+def finishing(fence: Fence, status: Status, *, stage: str | None = None, error: str | None = None) -> list[Assignment]:
     """Return the assignments that make a held task final, or available with all attempts if it continues.
 
     A task continues if it was enqueued again while it ran, or moves to another stage.
     """
-    spec, lives = held.spec, lives_on(held, status, stage)
+    spec, lives = fence.spec, lives_on(fence, status, stage)
     told: list[Assignment] = [] if error is None else [(spec["error"], error)]
     if lives is None:
-        return [*ending(spec, status), *told, *held.written()]
+        return [*ending(spec, status), *told, *fence.written()]
     return [
         *_ended(spec, ~lives),
         (spec["status"], case((lives, state(Status.AVAILABLE)), else_=state(status))),
         (spec["available_at"], utcnow()),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
-        (spec["max_attempts"], case((lives, held.fresh_budget), else_=spec["max_attempts"])),
+        (spec["max_attempts"], case((lives, fence.fresh_budget), else_=spec["max_attempts"])),
         clearing(spec) if status is not Status.DISCARDED else clearing(spec, lives),
         *told,
-        *assigned(kind.moved(held, lives, stage, failed=error is not None) for kind in kinds_of(spec)),
-        *held.written(),
+        *assigned(kind.moved(fence, lives, stage, failed=error is not None) for kind in kinds_of(spec)),
+        *fence.written(),
     ]
 
 
-def failing(held: Held, delays: Mapping[int, timedelta]) -> list[Assignment]:
+def failing(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
     """Return the assignments of a failure: retryable after its attempt's delay, or discarded if no attempt is left."""
-    spec, again = held.spec, held.runs_again
-    more = held.attempt < spec["max_attempts"]
+    spec, again = fence.spec, fence.runs_again
+    more = fence.attempt < spec["max_attempts"]
     seconds = {attempt: _seconds(delay) for attempt, delay in delays.items()}
     *_, longest = seconds.values()
-    delay = longest if len(seconds) == 1 else case(seconds, value=tries(held), else_=longest)
+    delay = longest if len(seconds) == 1 else case(seconds, value=tries(fence), else_=longest)
     fresh = [] if again is None else [(again, state(Status.AVAILABLE))]
     lives = more if again is None else or_(more, again)
     return [
-        *_claimed_now(held),
+        *_claimed_now(fence),
         *_ended(spec, ~lives),
         clearing(spec),
         (spec["status"], case((more, state(Status.RETRYABLE)), *fresh, else_=state(Status.DISCARDED))),
         (spec["available_at"], case((more, utcnow(delay)), else_=utcnow())),
         (spec["finished_at"], case((lives, null()), else_=utcnow())),
-        *_restarting(held, spec["max_attempts"]),
-        *held.written(),
+        *_restarting(fence, spec["max_attempts"]),
+        *fence.written(),
     ]
 
 
-def _restarting(held: Held, budget: ColumnElement[int]) -> list[Assignment]:
+def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
     """Give tasks that were enqueued again while they ran all attempts; set ``max_attempts`` of others to ``budget``."""
-    spec, again = held.spec, held.runs_again
+    spec, again = fence.spec, fence.runs_again
     if again is None:
         return []
     return [
-        (spec["max_attempts"], case((again, held.fresh_budget), else_=budget)),
-        *assigned(kind.rerun(held, again) for kind in kinds_of(spec)),
+        (spec["max_attempts"], case((again, fence.fresh_budget), else_=budget)),
+        *assigned(kind.rerun(fence, again) for kind in kinds_of(spec)),
     ]
 
 
-def handing_back(held: Held, delay: timedelta | None) -> list[Assignment]:
+def handing_back(fence: Fence, delay: timedelta | None) -> list[Assignment]:
     """Return the assignments of a release: available now or scheduled after ``delay``; the attempt does not count."""
     status = Status.AVAILABLE if delay is None else Status.SCHEDULED
-    return _unsettled(held, status, utcnow(delay), NONE)
+    return _unsettled(fence, status, utcnow(delay), NONE)
 
 
-def returning(held: Held, crashes: ColumnElement[int]) -> list[Assignment]:
+def returning(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
     """Return the assignments of a worker's release: the attempt does not count, and the task is claimed before others.
 
     It was claimed before those that are waiting, and must not wait behind them for a second time.  A claim overwrites
     the time since when the task was available, which cannot have been before the task was created.
     """
-    created, now = held.spec["created_at"], utcnow()
-    return _unsettled(held, Status.AVAILABLE, case((created < now, created), else_=now), crashes)
+    created, now = fence.spec["created_at"], utcnow()
+    return _unsettled(fence, Status.AVAILABLE, case((created < now, created), else_=now), crashes)
 
 
 def _unsettled(
-    held: Held, status: Status, moment: ColumnElement[datetime], crashes: ColumnElement[int]
+    fence: Fence, status: Status, moment: ColumnElement[datetime], crashes: ColumnElement[int]
 ) -> list[Assignment]:
-    spec = held.spec
+    spec = fence.spec
     back: list[Assignment] = [
-        *_claimed_now(held),
+        *_claimed_now(fence),
         (spec["crashes"], crashes),
         (spec["status"], state(status)),
         (spec["available_at"], moment),
     ]
-    if held.only_locked:
+    if fence.only_locked:
         return back
     return [
         *back,
-        *_restarting(held, spec["max_attempts"] + literal_column("1")),
+        *_restarting(fence, spec["max_attempts"] + literal_column("1")),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]
 
 
-def extending(held: Held, lease: timedelta) -> list[Assignment]:
+def extending(fence: Fence, lease: timedelta) -> list[Assignment]:
     """Return the assignments that extend a lease to ``lease`` from now."""
-    return [(held.spec["available_at"], utcnow(lease))]
+    return [(fence.spec["available_at"], utcnow(lease))]
 
 
 def _seconds(delay: timedelta) -> ColumnElement[float]:

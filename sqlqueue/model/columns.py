@@ -11,7 +11,7 @@ from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support import checks
 from .._support.exc import ArgumentError
-from .._support.jsontext import check_json
+from .._support.json_values import check_json
 from ..dialects import error_type, timestamp_type
 from ..lifecycle.kind import Check, ColumnMaker, kinds_of
 from ..queue.options import QueueOptions
@@ -25,9 +25,9 @@ LONGEST_KEY = 255
 """The maximum length of a unique key or a limit key, in characters."""
 
 
-def counter(default: int) -> dict[str, Any]:
-    """Return the arguments of a required integer column with a server default."""
-    return {"type_": Integer(), "server_default": text(str(default)), "nullable": False}
+def counter() -> dict[str, Any]:
+    """Return the arguments of a required integer column that starts at 0."""
+    return {"type_": Integer(), "server_default": text("0"), "nullable": False}
 
 
 def option(kind: Any, value: int | str) -> dict[str, Any]:
@@ -56,14 +56,14 @@ def _moment(_: QueueOptions) -> dict[str, Any]:
 
 COLUMNS: dict[str, ColumnMaker] = {
     "status": lambda _: {"type_": String(16), "server_default": Status.AVAILABLE.value, "nullable": False},
-    "priority": lambda _: counter(0),
+    "priority": lambda _: counter(),
     "available_at": _moment,
-    "attempt": lambda _: counter(0),
+    "attempt": lambda _: counter(),
     "max_attempts": lambda options: option(Integer(), options.max_attempts),
     "claimed_by": lambda _: optional(Unicode(LONGEST_NAME)),
     "claimed_at": lambda _: optional(timestamp_type()),
     "claim_token": lambda _: {"type_": BigInteger(), "server_default": text("0"), "nullable": False},
-    "crashes": lambda _: counter(0),
+    "crashes": lambda _: counter(),
     "finished_at": lambda _: optional(timestamp_type()),
     "error": lambda _: optional(error_type()),
     "created_at": _moment,

@@ -41,8 +41,8 @@ class WorkerMixin:
         """When the worker last wrote the row, by the database's clock."""
         version: Mapped[str | None]
         """The version of the application, as given to the worker."""
-        lanes: Mapped[list[dict[str, Any]]]
-        """The handlers that it serves, one object for each, see :class:`.Lane`."""
+        handlers: Mapped[list[dict[str, Any]]]
+        """The handlers that it serves, one object for each, see :class:`.HandlerInfo`."""
         last_claim_at: Mapped[datetime | None]
         memory: Mapped[int | None]
         """The bytes of memory that the process occupies."""
@@ -60,7 +60,7 @@ class WorkerMixin:
             place(cls, "started_at", {"type_": timestamp_type(), "nullable": False})
             place(cls, "seen_at", {"type_": timestamp_type(), "nullable": False})
             place(cls, "version", {"type_": Unicode(LONGEST_NAME), "nullable": True})
-            place(cls, "lanes", {"type_": json_type(), "nullable": False})
+            place(cls, "handlers", {"type_": json_type(), "nullable": False})
             place(cls, "last_claim_at", {"type_": timestamp_type(), "nullable": True})
             place(cls, "memory", {"type_": BigInteger(), "nullable": True})
             place(cls, "command", {"type_": String(_LONGEST_COMMAND), "nullable": True})

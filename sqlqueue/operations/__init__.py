@@ -14,7 +14,7 @@ from .history import PastAttempt, history, prune_history
 from .limits import Limit, limits, set_limit
 from .pausing import Pause, pause, paused, resume
 from .pruning import Pruned, prune
-from .registry import Command, Lane, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
+from .registry import Command, HandlerInfo, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
 from .rescheduling import reschedule, unschedule
 from .running_now import run_now
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
@@ -29,7 +29,7 @@ __all__ = [
     "Durations",
     "ErrorGroup",
     "Explanation",
-    "Lane",
+    "HandlerInfo",
     "Limit",
     "PastAttempt",
     "Pause",

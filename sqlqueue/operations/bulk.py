@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from .._support import checks
 from ..dialects.base import Adapter
-from ..lifecycle.fenced import Fenced
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import holding_slots, kinds_of, recurs, renewed
 from ..lifecycle.reactivation import redriving
 from ..lifecycle.transitions import ending, finishing
@@ -123,7 +123,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     """
     spec = spec_of(entity)
     session = session_of(session)
-    values = finishing(Held(spec=spec), Status.DISCARDED, error=CRASHED)
+    values = finishing(Fence(spec=spec), Status.DISCARDED, error=CRASHED)
     if recurs(spec):
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
@@ -154,7 +154,7 @@ def _renew_crashed(
     if not keys:
         return 0
     claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
-    mine, ending = renewed(Fenced(adapter, session, Held(spec=spec), claims), [(spec["error"], CRASHED)])
+    mine, ending = renewed(FencedClaims(adapter, session, Fence(spec=spec), claims), [(spec["error"], CRASHED)])
     ending.write(values)
     record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)

@@ -12,9 +12,9 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.claim import Claim, new_token
-from .._support.statement_cache import MOST
-from ..lifecycle.fenced import TOKEN, Fenced
-from ..lifecycle.held import Held
+from .._support.statement_cache import CACHE_SIZE
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import TOKEN, FencedClaims
 from ..lifecycle.kind import holding_slots, kinds_of, recurs
 from ..lifecycle.transitions import taking, taking_over
 from ..model.history import history_of
@@ -27,9 +27,9 @@ from ..transaction.connection import AnySession, open_, open_to_claim, session_o
 from ..transaction.ledger import Hold, guard, ledger_of
 from .recording import record
 from .taking import ABANDONED, take
-from .wanted import Lease, OrderBy, Wanted, check, claimer_name, scoped
+from .wanted import Lease, OrderBy, Wanted, check_claim, claimer_name, scoped
 
-_taking = lru_cache(MOST)(taking)
+_taking = lru_cache(CACHE_SIZE)(taking)
 
 
 def claim(
@@ -100,7 +100,7 @@ def claim_wanted(
 
     ``holds``: limits are kept by the locks of the open transaction alone.
     """
-    check(limit, lease)
+    check_claim(limit, lease)
     session = session_of(session)
     wanted = scoped(session, wanted)
     until = wanted.spec.options.lease if lease == "default" else lease
@@ -130,8 +130,8 @@ def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: Claimer) 
     kept: list[Any] = []
     while True:
         tasks = _hold(session, wanted, limit - len(kept), claimer)
-        held = Held(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
-        fenced = Fenced(open_(session, spec), session, held, [claim_of(task) for task in tasks])
+        fence = Fence(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
+        fenced = FencedClaims(open_(session, spec), session, fence, [claim_of(task) for task in tasks])
         skipped = set().union(*(kind.skip(fenced, tasks) for kind in kinds_of(spec)))
         kept += [task for task in tasks if spec.identity_of(task) not in skipped]
         for task in tasks:
@@ -153,8 +153,8 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> lis
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
         number, since = getattr(task, attempt) + more, None if more else instance_state(task).dict.get(claimed_at)
-        held = Claim(type(task), spec.identity_of(task), number, token, name, since)
-        holds.append((instance_state(task), Hold(held, locked_by)))
+        claim = Claim(type(task), spec.identity_of(task), number, token, name, since)
+        holds.append((instance_state(task), Hold(claim, locked_by)))
     ledger_of(session).remember(session, holds)
     return tasks
 

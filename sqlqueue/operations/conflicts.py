@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, literal_column, null, or_, select
 from sqlalchemy.exc import IntegrityError
@@ -17,9 +17,9 @@ from ..lifecycle.reactivation import replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.changes import UniqueBy, write
 from ..transaction.ledger import ledger_of
+from .row_values import Row
 
-Row = dict[str, Any]
-Key = tuple[Any, ...]
+_Key: TypeAlias = tuple[Any, ...]
 """The unique constraint, then the values of its columns."""
 
 
@@ -95,9 +95,9 @@ class Conflicts:
             return list(rows)
         return rest
 
-    def _there(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[Key]:
+    def _there(self, session: Session, rows: Sequence[Row], ways: Sequence[UniqueBy]) -> set[_Key]:
         """Return the keys of ``rows`` that exist in the table."""
-        adapter, spec, found = self.adapter, self.spec, set[Key]()
+        adapter, spec, found = self.adapter, self.spec, set[_Key]()
         for by in ways:
             for some in adapter.keys.batches(spec, [tuple(row[column.name] for column in by.columns) for row in rows]):
                 if by.columns == spec.primary_key:
@@ -186,7 +186,7 @@ class Conflicts:
         return bool(adapter.rows.count(session, spec, adapter.keys.by_key(spec, update)))
 
 
-def _key_of(row: Row, by: UniqueBy) -> Key:
+def _key_of(row: Row, by: UniqueBy) -> _Key:
     return (by, *(row[column.name] for column in by.columns))
 
 

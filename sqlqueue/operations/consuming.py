@@ -11,7 +11,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.claim import Claim
-from .._support.statement_cache import MOST
+from .._support.statement_cache import CACHE_SIZE
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import consuming
 from ..model.history import history_of
@@ -25,9 +25,9 @@ from .claiming import claim_wanted
 from .recording import Told, record
 from .settling import complete
 from .taking import take
-from .wanted import OrderBy, Wanted, check, claimer_name, scoped
+from .wanted import OrderBy, Wanted, check_claim, claimer_name, scoped
 
-_consuming = lru_cache(MOST)(consuming)
+_consuming = lru_cache(CACHE_SIZE)(consuming)
 
 
 def consume(
@@ -67,7 +67,7 @@ def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_b
     if any(kind.continues(spec) for kind in kinds_of(spec)):
         tasks = claim_wanted(session, wanted, limit, claimed_by=claimed_by, holds=True)
         return _complete_at_once(session, spec, tasks)
-    check(limit, "default")
+    check_claim(limit, "default")
     deletes = spec.options.on_complete == "delete"
     assignments = () if deletes else _consuming(spec, claimer_name(claimed_by))
     tasks = take(session, scoped(session, wanted), limit, assignments, delete=deletes)

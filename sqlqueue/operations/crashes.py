@@ -19,7 +19,7 @@ from ..sql.selection import picks
 from ..sql.states import is_due, is_final, is_held
 from ..transaction.connection import Access, open_
 from .session_criteria import within
-from .settlements import Convicting, Returning, Settlement, Suspecting, Uncharging
+from .settlements import DiscardingCrashed, ReleasingCrashed, Returning, Settlement, UncountingCrash
 from .settling import settle_some
 
 
@@ -30,7 +30,7 @@ class Started(NamedTuple):
     identity: Identity
     token: int | None
     """The token of its claim; ``None`` if the claim only locked its row."""
-    charged: bool
+    counted: bool
     """Whether the task is a suspect whose crash was counted in advance, instead of a task that this process ran."""
 
 
@@ -52,7 +52,7 @@ class Recovered(NamedTuple):
     returned: int
     """How many were released because they had not been started, or had already ended."""
     suspects: list[Claim]
-    convicted: list[Claim]
+    discarded: list[Claim]
     """Suspects that have crashed as many processes as ``max_crashes`` allows."""
     text: str
     """Their error."""
@@ -64,7 +64,7 @@ def crash_text(status: int, running: int) -> str:
     return f"its process {ending(status)} while it ran {others}"
 
 
-def conviction(crashes: int, reason: str | None) -> str:
+def too_many_crashes(crashes: int, reason: str | None) -> str:
     """Return the error of a task that has crashed ``crashes`` processes, the last for this ``reason`` if it is
     known."""
     return f"crashed {crashes} processes" + (f": {reason}" if reason and reason.startswith("its process ") else "")
@@ -77,25 +77,25 @@ def recover(session: Session, spec: QueueSpec, crash: Crash) -> Recovered:
     """
     adapter = open_(session, spec, Access.CHANGE)
     mine = [each for each in crash.started if each.table == spec.table.fullname]
-    running, charged = ({(m.identity, m.token) for m in mine if m.charged is each} for each in (False, True))
-    text = crash_text(crash.status, sum(not each.charged for each in crash.started) or 1)
-    returning, uncharging, suspecting = Returning(), Uncharging(), Suspecting(text)
+    running, counted = ({(m.identity, m.token) for m in mine if m.counted is each} for each in (False, True))
+    text = crash_text(crash.status, sum(not each.counted for each in crash.started) or 1)
+    returning, uncounting, suspecting = Returning(), UncountingCrash(), ReleasingCrashed(text)
     alike = defaultdict[Settlement, list[Claim]](list)
     for claim, crashes in _held(adapter, session, spec, WorkerTokens(crash.worker).bounds):
         one = claim.identity, claim.token
         if crash.complete and one not in running:
-            how: Settlement = uncharging if one in charged else returning
+            how: Settlement = uncounting if one in counted else returning
         elif crashes >= spec.options.max_crashes:
-            how = Convicting(conviction(crashes, text))
+            how = DiscardingCrashed(too_many_crashes(crashes, text))
         else:
             how = suspecting
         alike[how].append(claim)
     settled = {how: _settled(session, claims, how) for how, claims in alike.items()}
     locked = _suspect_locked(adapter, session, spec, [each for each in mine if each.token is None], text)
     return Recovered(
-        returned=sum(len(settled.get(how, ())) for how in (returning, uncharging)),
+        returned=sum(len(settled.get(how, ())) for how in (returning, uncounting)),
         suspects=[*settled.get(suspecting, ()), *locked],
-        convicted=[claim for how, claims in settled.items() if isinstance(how, Convicting) for claim in claims],
+        discarded=[claim for how, claims in settled.items() if isinstance(how, DiscardingCrashed) for claim in claims],
         text=text,
     )
 

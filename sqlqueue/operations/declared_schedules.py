@@ -33,7 +33,7 @@ logger = logging.getLogger("sqlqueue")
 NOT_DECLARED = "no longer declared"
 """The ``error`` of a task that a declaration has ended.  It distinguishes such a task from one ended by an operator."""
 _FINAL = frozenset(status.value for status in FINAL)
-Outcome: TypeAlias = Literal["created", "updated", "unchanged", "removed", "stopped"]
+ScheduleChange: TypeAlias = Literal["created", "updated", "unchanged", "removed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ class _Declaring:
         self._declaration = declaration
         self._spec = declaration.spec
 
-    def apply(self, removable: Criterion | None) -> Mapping[Outcome, list[object]]:
+    def apply(self, removable: Criterion | None) -> Mapping[ScheduleChange, list[object]]:
         """Create, update and (among ``removable``) remove tasks; return their keys by outcome."""
-        outcomes: defaultdict[Outcome, list[object]] = defaultdict(list)
+        outcomes: defaultdict[ScheduleChange, list[object]] = defaultdict(list)
         present = self._present(list(self._declaration.tasks))
         missing = set() if removable is None else self._missing(removable)
         for identity in sorted(self._declaration.tasks.keys() | missing):
@@ -117,14 +117,14 @@ class _Declaring:
                 outcomes[outcome].append(shown(identity))
         return outcomes
 
-    def _settle(self, identity: Identity, present: Row[Any] | None) -> Outcome:
+    def _settle(self, identity: Identity, present: Row[Any] | None) -> ScheduleChange:
         if present is None and self._insert(identity):
             return "created"
         outcome = self._adapt(identity, present or self._read(identity))
         # a concurrent process may have changed it, possibly to what is declared
         return outcome or self._adapt(identity, self._read(identity)) or "updated"
 
-    def _adapt(self, identity: Identity, present: Row[Any]) -> Outcome | None:
+    def _adapt(self, identity: Identity, present: Row[Any]) -> ScheduleChange | None:
         """Update an existing row to match the declaration; return None if it changed in the meantime."""
         spec, row = self._spec, present._mapping
         schedule, error = spec["schedule"], spec["error"]
@@ -164,7 +164,7 @@ class _Declaring:
             return False
         return True
 
-    def _remove(self, identity: Identity) -> Outcome | None:
+    def _remove(self, identity: Identity) -> ScheduleChange | None:
         spec = self._spec
         mine = and_(only(spec, self._declaration.is_row(identity)), ~is_final(spec), spec["schedule"].is_not(None))
         return "removed" if stop(self._session, spec, mine, [(spec["error"], NOT_DECLARED)]) else None
@@ -211,7 +211,7 @@ class _Declaring:
         return {tuple(row._mapping[column] for column in key): row for row in rows}
 
 
-def _log(spec: QueueSpec, outcomes: Mapping[Outcome, Sequence[object]]) -> None:
+def _log(spec: QueueSpec, outcomes: Mapping[ScheduleChange, Sequence[object]]) -> None:
     for outcome, keys in outcomes.items():
         if outcome == "stopped":
             logger.warning(

@@ -13,8 +13,7 @@ from .._support.exc import DuplicateTaskError
 from ..dialects.base import Adapter
 from ..queue.spec import QueueSpec
 
-Row: TypeAlias = Mapping[str, Any]
-Key: TypeAlias = tuple[tuple[str, Any], ...]
+_Key: TypeAlias = tuple[tuple[str, Any], ...]
 """Attribute names and their values."""
 _SHOWN = 3
 _ADVICE = "roll back, or choose on_conflict='ignore', 'replace' or 'rerun'"
@@ -28,7 +27,7 @@ class translating:
     task has its ``unique_key``.
     """
 
-    def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Row] | None = None) -> None:
+    def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.adapter, self.spec, self.rows = adapter, spec, rows
 
     def __enter__(self) -> None: ...
@@ -38,7 +37,7 @@ class translating:
             raise _duplicate(self.spec, self.rows) from error
 
 
-def _duplicate(spec: QueueSpec, rows: Sequence[Row] | None) -> DuplicateTaskError:
+def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None) -> DuplicateTaskError:
     name = spec.entity.__name__
     if rows is None:
         text = f"another unfinished {name} has the unique_key of one of these: roll back"
@@ -50,7 +49,7 @@ def _duplicate(spec: QueueSpec, rows: Sequence[Row] | None) -> DuplicateTaskErro
     return DuplicateTaskError(f"{text}: {_ADVICE}", model=spec.entity, keys=[dict(key) for key in keys])
 
 
-def _keys(spec: QueueSpec, row: Row) -> Iterable[Key]:
+def _keys(spec: QueueSpec, row: Mapping[str, Any]) -> Iterable[_Key]:
     """Yield the keys by which ``row`` may conflict with another."""
     primary = [spec.mapper.get_property_by_column(column).key for column in spec.primary_key]
     if all(row.get(name) is not None for name in primary):
@@ -60,7 +59,7 @@ def _keys(spec: QueueSpec, row: Row) -> Iterable[Key]:
         yield ((unique, row[unique]),)
 
 
-def _text(spec: QueueSpec, keys: Sequence[Key], *, one: bool) -> str:
+def _text(spec: QueueSpec, keys: Sequence[_Key], *, one: bool) -> str:
     name, unique = spec.entity.__name__, spec.attributes.get("unique_key")
     if not keys:
         return f"a row of {spec.table.fullname} has the same values as this {name} in a unique key"
@@ -74,7 +73,7 @@ def _text(spec: QueueSpec, keys: Sequence[Key], *, one: bool) -> str:
     return f"{name} with one of these keys exists: {', '.join(map(_shown, keys[:_SHOWN]))}{more}"
 
 
-def _shown(key: Key) -> str:
+def _shown(key: _Key) -> str:
     return ", ".join(f"{name} {value!r}" for name, value in key)
 
 

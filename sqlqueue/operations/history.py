@@ -22,7 +22,7 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from .recording import HASHED, task_key
 from .text_values import identity
 
-MOST = 100
+DEFAULT_LIMIT = 100
 """The number of attempts that :func:`history` returns by default."""
 
 
@@ -51,7 +51,7 @@ class PastAttempt:
         return None if self.started_at is None else self.finished_at - self.started_at
 
 
-def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = MOST) -> list[PastAttempt]:
+def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAULT_LIMIT) -> list[PastAttempt]:
     """Return the finished attempts at a task, the latest first, at most ``limit``.
 
     ``task``: a task, which need not be claimed, or its :class:`.Claim`, whose row may be deleted.  One query by an

@@ -22,7 +22,7 @@ from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 
-MOST = 1_000
+DEFAULT_LIMIT = 1_000
 """The number of workers that :func:`workers` reads by default."""
 
 
@@ -36,7 +36,7 @@ class Command(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class HandlerInfo:
     """One handler of a worker, as of its last report."""
 
     queue: str
@@ -71,7 +71,7 @@ class WorkerInfo:
     """Whether it reported within the last 35 seconds.  A worker that shuts down cleanly is no longer registered."""
     version: str | None
     """The version of the application, as given to the worker."""
-    lanes: tuple[Lane, ...]
+    handlers: tuple[HandlerInfo, ...]
     """The handlers that it serves."""
     last_claim_at: datetime | None
     """When it claimed its last task."""
@@ -84,13 +84,13 @@ class WorkerInfo:
 
     @property
     def slots(self) -> int:
-        """The number of calls that run at a time, in all lanes."""
-        return sum(lane.slots for lane in self.lanes)
+        """The number of calls that run at a time, in all handlers."""
+        return sum(handler.slots for handler in self.handlers)
 
     @property
     def busy(self) -> int:
         """The number of slots that were running a call."""
-        return sum(lane.busy for lane in self.lanes)
+        return sum(handler.busy for handler in self.handlers)
 
     @property
     def idle(self) -> int:
@@ -98,7 +98,7 @@ class WorkerInfo:
         return max(0, self.slots - self.busy)
 
 
-def workers(session: AnySession, target: Target, *, limit: int | None = MOST) -> list[WorkerInfo]:
+def workers(session: AnySession, target: Target, *, limit: int | None = DEFAULT_LIMIT) -> list[WorkerInfo]:
     """Return the registered workers of ``target``, sorted by name: a model, a declarative base or its ``MetaData``.
 
     For a model, these are the workers that serve its queue.  Workers whose last report is older than 35 seconds are
@@ -120,7 +120,7 @@ def workers(session: AnySession, target: Target, *, limit: int | None = MOST) ->
     rows: Any = adapter.rows.execute(session, specs[0], asked).mappings()
     found = [_info(row) for row in rows]
     tables = {spec.table.fullname for spec in specs}
-    mine = [each for each in found if any(lane.queue in tables for lane in each.lanes)]
+    mine = [each for each in found if any(handler.queue in tables for handler in each.handlers)]
     return sorted(mine, key=lambda each: (each.name, each.started_at, each.id))
 
 
@@ -132,7 +132,7 @@ def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
     specs = specs_of(target)
     if worker_table(specs[0].table.metadata) is None:
         return []
-    live = [lane.queue for each in workers(session, target, limit=None) if each.is_live for lane in each.lanes]
+    live = [handler.queue for each in workers(session, target, limit=None) if each.is_live for handler in each.handlers]
     return [spec.entity for spec in specs if holds_tasks(spec) and spec.table.fullname not in live]
 
 
@@ -193,7 +193,7 @@ def _info(row: Mapping[str, Any]) -> WorkerInfo:
     return WorkerInfo(
         **facts,
         is_live=row["seen_at"] >= row["now"] - LIVE,
-        lanes=lanes_of(row["lanes"]),
+        handlers=handlers_of(row["handlers"]),
         last_claim_at=row["last_claim_at"],
         memory=row["memory"],
         command=None if row["command"] is None else Command(row["command"]),
@@ -201,10 +201,10 @@ def _info(row: Mapping[str, Any]) -> WorkerInfo:
     )
 
 
-def lanes_of(stored: Sequence[Mapping[str, Any]]) -> tuple[Lane, ...]:
-    """Return lanes as values, from JSON."""
+def handlers_of(stored: Sequence[Mapping[str, Any]]) -> tuple[HandlerInfo, ...]:
+    """Return handlers as values, from JSON."""
     return tuple(
-        Lane(**{**each, "functions": None if each["functions"] is None else tuple(each["functions"])})
+        HandlerInfo(**{**each, "functions": None if each["functions"] is None else tuple(each["functions"])})
         for each in stored
     )
 

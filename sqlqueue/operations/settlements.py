@@ -14,9 +14,9 @@ from sqlalchemy.orm.util import identity_key
 from .._support.checks import duration
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
-from .._support.jsontext import check_json
-from ..lifecycle.fenced import Fenced
-from ..lifecycle.held import Held
+from .._support.json_values import check_json
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import keeps_results, kinds_of, renewed
 from ..lifecycle.transitions import (
     earlier_attempts,
@@ -48,11 +48,11 @@ class Settlement:
     like: ClassVar[Hashable | None] = None
     """The statement cache key, if the assignments depend on nothing but how the rows are held."""
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         """Return the assignments to the rows of ``claims``."""
         raise NotImplementedError
 
-    def apply(self, fenced: Fenced) -> set[Identity]:
+    def apply(self, fenced: FencedClaims) -> set[Identity]:
         """Write to the rows that the claims still hold; return their primary keys."""
         return fenced.update(self.assignments, like=self.like)
 
@@ -73,10 +73,10 @@ class Completing(Settlement):
     def __post_init__(self) -> None:
         check_json("result", self.result)
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [*self._kept(held.spec), *finishing(held, Status.COMPLETED, stage=self.stage)]
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [*self._kept(fence.spec), *finishing(fence, Status.COMPLETED, stage=self.stage)]
 
-    def apply(self, fenced: Fenced) -> set[Identity]:
+    def apply(self, fenced: FencedClaims) -> set[Identity]:
         """Schedule the next run of recurring tasks; complete the others, or delete them if the model says so."""
         spec = fenced.spec
         self._check(spec)
@@ -84,7 +84,7 @@ class Completing(Settlement):
         going_on, fenced = renewed(fenced, [(spec["error"], null()), *self._kept(spec)])
         if spec.options.on_complete == "keep":
             return going_on | fenced.update(self.assignments, like=like)
-        lives = lives_on(fenced.held, Status.COMPLETED, self.stage)
+        lives = lives_on(fenced.fence, Status.COMPLETED, self.stage)
         gone = fenced.delete(like=("deleted", self.stage), spared=lives)
         _expunge(fenced.session, spec, gone)
         if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
@@ -121,19 +121,19 @@ class Failing(Settlement):
     retry_in: timedelta | None
     traceback: Traced = None
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        spec, policy = held.spec, policy_for(held.spec.options.retry, self.cause)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        spec, policy = fence.spec, policy_for(fence.spec.options.retry, self.cause)
         if self.retry_in is not None:
             delays = dict.fromkeys(_tries(spec, claims), self.retry_in)
         elif policy is not None:
             delays = {number: policy(number) for number in _tries(spec, claims)}
         else:
-            return finishing(held, Status.DISCARDED, error=self.text)
+            return finishing(fence, Status.DISCARDED, error=self.text)
         for delay in delays.values():
             duration("retry", delay, zero=True)
-        return [*failing(held, delays), (spec["error"], self.text)]
+        return [*failing(fence, delays), (spec["error"], self.text)]
 
-    def apply(self, fenced: Fenced) -> set[Identity]:
+    def apply(self, fenced: FencedClaims) -> set[Identity]:
         """Schedule the next run of recurring tasks without attempts left; retry or discard the others."""
         spec = fenced.spec
         given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
@@ -161,8 +161,8 @@ class Discarding(Settlement):
     text: str
     traceback: Traced = None
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return finishing(held, Status.DISCARDED, error=self.text)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return finishing(fence, Status.DISCARDED, error=self.text)
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text, shown(self.traceback, options))
@@ -174,8 +174,8 @@ class Cancelling(Settlement):
     how = like = "cancelled"
     outcome = AttemptOutcome.CANCELLED
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return finishing(held, Status.CANCELLED)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return finishing(fence, Status.CANCELLED)
 
 
 class Releasing(Settlement):
@@ -184,8 +184,8 @@ class Releasing(Settlement):
     how = like = "released"
     outcome = AttemptOutcome.RELEASED
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(held, None)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(fence, None)
 
 
 class Returning(Settlement):
@@ -194,51 +194,51 @@ class Returning(Settlement):
     how, like = "released", "returned"
     outcome = AttemptOutcome.RELEASED
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return returning(held, held.spec["crashes"])
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return returning(fence, fence.spec["crashes"])
 
 
-class Charging(Settlement):
+class CountingCrash(Settlement):
     """Count the crash of suspects in advance, because a process that they crash may not be able to write it."""
 
-    how, like = None, "charged"
+    how, like = None, "counted"
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [(held.spec["crashes"], held.spec["crashes"] + literal_column("1"))]
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [(fence.spec["crashes"], fence.spec["crashes"] + literal_column("1"))]
 
 
-class Uncharging(Settlement):
+class UncountingCrash(Settlement):
     """Release suspects whose process did not crash, or not because of them."""
 
-    how, like = "released", "uncharged"
+    how, like = "released", "uncounted"
     outcome = AttemptOutcome.RELEASED
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return returning(held, held.spec["crashes"] - literal_column("1"))
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return returning(fence, fence.spec["crashes"] - literal_column("1"))
 
 
 @dataclass(frozen=True)
-class Suspecting(Settlement):
+class ReleasingCrashed(Settlement):
     """Release tasks whose process has crashed while they ran: the attempt does not count, but the crash does."""
 
     how = "released"
     outcome = AttemptOutcome.CRASHED
     text: str
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return [*returning(held, suspected(held.spec)), (held.spec["error"], self.text)]
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return [*returning(fence, suspected(fence.spec)), (fence.spec["error"], self.text)]
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
 
 
 @dataclass(frozen=True)
-class Convicting(Discarding):
+class DiscardingCrashed(Discarding):
     """Discard tasks that have crashed too many processes; schedule the next run of recurring ones."""
 
     outcome = AttemptOutcome.CRASHED
 
-    def apply(self, fenced: Fenced) -> set[Identity]:
+    def apply(self, fenced: FencedClaims) -> set[Identity]:
         going_on, fenced = renewed(fenced, [(fenced.spec["error"], self.text)])
         return going_on | super().apply(fenced)
 
@@ -251,8 +251,8 @@ class Snoozing(Settlement):
     outcome = AttemptOutcome.SNOOZED
     delay: timedelta
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(held, self.delay)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return handing_back(fence, self.delay)
 
 
 @dataclass(frozen=True)
@@ -263,10 +263,10 @@ class Extending(Settlement):
     lease: timedelta | None
     """The new lease; the model's if ``None``."""
 
-    def assignments(self, held: Held, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return extending(held, self.lease or held.spec.options.lease)
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return extending(fence, self.lease or fence.spec.options.lease)
 
-    def apply(self, fenced: Fenced) -> set[Identity]:
+    def apply(self, fenced: FencedClaims) -> set[Identity]:
         kept = super().apply(fenced)
         for kind in kinds_of(fenced.spec) if kept else ():
             mine = fenced.of([claim for claim in fenced.claims if claim.identity in kept])

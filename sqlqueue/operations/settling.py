@@ -17,8 +17,8 @@ from .._support.claim import Claim
 from .._support.error_text import error_text
 from .._support.exc import ArgumentError, ClaimLostError, IllegalTransitionError
 from ..dialects.base import Adapter
-from ..lifecycle.fenced import Fenced
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import holding_slots, kinds_of, other_keys
 from ..model.history import history_of
 from ..model.mixins import QueueMixin
@@ -200,8 +200,8 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     for hold, _ in holds:
         alike[hold.claim.entity, hold.locked_by].append(hold.claim)
     for (entity, locked_by), claims in alike.items():
-        held = Held(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
-        lost += _apply(Fenced(adapter, session, held, claims), settlement)
+        fence = Fence(spec=spec_of(entity), claimed_by=locked_by, waits=waits)
+        lost += _apply(FencedClaims(adapter, session, fence, claims), settlement)
     if lost:
         gone = set(lost)
         holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
@@ -211,7 +211,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     return lost
 
 
-def _apply(fenced: Fenced, settlement: Settlement) -> list[Claim]:
+def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
     spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
     lost: list[Claim] = []
@@ -223,12 +223,12 @@ def _apply(fenced: Fenced, settlement: Settlement) -> list[Claim]:
             _record(fenced.of([claim for claim in some if claim.identity in kept]), settlement)
     for kind in kinds_of(spec) if settlement.how is not None else ():
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
-        done = claims if fenced.held.waits else [claim for claim in claims if claim not in lost]
+        done = claims if fenced.fence.waits else [claim for claim in claims if claim not in lost]
         kind.settled(adapter, fenced.session, spec, done)
     return lost
 
 
-def _record(settled: Fenced, settlement: Settlement) -> None:
+def _record(settled: FencedClaims, settlement: Settlement) -> None:
     history = history_of(settled.spec.table.metadata)
     if history is not None:
         record(settled.adapter, settled.session, settled.claims, settlement.told(history.options))

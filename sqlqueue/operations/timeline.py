@@ -35,7 +35,7 @@ from ..transaction.connection import AnySession, open_, session_of
 from .history import attempts_of
 from .session_criteria import within
 
-MOST = 10_000
+MAX_BUCKETS = 10_000
 """The maximum number of buckets, and of days that they reach back."""
 
 _DAY = timedelta(days=1)
@@ -165,10 +165,10 @@ def _check(bucket: timedelta, since: timedelta) -> None:
         raise ArgumentError(
             f"bucket={bucket!r}: give a duration that divides a day, such as timedelta(minutes=15), or whole days"
         )
-    if since // bucket > MOST or max(since, bucket) > MOST * _DAY:
+    if since // bucket > MAX_BUCKETS or max(since, bucket) > MAX_BUCKETS * _DAY:
         raise ArgumentError(
-            f"since={since!r} in buckets of {bucket!r}: the maximum is {MOST:,} buckets, and as many days; give a"
-            " shorter since, or larger buckets"
+            f"since={since!r} in buckets of {bucket!r}: the maximum is {MAX_BUCKETS:,} buckets, and as many days; give"
+            " a shorter since, or larger buckets"
         )
 
 

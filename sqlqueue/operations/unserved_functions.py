@@ -23,7 +23,7 @@ from .session_criteria import within
 
 UNSERVED = timedelta(minutes=5)
 """The time after which calls count as waiting in vain."""
-MOST_FUNCTIONS = 1_000
+MAX_FUNCTIONS = 1_000
 """The maximum number of functions of one model that are examined."""
 _FIRST = 1_000
 """The number of calls, in claim order, that are searched for the oldest."""
@@ -60,7 +60,7 @@ def _functions(session: Session, adapter: Adapter, spec: QueueSpec) -> Iterable[
 def _names(session: Session, adapter: Adapter, spec: QueueSpec, part: Sequence[Criterion]) -> Iterator[str]:
     """Yield the names by one search of the index for each, however many rows have it."""
     column, last = spec["task"], None
-    for _ in range(MOST_FUNCTIONS):
+    for _ in range(MAX_FUNCTIONS):
         beyond = () if last is None else (column > last,)
         least = select(func.min(column)).where(only(spec, *part, *beyond))
         last = adapter.rows.execute(session, spec, least).scalar_one()

@@ -1,4 +1,4 @@
-"""Operations of a worker between claims and settlements: look for due tasks, promote, postpone, and extend leases."""
+"""Operations of a worker between claims and settlements: poll for due tasks, promote, postpone, and extend leases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from .._support.checks import count
 from .._support.claim import Claim
 from ..dialects.base import Adapter
-from ..lifecycle.fenced import Fenced
-from ..lifecycle.held import Held
+from ..lifecycle.fence import Fence
+from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import kinds_of, recurs
 from ..lifecycle.transitions import earlier_attempts
 from ..model.mixins import QueueMixin
@@ -30,47 +30,42 @@ from .settlements import Extending
 from .settling import settle_some
 
 
-def next_due(session: AnySession, entity: type[QueueMixin], *where: Where) -> timedelta | None:
-    """Return the time until a claim may find a task: zero if it may now, ``None`` if no task is waiting.
-
-    By the database's clock, in one statement that locks nothing.  Tasks that others are about to claim count.
-    """
-    return look(session, entity, *where).due
-
-
-class Look(NamedTuple):
-    """The result of :func:`look`."""
+class Poll(NamedTuple):
+    """The result of :func:`poll`."""
 
     due: timedelta | None
-    """See :func:`next_due`."""
+    """The time until a claim may find a task: zero if it may now, ``None`` if no task is waiting."""
     early: bool
     """Whether tasks are ``available`` with a later time, see :func:`postpone`.  Unknown if a task can be claimed."""
 
 
-def look(session: AnySession, entity: type[QueueMixin], *where: Where) -> Look:
-    """Return the result of :func:`next_due`, and whether there are tasks to postpone, in one statement."""
+def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
+    """Return when a claim may find a task, and whether there are tasks to postpone.
+
+    By the database's clock, in one statement that locks nothing.  Tasks that others are about to claim count.
+    """
     spec = spec_of(entity)
     session = session_of(session)
     adapter = open_(session, spec)
     ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
     waiting = replace(due, state=(*_waits(spec), has_attempts(spec)))
-    if ready.divided is not None and (seen := _look_at_all(session, adapter, ready, waiting)) is not None:
+    if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
         return seen
     row: Any = adapter.rows.execute(session, spec, select(*_moments(ready, waiting), utcnow())).one()
-    return _look(*row)
+    return _result(*row)
 
 
-def _look_at_all(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Look | None:
-    """Look at the whole queue; return ``None`` if the first task in it belongs to none of the requested parts.
+def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) -> Poll | None:
+    """Poll the whole queue; return ``None`` if the first task in it belongs to none of the requested parts.
 
-    Reading one part after another takes much longer.
+    Polling one part after another takes much longer.
     """
     (every_ready, column, values), (every_waiting, *_) = ready.undivided(), waiting.undivided()
     parts = (each.first(column).scalar_subquery() for each in (every_ready, every_waiting))
     asked = select(*_moments(every_ready, every_waiting), utcnow(), *parts)
     row: Any = adapter.rows.execute(session, ready.spec, asked).one()
     *moments, first, next_ = row
-    seen = _look(*moments)
+    seen = _result(*moments)
     if first is not None:
         return seen if first in values else None
     return seen if not seen.early and (seen.due is None or next_ in values) else None
@@ -85,9 +80,9 @@ def _moments(ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElem
     return func.coalesce(first, early.scalar_subquery(), type_=moment.type), waits
 
 
-def _look(available: datetime | None, scheduled: datetime | None, now: datetime) -> Look:
+def _result(available: datetime | None, scheduled: datetime | None, now: datetime) -> Poll:
     waits = [max(each - now, timedelta(0)) for each in (available, scheduled) if each is not None]
-    return Look(min(waits, default=None), early=available is not None and available > now)
+    return Poll(min(waits, default=None), early=available is not None and available > now)
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
@@ -173,10 +168,10 @@ def still_held(session: Session, claims: Sequence[Claim]) -> set[Claim]:
     if not claims:
         return set()
     spec = spec_of(claims[0].entity)
-    adapter, held = open_(session, spec), Held(spec=spec)
+    adapter, fence = open_(session, spec), Fence(spec=spec)
     found: set[tuple[Any, ...]] = set()
     for some in adapter.keys.batches(spec, claims):
-        mine = Fenced(adapter, session, held, some).fence()
+        mine = FencedClaims(adapter, session, fence, some).criterion()
         read = select(*spec.primary_key, spec["attempt"], spec["claim_token"]).where(mine)
         found.update(tuple(row) for row in adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)))
     return {claim for claim in claims if (*claim.identity, claim.attempt, claim.token) in found}
@@ -193,7 +188,7 @@ def extend(session: Session, claims: Sequence[Claim], lease: timedelta) -> list[
     spec = spec_of(claims[0].entity)
     for kind in kinds_of(spec) if still else ():
         mine = [claim for claim in rest if claim in still]
-        lost = kind.extend(Fenced(open_(session, spec), session, Held(spec=spec, waits=False), mine), lease)
+        lost = kind.extend(FencedClaims(open_(session, spec), session, Fence(spec=spec, waits=False), mine), lease)
         still = {claim for claim in still if claim.identity not in lost}
     return [claim for claim in rest if claim not in still]
 

@@ -18,7 +18,7 @@ from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..model.columns import LONGEST_NAME
 from ..queue.spec import QueueSpec, Where
-from ..sql.selection import Pick, named_picks, picks
+from ..sql.selection import Pick, Step, named_picks, picks
 from ..transaction.connection import default_claimer
 from .session_criteria import scope_of
 
@@ -44,7 +44,7 @@ class Wanted:
         self.where = where
         self.order = _order(spec, order_by)
         self.options = options
-        self.steps = picks(spec, where, self.order)
+        self.steps: tuple[Step, ...] = picks(spec, where, self.order)
 
     def narrowed(self, where: Sequence[Where], *, named: bool = False) -> Wanted:
         """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
@@ -85,7 +85,7 @@ def check_order(adapter: Adapter, pick: Pick, order: Sequence[Any]) -> None:
         )
 
 
-def check(limit: int, lease: Lease) -> None:
+def check_claim(limit: int, lease: Lease) -> None:
     """Raise :class:`.ArgumentError` for an invalid limit or lease."""
     count("limit", limit)
     if lease is not None and lease != "default":

@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
+from .._support.engines import separate_session
 from .._support.error_text import key_text
 from ..dialects.base import Adapter
-from ..kinds.new_slots import apart
-from ..lifecycle.kind import kinds_of
+from ..lifecycle.kind import isolates_suspects, kinds_of
 from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
 from ..model.mixins import QueueMixin
 from ..model.registry import worker_table
@@ -23,7 +23,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import FINAL, Status
 from ..sql.attempts import ended
 from ..sql.clock import utcnow
-from ..sql.place import CAP, before, counted
+from ..sql.place import COUNTED, before, counted
 from ..sql.selection import Pick, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
@@ -163,7 +163,7 @@ def _obstacles(session: Session, seen: SeenTask) -> Iterator[Reason]:
 def _suspicion(seen: SeenTask) -> Iterator[Reason]:
     """Yield a reason if the task may have crashed a process, so that workers do not run it alongside others."""
     crashes, most = seen.values["crashes"], seen.spec.options.max_crashes
-    if not crashes or "message_key" in seen.spec.columns:  # relays publish messages in batches nevertheless
+    if not crashes or not isolates_suspects(seen.spec):
         return
     is_running = seen.values["status"] == Status.RUNNING and seen.values["available_at"] > seen.now
     if is_running:
@@ -178,15 +178,15 @@ def _suspicion(seen: SeenTask) -> Iterator[Reason]:
 
 
 def _unserved(session: Session, seen: SeenTask) -> Iterator[Reason]:
-    """Yield a reason if workers are registered, and according to their lanes no live one claims such tasks."""
+    """Yield a reason if workers are registered, and according to their handlers no live one claims such tasks."""
     if worker_table(seen.spec.table.metadata) is None:
         return
     live = (each for each in workers(session, seen.spec.entity) if each.is_live)
-    lanes = [lane for each in live for lane in each.lanes if lane.queue == seen.spec.table.fullname]
+    handlers = [handler for each in live for handler in each.handlers if handler.queue == seen.spec.table.fullname]
     function = seen.values.get("task")
-    if not lanes:
+    if not handlers:
         yield Reason(cause=Cause.UNSERVED, text="no live worker serves the queue")
-    elif function is not None and all(lane.functions and function not in lane.functions for lane in lanes):
+    elif function is not None and all(handler.functions and function not in handler.functions for handler in handlers):
         yield Reason(cause=Cause.UNSERVED, text=f"no live worker has registered the function {function!r}")
 
 
@@ -207,7 +207,7 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
         return None
     named = spec.key(identity)
     pick = Pick(spec=spec, state=(), where=(named,), order=(), limit=1, index=None, exact=True)
-    with apart(session, spec) as own:
+    with separate_session(session, spec.bind_arguments) as own:
         if not adapter.rows.exists(own, spec, named):
             return Reason(cause=Cause.UNCOMMITTED, text="it is not committed: only this transaction sees it")
         own.rollback()
@@ -228,7 +228,7 @@ def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reaso
     lately = _lately(adapter, spec)
     counts = [each.label(None) for each in (*(counted(spec, *criteria) for criteria in ranges), *lately)]
     found = adapter.rows.execute(session, spec, select(*counts)).one()
-    ahead = min(sum(found[: len(ranges)]), CAP)
+    ahead = min(sum(found[: len(ranges)]), COUNTED)
     if ahead:
         done = found[-1] if lately else 0
         yield _behind(ahead, timedelta(seconds=round(60 * ahead / done)) if done else None)
@@ -240,7 +240,7 @@ def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
     if history is not None:
         table, columns = history.table, {"one": history.table.c.id}
         ways = [each for each in AttemptOutcome if each is not AttemptOutcome.CRASHED]  # these ended some time before
-        rows = ended(table, spec.table.fullname, ways, columns, table.c.finished_at >= since, cap=None).limit(CAP)
+        rows = ended(table, spec.table.fullname, ways, columns, table.c.finished_at >= since, cap=None).limit(COUNTED)
         return [select(func.count()).select_from(rows.subquery()).scalar_subquery()]
     return [counted(spec, spec["finished_at"] >= since)] if finds_finished(adapter, spec) else []
 
@@ -259,7 +259,11 @@ def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:
 
 def _behind(ahead: int, estimate: timedelta | None) -> Reason:
     number = (
-        f"{ahead:,} tasks or more come" if ahead == CAP else "1 task comes" if ahead == 1 else f"{ahead:,} tasks come"
+        f"{ahead:,} tasks or more come"
+        if ahead == COUNTED
+        else "1 task comes"
+        if ahead == 1
+        else f"{ahead:,} tasks come"
     )
     takes = "" if estimate is None else f", which takes {estimate} at the rate of the last minute"
     return Reason(cause=Cause.ORDER, text=f"{number} first{takes}", ahead=ahead, estimate=estimate)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ..worker.database.backoff import Backoff, keep_running
+from ..worker.database.backoff import keep_running
 from ..worker.database.deadlines import transaction_limit
+from ..worker.fetching.base import BaseFetcher
 from ..worker.fetching.context import WorkerContext
 from ..worker.fetching.poller import Poller
 from ..worker.fetching.readiness import Readiness
@@ -19,8 +20,10 @@ from .delivery import Delivery
 from .message_claims import claim_messages
 
 
-class RelayLane:
+class RelayFetcher(BaseFetcher):
     """Publishes batches one after the other; the next is claimed after the outcomes of the last are written."""
+
+    slots = 1
 
     def __init__(self, handler: Handler, context: WorkerContext, delivery: Delivery) -> None:
         self._handler = handler
@@ -39,25 +42,13 @@ class RelayLane:
         """Whether no batch is being claimed or published."""
         return not self._busy
 
-    @property
-    def is_still(self) -> bool:
-        """Whether nothing is being published."""
-        return not self._busy
-
-    @property
-    def slots(self) -> int:
-        """One: batches are published one after the other."""
-        return 1
-
     def resize(self, slots: int) -> None:
         """Ignore ``slots``: the order of messages allows no more than one batch at a time."""
 
     def hold(self) -> None:
-        """Claim nothing more until :meth:`resume`."""
         self._free.clear()
 
     def resume(self) -> None:
-        """Claim again."""
         self._free.set()
 
     def drain(self) -> None:
@@ -80,8 +71,7 @@ class RelayLane:
 
     async def run(self) -> None:
         """Claim and publish until :meth:`drain`, through outages of the database."""
-        what, adapter = f"claim {self._handler.entity.__name__}", self._context.adapter(self._handler.spec)
-        await keep_running(self._turn, lambda: self._draining, Backoff(what, self._context.reports, adapter))
+        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self._handler))
 
     async def _turn(self) -> None:
         await self._free.wait()

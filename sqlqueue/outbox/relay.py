@@ -20,7 +20,7 @@ from ..worker.fetching.context import WorkerContext
 from ..worker.handling.handlers import Handler, handler_of, is_coroutine
 from ..worker.handling.outcomes import RELEASED, Outcome, write_outcomes
 from .delivery import Delivery
-from .fetcher import RelayLane
+from .fetcher import RelayFetcher
 from .message_claims import claim_messages, outbox_of
 from .order import is_first
 
@@ -128,8 +128,8 @@ class Relay(Worker):
             if job.claim in lost:
                 self.reports.lost(job)
 
-    def _fetcher(self, handler: Handler, context: WorkerContext) -> Any:
-        return RelayLane(handler, context, self._deliver())
+    def _fetcher(self, handler: Handler, context: WorkerContext) -> RelayFetcher:
+        return RelayFetcher(handler, context, self._deliver())
 
 
 def _one(publish: Callable[[list[M]], Any]) -> Callable[[M], object]:

@@ -15,7 +15,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import SQLCoreOperations
 
 from .._support.exc import ArgumentError, ConfigurationError
-from .._support.statement_cache import Memo
+from .._support.statement_cache import StatementCache
 from .options import QueueOptions
 
 QUEUE_ROLES = (
@@ -77,9 +77,9 @@ class QueueSpec:
         return self.columns[role]
 
     @cached_property
-    def made(self) -> Memo:
+    def made(self) -> StatementCache:
         """The cache of statements about this queue whose rows are parameters."""
-        return Memo()
+        return StatementCache()
 
     @cached_property
     def bind_arguments(self) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dialects.parts.requests import Answer
+from ..dialects.parts.requests import StatementResult
 
 
-def response(answer: Answer, limit: int) -> str:
+def response(answer: StatementResult, limit: int) -> str:
     """Return the result as JSON, with the rows that fit in ``limit`` characters.
 
     The others are read too, so that the statement runs to its end.

@@ -19,8 +19,8 @@ from ..queue.spec import QueueSpec, spec_of
 from .ledger import innermost, lineage
 
 _KEY = "sqlqueue.news"
-Listener = Callable[[], None]
-_listeners: defaultdict[str, set[Listener]] = defaultdict(set)
+Callback = Callable[[], None]
+_callbacks: defaultdict[str, set[Callback]] = defaultdict(set)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,15 +52,15 @@ def channel_of(spec: QueueSpec) -> str:
     return spec.table.fullname
 
 
-def subscribe(names: Iterable[str], listener: Listener) -> Callable[[], None]:
-    """Call ``listener``, on any thread, on notifications with these names.  Returns a function that unsubscribes."""
+def subscribe(names: Iterable[str], callback: Callback) -> Callable[[], None]:
+    """Call ``callback``, on any thread, on notifications with these names.  Returns a function that unsubscribes."""
     names = tuple(names)
     for name in names:
-        _listeners[name].add(listener)
+        _callbacks[name].add(callback)
 
     def unsubscribe() -> None:
         for name in names:
-            _listeners[name].discard(listener)
+            _callbacks[name].discard(callback)
 
     return unsubscribe
 
@@ -68,8 +68,8 @@ def subscribe(names: Iterable[str], listener: Listener) -> Callable[[], None]:
 def spread(names: Iterable[str]) -> None:
     """Call the listeners of ``names`` in this process."""
     for name in names:
-        for listener in tuple(_listeners.get(name, ())):
-            listener()
+        for callback in tuple(_callbacks.get(name, ())):
+            callback()
 
 
 def _announce_new(session: Session, *_: object) -> None:

@@ -60,8 +60,8 @@ def fill(sessions: sessionmaker[Any]) -> None:
 def register(sessions: sessionmaker[Any], *names: str, ago: timedelta = timedelta(0)) -> None:
     """Write rows of workers that reported some time ago."""
     seen_at = datetime.now(UTC) - ago
-    lanes = [{"queue": "email", "functions": None, "whole": True, "slots": 4, "busy": 3}]
-    facts = {"host": "web-1", "process": 7, "started_at": seen_at, "seen_at": seen_at, "lanes": lanes}
+    handlers = [{"queue": "email", "functions": None, "whole": True, "slots": 4, "busy": 3}]
+    facts = {"host": "web-1", "process": 7, "started_at": seen_at, "seen_at": seen_at, "handlers": handlers}
     with sessions.begin() as session:
         session.add_all(
             LiveWorker(id=f"id-{number}-{name[:5]}", name=name, **facts) for number, name in enumerate(names)

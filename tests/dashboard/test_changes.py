@@ -97,7 +97,7 @@ def test_a_change_that_failed_says_so_without_the_databases_error(app: TestClien
 
 
 def test_changes_that_ended_long_ago_are_forgotten(app: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlqueue.dashboard.changes.MOST", 2)
+    monkeypatch.setattr("sqlqueue.dashboard.changes.MAX_CHANGES", 2)
     with app:
         pages = [
             app.post("/queue/email/cancel", data={"key": key}, follow_redirects=False).headers["location"]

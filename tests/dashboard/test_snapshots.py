@@ -63,7 +63,7 @@ def test_a_snapshot_is_read_again_when_its_time_is_over(bound: str, monkeypatch:
 
 
 def test_the_oldest_snapshot_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MOST", 2)
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 2)
 
     async def look(kept: Snapshots, source: Source) -> list[int]:
         return [await kept.get(key, source.quickly, 60) for key in ("a", "b", "c", "c", "b", "a")]

@@ -13,18 +13,18 @@ from sqlqueue.kinds.new_slots import introduce
 from sqlqueue.model.registry import worker_table
 from sqlqueue.operations.claiming import Claimer, _claim_due
 from sqlqueue.operations.history import count_old_attempts
-from sqlqueue.operations.upkeep import next_due
 from sqlqueue.operations.wanted import Wanted
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.sql.clock import utcnow
 from sqlqueue.sql.selection import picks
 from sqlqueue.worker.process import registration
-from tests.dialects.recorder import LANES
+from tests.dialects.recorder import HANDLERS
 from tests.dialects.session_calls import MINUTE, Call, claims, locked, why
 from tests.support import history as past
 from tests.support.fleet import Errand, Fleet
 from tests.support.models import Chore, Dispatch, Message, Outgoing, Ping, Report, Visit
+from tests.support.polling import next_due
 
 
 def recurring() -> Iterator[tuple[str, Call]]:
@@ -112,7 +112,7 @@ def history() -> Iterator[tuple[str, Call]]:
 def registry() -> Iterator[tuple[str, Call]]:
     spec, table = Errand.__queue_spec__, worker_table(Fleet.metadata)
     facts = {"id": "x", "name": "a", "host": "b", "process": 7, "version": "1", "last_claim_at": None, "memory": 9}
-    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "lanes": LANES}
+    row = {**facts, "started_at": utcnow(-MINUTE), "seen_at": utcnow(), "handlers": HANDLERS}
     yield "Fleet.report", lambda s: registration._report(s, spec, table, row)
     yield "Fleet.read", lambda s: registration._read(s, spec, table, "x")
     yield "Fleet.leave", lambda s: registration._leave(s, spec, table, "x")

@@ -16,7 +16,7 @@ from sqlalchemy.pool import StaticPool
 
 KEY = uuid.UUID(int=7)
 ROWID = "AAAShYAAFAAAAC9AAA"
-LANES = [{"queue": "errand_of_fleet", "functions": None, "whole": True, "slots": 1, "busy": 0}]
+HANDLERS = [{"queue": "errand_of_fleet", "functions": None, "whole": True, "slots": 1, "busy": 0}]
 
 
 class Cursor:
@@ -139,7 +139,7 @@ def _value(engine: Engine, name: str, kind: Any) -> Any:
 
 def _json(engine: Engine, name: str, kind: Any) -> Any:
     """Return JSON as the driver does: decoded, or as text for SQLAlchemy to decode."""
-    if name != "lanes":
+    if name != "handlers":
         return None
     is_decoded = kind.dialect_impl(engine.dialect).result_processor(engine.dialect, None) is None
-    return LANES if is_decoded else json.dumps(LANES)
+    return HANDLERS if is_decoded else json.dumps(HANDLERS)

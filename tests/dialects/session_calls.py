@@ -13,7 +13,7 @@ from sqlqueue import Claim, QueueSession, Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.pausing import not_paused
-from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
+from sqlqueue.operations.upkeep import extend, postpone, promote
 from tests.dialects.recorder import KEY
 from tests.support import history as past
 from tests.support.models import (
@@ -32,6 +32,7 @@ from tests.support.models import (
     Ticket,
     Visit,
 )
+from tests.support.polling import next_due
 
 Call = Callable[[QueueSession], Any]
 MINUTE = timedelta(minutes=1)

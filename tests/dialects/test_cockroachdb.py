@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlqueue.dialects.cockroachdb import plan_of
-from sqlqueue.dialects.parts.plans import Plan
+from sqlqueue.dialects.parts.plans import QueryPlan
 
 IN_ORDER = """
 distribution: local
@@ -47,10 +47,12 @@ vectorized: true
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
-        pytest.param(IN_ORDER, Plan(indexes=frozenset({"email_pkey", "ix_email_ready"}), sorted=0), id="in order"),
-        pytest.param(SORTED, Plan(indexes=frozenset({"email_pkey"}), sorted=1), id="sorted"),
-        pytest.param(SORTED.replace("top-k", "sort"), Plan(indexes=frozenset({"email_pkey"}), sorted=1), id="no limit"),
+        pytest.param(IN_ORDER, QueryPlan(indexes=frozenset({"email_pkey", "ix_email_ready"}), sorted=0), id="in order"),
+        pytest.param(SORTED, QueryPlan(indexes=frozenset({"email_pkey"}), sorted=1), id="sorted"),
+        pytest.param(
+            SORTED.replace("top-k", "sort"), QueryPlan(indexes=frozenset({"email_pkey"}), sorted=1), id="no limit"
+        ),
     ],
 )
-def test_a_plan_is_read(text: str, plan: Plan) -> None:
+def test_a_plan_is_read(text: str, plan: QueryPlan) -> None:
     assert plan_of(text.splitlines()) == plan

@@ -27,10 +27,11 @@ from sqlqueue import (
 )
 from sqlqueue.dialects import adapters
 from sqlqueue.operations.pausing import not_paused
-from sqlqueue.operations.upkeep import extend, next_due, postpone, promote
+from sqlqueue.operations.upkeep import extend, postpone, promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
+from tests.support.polling import next_due
 
 MOST = 2_100
 MANY = 800

@@ -19,11 +19,12 @@ from sqlalchemy.orm.exc import FlushError
 from sqlqueue import ArgumentError, Claim, ClaimLostError, QueueMixin, QueueSession
 from sqlqueue.dialects import adapter_for, adapters
 from sqlqueue.operations.pausing import not_paused
-from sqlqueue.operations.upkeep import extend, next_due
+from sqlqueue.operations.upkeep import extend
 from sqlqueue.transaction.ledger import Hold, ledger_of
 from tests.dialects.recorder import recording_engine
 from tests.dialects.test_pinned import ENGINES
 from tests.support.models import Document, Film, Mail, Report, Seat, Task, Visit
+from tests.support.polling import next_due
 
 MANY = 2_500
 MOST_IN_A_LIST = 1_000

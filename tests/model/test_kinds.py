@@ -39,7 +39,7 @@ class Reviews(Kind):
 
 
 REVIEWS = Reviews(
-    columns={"reviewer": lambda _: optional(key_type(20)), "rounds": lambda _: counter(0)},
+    columns={"reviewer": lambda _: optional(key_type(20)), "rounds": lambda _: counter()},
     checks={"reviewer": checks.key},
     untold=("rounds",),
 )

@@ -15,7 +15,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.pool import NullPool
 
 from sqlqueue import ArgumentError
-from sqlqueue.dialects.parts.requests import Answer
+from sqlqueue.dialects.parts.requests import StatementResult
 from sqlqueue.sqltasks import RequestFailed, SQLTaskDatabase, SQLTaskScheduler
 from sqlqueue.sqltasks.execution import RequestExecutor, Users
 from sqlqueue.sqltasks.response import response
@@ -92,7 +92,7 @@ def test_values_without_a_json_type_become_text(sync_db: Database) -> None:
 def test_any_value_of_any_driver_makes_a_valid_response() -> None:
     odd = [float("nan"), float("inf"), -float("inf"), b"\x00\xff", memoryview(b"\x01"), "\ud800 \0", 10**50]
     nested = [{"a": float("nan"), 1: [timedelta(days=2)]}, (1, None)]
-    found = json.loads(response(Answer([(f"c\ud800{n}", "") for n in range(9)], [[*odd, *nested]], 0), 1_000))
+    found = json.loads(response(StatementResult([(f"c\ud800{n}", "") for n in range(9)], [[*odd, *nested]], 0), 1_000))
     (row,) = found["rows"]
     assert row == [
         *["NaN", "Infinity", "-Infinity", "00ff", "01", "\ufffd \0", 10**50, {"a": "NaN", "1": ["2 days, 0:00:00"]}],

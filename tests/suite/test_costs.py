@@ -21,12 +21,13 @@ from sqlalchemy import delete, event, insert, text
 from sqlalchemy.engine.interfaces import CacheStats
 
 from sqlqueue import Claim, claim_of, utcnow
-from sqlqueue.operations.upkeep import extend, next_due, promote
+from sqlqueue.operations.upkeep import extend, promote
 from sqlqueue.worker.process import registration
 from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
 from tests.support.harness import Actor, Database
 from tests.support.history import Parcel, archive
 from tests.support.models import Document, Film, Listing, Mail, Report, Seat, Spool, Task, Visit
+from tests.support.polling import next_due
 from tests.support.rows import PAST, rows
 
 __all__ = ["archive", "fleet"]
@@ -184,7 +185,7 @@ def of_workers() -> Iterator[tuple[str, Scene]]:
 
 def registers(many: int) -> Scene:
     def scene(db: Database, number: int) -> Call:
-        facts = {"host": "a", "process": 7, "lanes": [], "started_at": PAST, "seen_at": PAST}
+        facts = {"host": "a", "process": 7, "handlers": [], "started_at": PAST, "seen_at": PAST}
         with db.engine.begin() as connection:
             connection.execute(delete(FleetWorker))
             names = [f"worker {n}" for n in range(many)]
@@ -195,7 +196,7 @@ def registers(many: int) -> Scene:
 
 
 def reports(session: Any, key: str) -> None:
-    facts = {"seen_at": utcnow(), "lanes": [], "last_claim_at": None, "memory": None}
+    facts = {"seen_at": utcnow(), "handlers": [], "last_claim_at": None, "memory": None}
     registration._report(session, Errand.__queue_spec__, FleetWorker.__table__, {"id": key, **facts})
 
 

@@ -13,12 +13,12 @@ from sqlalchemy import select
 from sqlqueue._support.claim import WorkerTokens
 from sqlqueue.operations.claiming import claim_wanted
 from sqlqueue.operations.crashes import Crash, recover
-from sqlqueue.operations.upkeep import next_due
 from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
 from tests.support.harness import Database
 from tests.support.models import Ledger, Listing, Report, Task
+from tests.support.polling import next_due
 from tests.support.processes import Processes
 from tests.support.rows import PAST, TOMORROW, clock, count, end_leases, row, rows
 
@@ -145,7 +145,7 @@ def test_tasks_that_crashed_too_many_processes_have_the_number_in_their_error(sy
         found = session.run(recover, spec_of(Task), Crash(tokens.worker, -9, (), complete=False))
         errors = {task.id: task.error for task in session.scalars(select(Task))}
     assert [claim.identity for claim in found.suspects] == [(1,), (2,)]
-    assert [claim.identity for claim in found.convicted] == [(4,), (6,)]
+    assert [claim.identity for claim in found.discarded] == [(4,), (6,)]
     assert [errors[n].partition(":")[0] for n in (4, 6)] == ["crashed 3 processes", "crashed 5 processes"]
 
 

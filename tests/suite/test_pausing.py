@@ -16,7 +16,7 @@ import sqlqueue
 from sqlqueue import ArgumentError, ConfigurationError, PauseMixin, QueueMixin
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.pausing import not_paused
-from sqlqueue.operations.upkeep import look
+from sqlqueue.operations.upkeep import poll
 from tests.suite.simultaneous import simultaneously
 from tests.support.harness import Database
 from tests.support.models import Mail, Notice, QueuePause, Reminder, Task
@@ -235,7 +235,7 @@ def test_any_number_of_topics_may_be_paused(sync_db: Database) -> None:
     with sync_db.begin() as actor:
         assert [mail.topic for mail in actor.claim_many(Mail, *where, limit=5)] == ["open"]
     with sync_db.begin() as actor:
-        due = actor.run(look, Mail, *where).due  # the heartbeat's; there is no other query
+        due = actor.run(poll, Mail, *where).due  # the heartbeat's; there is no other query
         assert due is not None
         assert due > timedelta(0)
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import column, insert, select, table, update
 
-from sqlqueue.operations.upkeep import look, next_due, postpone
+from sqlqueue.operations.upkeep import poll, postpone
 from tests.support.harness import Database
 from tests.support.models import Mail, Report, Seat, Task, Ticket
+from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, clock, ids, waited, without_waiting, zones
 from tests.support.workers import statuses
 
@@ -126,9 +127,9 @@ def test_next_due_returns_the_time_of_the_next_task(db: Database) -> None:
     for each in zones(db):
         due = each.session().run(next_due, Task)
         assert HOUR < due <= 2 * HOUR
-        assert each.session().run(look, Task).early
+        assert each.session().run(poll, Task).early
     by_plain_sql(db, Task, name="now")
-    assert db.session().run(look, Task) == (timedelta(0), False)
+    assert db.session().run(poll, Task) == (timedelta(0), False)
 
 
 def test_statistics_count_waiting_tasks(sync_db: Database) -> None:

@@ -11,11 +11,12 @@ from sqlqueue import Claim, Status
 from sqlqueue.diagnostics.query_plans import unserved
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.upkeep import next_due, promote
+from sqlqueue.operations.upkeep import promote
 from sqlqueue.sql.clock import NEVER
 from tests.suite.reading import DUE, FEW, HOUR, MANY, OLD, READY, Call, efforts, growing, key_of, stored, to_be_found
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Parcel, Seat
+from tests.support.polling import next_due
 from tests.support.rows import TOMORROW, clock
 
 MODELS = pytest.mark.parametrize("model", [Mail, Parcel, Seat], ids=lambda model: model.__name__)

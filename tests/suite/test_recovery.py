@@ -30,7 +30,7 @@ def claimed(db: Database, count: int, tokens: WorkerTokens | None = None) -> Seq
 
 def crash(db: Database, tokens: WorkerTokens, *running: Task) -> None:
     """The process with these tokens has died while it ran these tasks."""
-    started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, charged=False) for task in running]
+    started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, counted=False) for task in running]
     with db.begin() as actor:
         actor.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))
 

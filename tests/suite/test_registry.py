@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select
 from typer.testing import CliRunner
 
-from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, Lane, Severity, check
+from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, HandlerInfo, Severity, check
 from sqlqueue.cli import application
 from sqlqueue.model.registry import worker_table
 from tests.support.fleet import Call, Errand, Fleet, FleetWorker, fleet, sync_fleet
@@ -21,18 +21,20 @@ from tests.support.rows import clock
 __all__ = ["fleet", "sync_fleet"]
 
 
-def lane(queue: str, *functions: str) -> dict[str, Any]:
+def handler(queue: str, *functions: str) -> dict[str, Any]:
     known = list(functions) or None
     return {"queue": queue, "functions": known, "whole": not functions, "slots": 4, "busy": 1}
 
 
-def register(db: Database, name: str, *lanes: dict[str, Any], ago: float = 0) -> None:
+def register(db: Database, name: str, *handlers: dict[str, Any], ago: float = 0) -> None:
     """Write the row of a worker that reported the given number of seconds ago."""
     seen_at = clock(db) - timedelta(seconds=ago)
     facts = {"name": name, "host": "web-1", "process": 7, "version": "1.2", "memory": 5_000_000_000}
     with db.engine.begin() as connection:
         connection.execute(
-            insert(FleetWorker).values(id=f"id-{name}", started_at=seen_at, seen_at=seen_at, lanes=list(lanes), **facts)
+            insert(FleetWorker).values(
+                id=f"id-{name}", started_at=seen_at, seen_at=seen_at, handlers=list(handlers), **facts
+            )
         )
 
 
@@ -42,17 +44,17 @@ def written(db: Database, column: Any) -> dict[str, Any]:
 
 
 def test_workers_by_name_and_by_queue(fleet: Database) -> None:
-    register(fleet, "b", lane("errand_of_fleet"), lane("fleet_call", "shop.mail"))
-    register(fleet, "a", lane("errand_of_fleet"), ago=34)
-    register(fleet, "c", lane("errand_of_fleet"), ago=36)
+    register(fleet, "b", handler("errand_of_fleet"), handler("fleet_call", "shop.mail"))
+    register(fleet, "a", handler("errand_of_fleet"), ago=34)
+    register(fleet, "c", handler("errand_of_fleet"), ago=36)
     with fleet.begin() as session:
         found = session.workers(Fleet)
         assert [each.name for each in session.workers(Call)] == ["b"]
     assert [(each.name, each.is_live) for each in found] == [("a", True), ("b", True), ("c", False)]
     worker = found[1]
-    assert worker.lanes == (
-        Lane(queue="errand_of_fleet", functions=None, whole=True, slots=4, busy=1),
-        Lane(queue="fleet_call", functions=("shop.mail",), whole=False, slots=4, busy=1),
+    assert worker.handlers == (
+        HandlerInfo(queue="errand_of_fleet", functions=None, whole=True, slots=4, busy=1),
+        HandlerInfo(queue="fleet_call", functions=("shop.mail",), whole=False, slots=4, busy=1),
     )
     assert (worker.slots, worker.busy, worker.idle) == (8, 2, 6)
     assert (worker.host, worker.process, worker.version, worker.memory) == ("web-1", 7, "1.2", 5_000_000_000)
@@ -61,7 +63,7 @@ def test_workers_by_name_and_by_queue(fleet: Database) -> None:
 
 def test_of_many_workers_those_that_reported_last(fleet: Database) -> None:
     for name, ago in (("a", 3), ("b", 20), ("c", 1), ("d", 30)):
-        register(fleet, name, lane("errand_of_fleet"), ago=ago)
+        register(fleet, name, handler("errand_of_fleet"), ago=ago)
     with fleet.begin() as session:
         assert [each.name for each in session.workers(Fleet, limit=2)] == ["a", "c"]
         assert [each.name for each in session.workers(Fleet, limit=None)] == ["a", "b", "c", "d"]
@@ -70,26 +72,26 @@ def test_of_many_workers_those_that_reported_last(fleet: Database) -> None:
 
 
 def test_the_number_of_calls_is_of_a_worker_and_not_of_a_queue(fleet: Database) -> None:
-    register(fleet, "both", lane("errand_of_fleet"), lane("fleet_call"))
-    register(fleet, "calls", lane("fleet_call"))
+    register(fleet, "both", handler("errand_of_fleet"), handler("fleet_call"))
+    register(fleet, "calls", handler("fleet_call"))
     with fleet.begin() as session:
         assert session.set_concurrency(Errand, 3) == 1
     assert written(fleet, FleetWorker.concurrency) == {"both": 3, "calls": None}
 
 
 def test_unserved_queues_are_reported(fleet: Database) -> None:
-    register(fleet, "dead", lane("errand_of_fleet"), ago=36)
+    register(fleet, "dead", handler("errand_of_fleet"), ago=36)
     with fleet.begin() as session:
         assert session.unserved(Fleet) == [Errand, Call]
-    register(fleet, "live", lane("fleet_call", "shop.mail"))
+    register(fleet, "live", handler("fleet_call", "shop.mail"))
     with fleet.begin() as session:
         assert session.unserved(Fleet) == [Errand]
         assert session.unserved(Call) == []
 
 
 def test_check_reports_them(sync_fleet: Database) -> None:
-    register(sync_fleet, "dead", lane("errand_of_fleet"), ago=36)
-    register(sync_fleet, "live", lane("fleet_call"))
+    register(sync_fleet, "dead", handler("errand_of_fleet"), ago=36)
+    register(sync_fleet, "live", handler("fleet_call"))
     with sync_fleet.engine.connect() as connection:
         (found,) = [each for each in check(connection, Fleet) if each.code == "unserved-queue"]
     assert (found.severity, found.table) == (Severity.NOTE, "errand_of_fleet")
@@ -100,9 +102,9 @@ def test_check_reports_them(sync_fleet: Database) -> None:
 
 
 def test_commands_reach_live_workers(fleet: Database) -> None:
-    register(fleet, "a", lane("errand_of_fleet"))
-    register(fleet, "b", lane("fleet_call"))
-    register(fleet, "dead", lane("errand_of_fleet"), ago=36)
+    register(fleet, "a", handler("errand_of_fleet"))
+    register(fleet, "b", handler("fleet_call"))
+    register(fleet, "dead", handler("errand_of_fleet"), ago=36)
     with fleet.begin() as session:
         assert session.drain_workers(Errand) == 1
         assert session.stop_workers(Fleet, "b") == 1
@@ -125,7 +127,7 @@ def test_without_a_model_for_workers(db: Database) -> None:
 
 
 def test_the_command(sync_fleet: Database) -> None:
-    register(sync_fleet, "ada", lane("errand_of_fleet"))
+    register(sync_fleet, "ada", handler("errand_of_fleet"))
     url = sync_fleet.url.render_as_string(hide_password=False)
 
     def called(*arguments: str) -> Any:
@@ -154,10 +156,10 @@ def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
             return [(reason.cause, reason.text) for reason in session.why(task).reasons]
 
     unserved = [(Cause.UNSERVED, "no live worker serves the queue")]
-    register(fleet, "dead", lane("errand_of_fleet"), lane("fleet_call", "shop.mail"), ago=36)
+    register(fleet, "dead", handler("errand_of_fleet"), handler("fleet_call", "shop.mail"), ago=36)
     assert causes(errand) == causes(call) == unserved
-    register(fleet, "other", lane("errand_of_fleet"), lane("fleet_call", "shop.bill"))
+    register(fleet, "other", handler("errand_of_fleet"), handler("fleet_call", "shop.bill"))
     assert [cause for cause, _ in causes(errand)] == [Cause.READY]
     assert causes(call) == [(Cause.UNSERVED, "no live worker has registered the function 'shop.mail'")]
-    register(fleet, "right", lane("fleet_call", "shop.mail"))
+    register(fleet, "right", handler("fleet_call", "shop.mail"))
     assert [cause for cause, _ in causes(call)] == [Cause.READY]

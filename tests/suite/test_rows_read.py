@@ -10,10 +10,11 @@ import pytest
 from sqlqueue import Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.upkeep import exhausted, next_due, promote
+from sqlqueue.operations.upkeep import exhausted, promote
 from tests.suite.reading import DUE, FEW, HOUR, MANY, READY, Call, efforts, growing, stored, to_be_found
 from tests.support.harness import Database
 from tests.support.models import Job, Task
+from tests.support.polling import next_due
 from tests.support.rows import PAST, TOMORROW, rows
 
 

@@ -13,10 +13,11 @@ from sqlalchemy import Identity, Integer, String, event
 from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
-from sqlqueue.operations.upkeep import next_due, promote
+from sqlqueue.operations.upkeep import promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.models import Base
+from tests.support.polling import next_due
 from tests.support.rows import PAST, rows
 
 

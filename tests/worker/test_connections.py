@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import Session
 
 from sqlqueue.worker.database import database_of
-from sqlqueue.worker.database.base import AT_ONCE
+from sqlqueue.worker.database.base import MAX_TRANSACTIONS
 from sqlqueue.worker.database.shared import SharedConnections
 from sqlqueue.worker.reporting.health import Pulse
 from tests.support.harness import Database
@@ -92,7 +92,7 @@ def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
 
 
 def test_a_worker_has_few_transactions_at_a_time(db: Database) -> None:
-    variant = db.variant(pool_size=2 * AT_ONCE)
+    variant = db.variant(pool_size=2 * MAX_TRANSACTIONS)
     database = database_of(variant.sessions(), Pulse())
     most = running = 0
 
@@ -102,18 +102,18 @@ def test_a_worker_has_few_transactions_at_a_time(db: Database) -> None:
         running += 1
         most = max(most, running)
         until = time.monotonic() + PATIENCE
-        while most < AT_ONCE and time.monotonic() < until:
+        while most < MAX_TRANSACTIONS and time.monotonic() < until:
             _sleep(0.05, is_async=db.is_async)
         _sleep(0.2, is_async=db.is_async)  # time in which more could begin
         running -= 1
 
     async def ask() -> None:
-        await asyncio.gather(*(database.run(work, timedelta(seconds=60)) for _ in range(2 * AT_ONCE)))
+        await asyncio.gather(*(database.run(work, timedelta(seconds=60)) for _ in range(2 * MAX_TRANSACTIONS)))
         await database.end(5)
         await database.dispose({variant.session_engine})
 
     asyncio.run(ask())
-    assert most == AT_ONCE
+    assert most == MAX_TRANSACTIONS
 
 
 def _sleep(seconds: float, *, is_async: bool) -> None:

@@ -58,11 +58,10 @@ def test_a_process_at_its_limit_is_replaced(
 
 def test_the_limits_of_processes_differ() -> None:
     """Processes are therefore not all replaced at the same moment."""
-    some = supervisor.children(lambda _: Worker(sessionmaker()), 4, Limits(1_000, 400))
+    some = supervisor.supervised_processes(lambda _: Worker(sessionmaker()), 4, Limits(1_000, 400))
     assert [child.limits for child in some] == [(1_000, 400), (1_025, 390), (1_050, 380), (1_075, 370)]
-    assert [child.limits for child in supervisor.children(lambda _: Worker(sessionmaker()), 2, UNLIMITED)] == [
-        UNLIMITED
-    ] * 2
+    unlimited = supervisor.supervised_processes(lambda _: Worker(sessionmaker()), 2, UNLIMITED)
+    assert [child.limits for child in unlimited] == [UNLIMITED] * 2
 
 
 def test_sigterm_ends_a_command_that_is_still_starting(tmp_path: Path) -> None:

@@ -45,8 +45,14 @@ def test_a_worker_registers_itself(
     running = workers.start(worker)
     (info,) = eventually(lambda: [each for each in registered(fleet) if each.busy])
     assert (info.name, info.process, info.version, info.is_live) == ("ada", os.getpid(), "1.2", True)
-    (lane,) = info.lanes
-    assert (lane.queue, lane.functions, lane.whole, lane.slots, lane.busy) == ("errand_of_fleet", None, True, 3, 1)
+    (handler,) = info.handlers
+    assert (handler.queue, handler.functions, handler.whole, handler.slots, handler.busy) == (
+        "errand_of_fleet",
+        None,
+        True,
+        3,
+        1,
+    )
     assert info.memory
     assert info.last_claim_at
     assert timedelta(0) <= clock(fleet) - info.started_at < timedelta(minutes=1)
@@ -67,7 +73,7 @@ def test_functions_are_named(sync_fleet: Database, workers: Workers) -> None:
     worker.task(Call, name="shop.bill")(lambda: None)
     running = workers.start(worker)
     (info,) = eventually(lambda: registered(sync_fleet))
-    assert info.lanes[0].functions == ("shop.bill", "shop.mail")
+    assert info.handlers[0].functions == ("shop.bill", "shop.mail")
     running.stop()
 
 
@@ -82,7 +88,7 @@ def test_drain_waits_for_what_runs_and_claims_no_more(
     eventually(lambda: registered(fleet))
     with fleet.begin() as session:
         assert session.drain_workers(Errand) == 1
-    eventually(lambda: worker._run is not None and worker._run._stopping.is_made)
+    eventually(lambda: worker._run is not None and worker._run._stopping._made.is_set())
     assert not running.ended
     blocking.release()
     running.wait()
@@ -140,7 +146,7 @@ def test_dead_workers_are_forgotten(sync_fleet: Database, workers: Workers, monk
     monkeypatch.setattr(registration, "EVERY", timedelta(seconds=0.1))
     worker = workers.make(name="ada")
     worker.handler(Errand)(without_session(sync_fleet))
-    dead = {"name": "dead", "host": "", "process": 1, "lanes": []}
+    dead = {"name": "dead", "host": "", "process": 1, "handlers": []}
     now = clock(sync_fleet)
     with sync_fleet.engine.begin() as connection:
         for key, age in (("old", 61), ("young", 59)):

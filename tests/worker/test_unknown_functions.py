@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sqlqueue.operations.upkeep import next_due, promote
+from sqlqueue.operations.upkeep import promote
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger
+from tests.support.polling import next_due
 from tests.support.processes import Processes
 from tests.support.rows import TOMORROW, clock, count, rows
 from tests.support.workers import Workers, eventually, statuses

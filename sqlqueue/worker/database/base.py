@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
+from ..._support.engines import with_own_pool
 from ..._support.exc import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Work: TypeAlias = Callable[[Session], R]
-AT_ONCE = 8
+MAX_TRANSACTIONS = 8
 """The maximum number of the worker's own concurrent transactions, regardless of the number of queues."""
 Begun: TypeAlias = Callable[[], None]
 Heard: TypeAlias = Callable[[set[str]], bool]
@@ -51,8 +52,8 @@ class Database(Protocol):
 
         Raises :class:`.NoResponse` if that takes longer than ``within``.
 
-        At most :data:`AT_ONCE` run at a time.  Cancelling the caller does not interrupt it: an interrupted driver would
-        leave work behind on an event loop that is about to be closed.
+        At most :data:`MAX_TRANSACTIONS` run at a time.  Cancelling the caller does not interrupt it: an interrupted
+        driver would leave work behind on an event loop that is about to be closed.
         """
         ...
 
@@ -102,13 +103,7 @@ class OwnConnections(Protocol):
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
     """Return a copy of ``engine`` with a pool of its own, the same one at each call with ``engines``."""
     if engine not in engines:
-        engines[engine] = own = Engine(
-            engine.pool.recreate(),
-            engine.dialect,
-            engine.url,
-            execution_options=engine.get_execution_options(),
-            hide_parameters=engine.hide_parameters,
-        )
+        engines[engine] = own = with_own_pool(engine)
         write_in_turn(own)
     return engines[engine]
 

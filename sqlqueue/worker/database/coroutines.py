@@ -16,7 +16,7 @@ from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..reporting.health import Pulse
-from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
+from .base import MAX_TRANSACTIONS, Begun, Heard, Work, engine_of, own_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline
 
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class AsyncDatabase:
         self._pulse = pulse
         self.engines: set[Engine] = set()
         self._underway = Underway()
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(MAX_TRANSACTIONS)
 
     async def run(self, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a transaction, see :meth:`.Database.run`."""
@@ -64,7 +64,7 @@ class AsyncDatabase:
     async def end(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for transactions that are under way."""
         await self._underway.end(timeout)
-        self._places = asyncio.Semaphore(AT_ONCE)  # the next run may be on another event loop
+        self._places = asyncio.Semaphore(MAX_TRANSACTIONS)  # the next run may be on another event loop
 
     async def dispose(self, engines: Iterable[Engine]) -> None:
         """Close the pooled connections of ``engines``, which belong to the running event loop."""

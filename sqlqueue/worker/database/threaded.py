@@ -18,7 +18,7 @@ from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..concurrency.threads import DaemonThreads
 from ..reporting.health import Pulse
-from .base import AT_ONCE, Begun, Heard, Work, engine_of, own_engine
+from .base import MAX_TRANSACTIONS, Begun, Heard, Work, engine_of, own_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse
 
 R = TypeVar("R")
@@ -33,7 +33,7 @@ class SyncDatabase:
         self._sessions = sessions
         self._pulse = pulse
         self.engines: set[Engine] = set()
-        self._threads = _Callers(AT_ONCE, "database", pulse)
+        self._threads = _Callers(MAX_TRANSACTIONS, "database", pulse)
         self._all_threads = weakref.WeakSet([self._threads])
         self._underway = Underway()
 

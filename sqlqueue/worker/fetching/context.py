@@ -12,6 +12,7 @@ from ...dialects import adapter_for
 from ...dialects.base import Adapter
 from ...operations.wanted import Wanted
 from ...queue.spec import QueueSpec, Where
+from ..database.backoff import Backoff
 from ..database.base import Database
 from ..handling.handlers import Handler
 from ..handling.jobs import InFlight, Job
@@ -52,6 +53,10 @@ class WorkerContext:
     def adapter(self, spec: QueueSpec) -> Adapter:
         """Return the adapter of a queue's engine."""
         return adapter_for(self.database.engine(spec).dialect)
+
+    def claim_backoff(self, handler: Handler) -> Backoff:
+        """Return the pauses of a fetcher whose claims fail."""
+        return Backoff(f"claim {handler.entity.__name__}", self.reports, self.adapter(handler.spec))
 
     def wanted(self, handler: Handler) -> Wanted | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""

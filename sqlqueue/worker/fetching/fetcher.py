@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from ...operations.claiming import claim_wanted
 from ...operations.consuming import consume_wanted
-from ...operations.settlements import Charging
+from ...operations.settlements import CountingCrash
 from ...operations.settling import settle_some
 from ...operations.wanted import Wanted
 from ..concurrency.event_loop import soon
@@ -19,15 +19,16 @@ from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import RELEASED, UNCHARGED, Outcome, convicted
+from ..handling.outcomes import RELEASED, UNCOUNTED, Outcome, crashed_too_often
 from ..running.executor import Executor
 from ..running.isolated import IsolatedExecutor
 from ..running.pool import CoroutinePool, Pool, ThreadPool
+from .base import BaseFetcher
 from .context import WorkerContext
 from .durations import Durations
 from .poller import Poller
 from .readiness import Readiness
-from .suspects import Apart, until
+from .suspects import SuspectProcesses, until
 
 AHEAD = 0.1
 """Seconds of work claimed ahead.  Short tasks are claimed in large batches; long ones do not wait here while another
@@ -41,13 +42,12 @@ GATHER = 0.003
 """Seconds for which free slots wait for others if nothing is claimed ahead, so that a claim fills several."""
 
 
-class Fetcher:
+class Fetcher(BaseFetcher):
     """Claims tasks for one handler and hands them to its pool."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self.handler = handler
         self.slots = handler.concurrency
-        """How many calls run at a time."""
         self._context = context
         self._poller = Poller(handler, context)
         self._adapter = context.adapter(handler.spec)
@@ -73,7 +73,7 @@ class Fetcher:
         else:
             self._pool = ThreadPool(executor, handler.concurrency, handler.name, self._done)
         apart = context.apart.get(handler)
-        self._apart = None if apart is None else Apart(apart, IsolatedExecutor(*parts, apart), self._done)
+        self._apart = None if apart is None else SuspectProcesses(apart, IsolatedExecutor(*parts, apart), self._done)
         self._running: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
@@ -86,15 +86,12 @@ class Fetcher:
 
     @property
     def is_still(self) -> bool:
-        """Whether no job is running, apart from suspects."""
         return self._jobs <= {*(self._held or ()), *self._suspects}
 
     def hold(self) -> None:
-        """Start no further jobs until :meth:`resume`."""
         self._held = self._pool.withdraw()
 
     def resume(self) -> None:
-        """Start jobs again after :meth:`hold`."""
         held, self._held = self._held or (), None
         for job in held:
             if job in self._jobs:  # not released meanwhile
@@ -108,7 +105,6 @@ class Fetcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job is held and no claim is under way."""
         return not self._jobs and not self._claiming
 
     def abandon(self, reason: str) -> None:
@@ -129,8 +125,7 @@ class Fetcher:
 
     async def run(self) -> None:
         """Claim until :meth:`drain`, through outages; return when no coroutine is running."""
-        backoff = Backoff(f"claim {self.handler.entity.__name__}", self._context.reports, self._adapter)
-        await keep_running(self._turn, lambda: self._draining, backoff)
+        await keep_running(self._turn, lambda: self._draining, self._context.claim_backoff(self.handler))
         await self._pool.ended()
 
     async def _turn(self) -> None:
@@ -208,7 +203,7 @@ class Fetcher:
         if self._draining and self._holds:
             self._release(job)
         elif job.crashes >= self.handler.spec.options.max_crashes:
-            self._convict(job)
+            self._discard_crashed(job)
         elif job.crashes:
             self._suspects.add(job)
             self._isolate(job)
@@ -217,9 +212,9 @@ class Fetcher:
         else:
             self._pool.put(job)
 
-    def _convict(self, job: Job) -> None:
-        outcome = convicted(job.task, job.crashes)
-        self._context.reports.convicted(job, outcome.error or "")
+    def _discard_crashed(self, job: Job) -> None:
+        outcome = crashed_too_often(job.task, job.crashes)
+        self._context.reports.crashed_too_often(job, outcome.error or "")
         self._context.settle(job, outcome)
         self._jobs.discard(job)
 
@@ -232,7 +227,7 @@ class Fetcher:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
-    async def _run_apart(self, job: Job, apart: Apart) -> None:
+    async def _run_apart(self, job: Job, apart: SuspectProcesses) -> None:
         async with apart.places:
             if await apart.can_start():
                 await self._run_suspect(job, apart.pool)
@@ -242,9 +237,9 @@ class Fetcher:
 
     async def _run_suspect(self, job: Job, pool: Pool) -> None:
         """Run a suspect, with its crash counted in advance, until its outcome is written."""
-        if job not in self._jobs or not await self._charge(job):
+        if job not in self._jobs or not await self._count_crash(job):
             return
-        slot = self._context.started.begin(job, charged=True)
+        slot = self._context.started.begin(job, counted=True)
         try:
             self._suspects.discard(job)
             pool.put(job)
@@ -252,18 +247,18 @@ class Fetcher:
         finally:
             self._context.started.end(slot)
 
-    async def _charge(self, job: Job) -> bool:
+    async def _count_crash(self, job: Job) -> bool:
         """Count a crash of the task in advance.  Returns whether the task is still this worker's."""
         reports = self._context.reports
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
-        charge = partial(settle_some, tasks=[job.claim], settlement=Charging())
+        count_crash = partial(settle_some, tasks=[job.claim], settlement=CountingCrash())
         lost = await until_success(
-            lambda: run(charge),
+            lambda: run(count_crash),
             Backoff(f"suspect {job}", reports, self._adapter),
             partial(passes, adapter=self._adapter),
         )
         if not lost:
-            job.crashes, job.is_charged = job.crashes + 1, True
+            job.crashes, job.is_counted = job.crashes + 1, True
             return job in self._jobs
         job.lose("its lease expired, or it was cancelled or deleted")
         reports.lost(job)
@@ -275,7 +270,7 @@ class Fetcher:
     def _release(self, job: Job) -> None:
         self._jobs.discard(job)
         self._suspects.discard(job)
-        outcome = UNCHARGED if job.is_charged else RELEASED
+        outcome = UNCOUNTED if job.is_counted else RELEASED
         self._context.settle(job, outcome if self._holds else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:

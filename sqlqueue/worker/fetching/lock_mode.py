@@ -9,14 +9,14 @@ from functools import partial
 from ...queue.spec import Identity
 from ..concurrency.event_loop import soon
 from ..concurrency.threads import DaemonThreads
-from ..database.backoff import Backoff
 from ..handling.handlers import Handler
+from .base import BaseFetcher
 from .context import WorkerContext
 from .locking_executor import LockingExecutor
 from .poller import Poller
 
 
-class LockModeFetcher:
+class LockModeFetcher(BaseFetcher):
     """Runs one handler in ``concurrency`` loops, each of which claims for itself."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
@@ -28,7 +28,6 @@ class LockModeFetcher:
         self._threads = DaemonThreads(handler.concurrency, handler.name)
         self._slots: dict[int, asyncio.Task[None]] = {}
         self.slots = handler.concurrency
-        """How many calls run at a time."""
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
         self._busy = 0
@@ -38,22 +37,14 @@ class LockModeFetcher:
         """Whether no loop is claiming or running a task."""
         return not self._busy
 
-    @property
-    def is_still(self) -> bool:
-        """Whether no loop is claiming or running a task."""
-        return not self._busy
-
     def hold(self) -> None:
-        """Start no further tasks until :meth:`resume`."""
         self._executor.held = True
 
     def resume(self) -> None:
-        """Start tasks again after :meth:`hold`."""
         self._executor.held = False
         self._work.set()
 
     def resize(self, slots: int) -> None:
-        """Run this many calls at a time. Running calls continue."""
         self.slots = slots
         self._threads.grow(slots)
         if self._slots and not self._draining:
@@ -61,7 +52,6 @@ class LockModeFetcher:
             self._work.set()
 
     def drain(self) -> None:
-        """Claim nothing more; running tasks continue."""
         self._draining = self._executor.ending = True
         self._poller.close()
         self._work.set()
@@ -73,7 +63,6 @@ class LockModeFetcher:
             slot.cancel(reason)
 
     def close(self) -> None:
-        """End the threads."""
         self._poller.close()
         self._threads.shutdown()
 
@@ -81,7 +70,7 @@ class LockModeFetcher:
         """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
         self._work.set()
         self._start()
-        backoff = self._backoff()
+        backoff = self._context.claim_backoff(self._handler)
         while not self._draining:
             await self._none.wait()
             self._none.clear()
@@ -100,7 +89,7 @@ class LockModeFetcher:
                 self._slots[number] = asyncio.create_task(self._slot(number))
 
     async def _slot(self, number: int) -> None:
-        backoff = self._backoff()
+        backoff = self._context.claim_backoff(self._handler)
 
         def found() -> bool:
             backoff.reset()
@@ -117,9 +106,6 @@ class LockModeFetcher:
                 self._none.set()
             except Exception as error:
                 await backoff.pause_after(error)
-
-    def _backoff(self) -> Backoff:
-        return Backoff(f"claim {self._handler.entity.__name__}", self._context.reports, self._executor.adapter)
 
     async def _turn(self, found: Callable[[], bool]) -> None:
         """Claim and run tasks until none is left."""

@@ -24,7 +24,7 @@ from ...transaction.ledger import has_used
 from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import COMPLETED, Outcome, convicted, write_outcomes
+from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, write_outcomes
 from ..running.executor import Executor, closing
 from .context import WorkerContext
 from .durations import Durations
@@ -126,7 +126,7 @@ class LockingExecutor(Executor):
             getattr(task, self.handler.spec.attributes["crashes"])  # loader options may have deferred it
             job = Job(self.handler, task)
             if job.crashes >= self.handler.spec.options.max_crashes:
-                self._convict(transaction, job)
+                self._discard_crashed(transaction, job)
             elif job.crashes and not alone:
                 has_suspects = True
                 self._suspect(job.claim.identity)
@@ -137,10 +137,10 @@ class LockingExecutor(Executor):
             settle(transaction.session, task, "released")  # nothing is written: the commit unlocks it
         return not has_suspects
 
-    def _convict(self, transaction: _Transaction, job: Job) -> None:
-        outcome = convicted(job.task, job.crashes)
+    def _discard_crashed(self, transaction: _Transaction, job: Job) -> None:
+        outcome = crashed_too_often(job.task, job.crashes)
         transaction.unwritten.append((job.claim, outcome))
-        transaction.reports.append(partial(self.reports.convicted, job, outcome.error or ""))
+        transaction.reports.append(partial(self.reports.crashed_too_often, job, outcome.error or ""))
 
     def _run(self, transaction: _Transaction, job: Job) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""

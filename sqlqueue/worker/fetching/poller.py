@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
-from ...operations.upkeep import look, postpone
+from ...operations.upkeep import poll, postpone
 from ...transaction.notifications import channel_of, subscribe
 from ..concurrency.event_loop import soon
 from ..database.backoff import pauses
 from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from .context import WorkerContext
-from .readiness import AT_ONCE
+from .readiness import MAX_CHANGES
 
 FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
@@ -88,12 +88,12 @@ class Poller:
             return None
         entity, where = self._handler.entity, wanted.where
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
-        seen = await run(lambda session: look(session, entity, *where))
+        seen = await run(lambda session: poll(session, entity, *where))
         self._saw_nothing = seen.due != NOW
         self._context.reports.reached()
-        some = AT_ONCE if seen.early else 0
-        while some == AT_ONCE and not self._news.is_set():
-            some = await run(lambda session: postpone(session, entity, *where, limit=AT_ONCE))
+        some = MAX_CHANGES if seen.early else 0
+        while some == MAX_CHANGES and not self._news.is_set():
+            some = await run(lambda session: postpone(session, entity, *where, limit=MAX_CHANGES))
         return seen.due
 
     async def _heard(self, pause: timedelta) -> bool:

@@ -15,7 +15,7 @@ from .context import WorkerContext
 
 EVERY = 1.0
 """Seconds between two runs."""
-AT_ONCE = 1_000
+MAX_CHANGES = 1_000
 """The most tasks that one transaction changes, in either direction."""
 
 
@@ -37,9 +37,9 @@ class Readiness:
             return
         began = time.monotonic()
         within = transaction_limit(spec_of(self._entity).options.lease)
-        if await self._context.database.run(lambda session: self._sort(session, where), within) < AT_ONCE:
+        if await self._context.database.run(lambda session: self._sort(session, where), within) < MAX_CHANGES:
             self._done = began
 
     def _sort(self, session: Session, where: Sequence[Where]) -> int:
-        promoted = promote(session, self._entity, *where, limit=AT_ONCE)
-        return max(promoted, postpone(session, self._entity, *where, limit=AT_ONCE))
+        promoted = promote(session, self._entity, *where, limit=MAX_CHANGES)
+        return max(promoted, postpone(session, self._entity, *where, limit=MAX_CHANGES))

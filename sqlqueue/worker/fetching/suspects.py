@@ -6,13 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Protocol
 
 from ..._support.exc import ArgumentError
 from ..reporting.reports import logger
 from ..running.children import Children
 from ..running.isolated import IsolatedExecutor
 from ..running.pool import Done, ThreadPool
+from .base import BaseFetcher
 
 PLACES = 4
 """The suspects of one handler that run at a time, in child processes."""
@@ -20,23 +20,7 @@ TICK = 0.005
 """Seconds between two checks whether the running tasks have ended."""
 
 
-class HoldableFetcher(Protocol):
-    """A fetcher that can be paused."""
-
-    @property
-    def is_still(self) -> bool:
-        """Whether nothing that it has started is still running."""
-        ...
-
-    def hold(self) -> None:
-        """Start nothing more until :meth:`resume`."""
-        ...
-
-    def resume(self) -> None:
-        """Start jobs again after :meth:`hold`."""
-
-
-class Apart:
+class SuspectProcesses:
     """Child processes for the suspects of one handler, each for one of them at a time."""
 
     def __init__(self, children: Children, executor: IsolatedExecutor, done: Done) -> None:
@@ -75,7 +59,7 @@ class Suspects:
     """Runs suspects one after the other, while this process runs nothing else."""
 
     def __init__(self) -> None:
-        self.lanes: Sequence[HoldableFetcher] = ()
+        self.fetchers: Sequence[BaseFetcher] = ()
         """All fetchers of the process."""
         self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
         self._some = asyncio.Event()
@@ -86,19 +70,19 @@ class Suspects:
         self._some.set()
 
     async def run(self) -> None:
-        """Run waiting suspects, one at a time, while all lanes are held; until cancelled."""
+        """Run waiting suspects, one at a time, while all fetchers are held; until cancelled."""
         while True:
             await self._some.wait()
             self._some.clear()
-            for lane in self.lanes:
-                lane.hold()
+            for fetcher in self.fetchers:
+                fetcher.hold()
             try:
-                await until(lambda: all(lane.is_still for lane in self.lanes))
+                await until(lambda: all(fetcher.is_still for fetcher in self.fetchers))
                 while self._waiting:
                     await self._waiting.popleft()()
             finally:
-                for lane in self.lanes:
-                    lane.resume()
+                for fetcher in self.fetchers:
+                    fetcher.resume()
 
 
 async def until(condition: Callable[[], bool]) -> None:

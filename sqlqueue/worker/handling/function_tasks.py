@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._support.exc import ArgumentError
 from ...functions import Functions
-from .handlers import BATCH, Handler, handler_of
+from .handlers import DEFAULT_BATCH, Handler, handler_of
 
 CONCURRENCY = 10
 
@@ -45,7 +45,7 @@ class Tasks:
             functions.perform_in_session if functions.takes_session else functions.perform,
             self._entity,
             (functions.calls,),
-            batch=BATCH,
+            batch=DEFAULT_BATCH,
             mode="lease",
             **{"concurrency": CONCURRENCY, "timeout": None, "lease": None, **self._settings},
         )

@@ -19,7 +19,7 @@ from ...queue.spec import QueueSpec, Where, spec_of
 
 Mode = Literal["lease", "lock", "at-most-once"]
 Isolation = Literal["process"]
-BATCH = 500
+DEFAULT_BATCH = 500
 """The most tasks that one claim takes by default.  A claim costs about a millisecond, whatever it finds."""
 
 

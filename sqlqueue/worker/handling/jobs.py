@@ -30,7 +30,7 @@ class Job:
         "claim",
         "crashes",
         "handler",
-        "is_charged",
+        "is_counted",
         "is_lost",
         "on_lost",
         "overdue",
@@ -53,7 +53,7 @@ class Job:
         """The facts about the attempt that the log names."""
         self.crashes: int = loaded.get(handler.spec.attributes["crashes"]) or 0
         """How many processes have crashed while they ran the task, which is a suspect if there are some."""
-        self.is_charged = False
+        self.is_counted = False
         """Whether a crash of the process that runs it is counted already."""
         self.started: float | None = None
         """When the handler was called, by ``time.monotonic``."""

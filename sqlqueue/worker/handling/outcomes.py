@@ -13,18 +13,18 @@ from sqlalchemy.orm.attributes import instance_state
 
 from ..._support.claim import Claim
 from ..._support.error_text import error_text
-from ...operations.crashes import conviction
+from ...operations.crashes import too_many_crashes
 from ...operations.settlements import (
     Cancelling,
     Completing,
-    Convicting,
     Discarding,
+    DiscardingCrashed,
     Failing,
+    ReleasingCrashed,
     Returning,
     Settlement,
     Snoozing,
-    Suspecting,
-    Uncharging,
+    UncountingCrash,
 )
 from ...operations.settling import settle_some
 from ...operations.upkeep import still_held
@@ -32,7 +32,7 @@ from ...queue.spec import spec_of
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
 Kind = Literal[
-    "completed", "failed", "discarded", "cancelled", "released", "snoozed", "uncharged", "suspected", "crashed"
+    "completed", "failed", "discarded", "cancelled", "released", "snoozed", "uncounted", "suspected", "crashed"
 ]
 
 
@@ -64,14 +64,14 @@ class Outcome:
 
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
-UNCHARGED = Outcome("uncharged")
+UNCOUNTED = Outcome("uncounted")
 """The outcome of a suspect that is released although it was started."""
 
 
-def convicted(task: object, crashes: int) -> Outcome:
+def crashed_too_often(task: object, crashes: int) -> Outcome:
     """Return the outcome of a task that has crashed the maximum number of processes."""
     error = instance_state(task).dict.get(spec_of(type(task)).attributes["error"])
-    return Outcome("crashed", conviction(crashes, error))
+    return Outcome("crashed", too_many_crashes(crashes, error))
 
 
 class Ended(NamedTuple):
@@ -115,9 +115,9 @@ _SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
     "discarded": lambda how: Discarding(how.error or ""),
     "cancelled": lambda _: Cancelling(),
     "released": lambda _: Returning(),
-    "uncharged": lambda _: Uncharging(),
-    "suspected": lambda how: Suspecting(how.error or ""),
-    "crashed": lambda how: Convicting(how.error or ""),
+    "uncounted": lambda _: UncountingCrash(),
+    "suspected": lambda how: ReleasingCrashed(how.error or ""),
+    "crashed": lambda how: DiscardingCrashed(how.error or ""),
     "snoozed": lambda how: Snoozing(how.delay or timedelta(0)),
 }
 

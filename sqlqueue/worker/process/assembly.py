@@ -11,6 +11,7 @@ from ..database.base import Database
 from ..database.checkouts import track
 from ..database.deadlines import transaction_limit
 from ..database.shared import SharedConnections
+from ..fetching.base import BaseFetcher
 from ..fetching.context import WorkerContext
 from ..fetching.fetcher import Fetcher
 from ..fetching.lock_mode import LockModeFetcher
@@ -64,12 +65,12 @@ def make_context(
     return context
 
 
-def make_fetchers(handlers: Sequence[Handler], context: WorkerContext) -> list[Any]:
+def make_fetchers(handlers: Sequence[Handler], context: WorkerContext) -> list[BaseFetcher]:
     """Return the fetchers, one for each handler in the same order, and make them known to the suspects."""
-    fetchers = [
+    fetchers: list[BaseFetcher] = [
         (each.fetcher or (LockModeFetcher if each.mode == "lock" else Fetcher))(each, context) for each in handlers
     ]
-    context.suspects.lanes = fetchers
+    context.suspects.fetchers = fetchers
     return fetchers
 
 

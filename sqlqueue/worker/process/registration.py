@@ -28,6 +28,7 @@ from ...transaction.notifications import subscribe
 from ..concurrency.event_loop import cancel, soon
 from ..database.base import Database
 from ..database.deadlines import SHORTEST_MAINTENANCE
+from ..fetching.base import BaseFetcher
 from ..fetching.context import WorkerContext
 from ..handling.handlers import Handler
 from ..reporting.reports import logger
@@ -37,19 +38,6 @@ FORGET = timedelta(hours=1)
 FORGET_EVERY = timedelta(minutes=5)
 REMOVAL_LIMIT = timedelta(seconds=5)
 """For removing the rows when the worker ends."""
-
-
-class Resizable(Protocol):
-    """A fetcher whose number of slots can change."""
-
-    @property
-    def slots(self) -> int:
-        """The number of calls that it runs at a time."""
-        ...
-
-    def resize(self, slots: int) -> None:
-        """Run this many calls at a time from now on. Running calls continue."""
-        ...
 
 
 class Commanded(Protocol):
@@ -64,7 +52,7 @@ class Commanded(Protocol):
         ...
 
 
-class _Orders(NamedTuple):
+class _Commands(NamedTuple):
     command: str | None = None
     concurrency: int | None = None
 
@@ -76,14 +64,14 @@ class Registration:
     transaction reads the commands.  A notification makes the worker read commands sooner.
     """
 
-    def __init__(self, lanes: Mapping[Handler, Resizable], context: WorkerContext, version: str | None) -> None:
-        self._lanes = lanes
+    def __init__(self, fetchers: Mapping[Handler, BaseFetcher], context: WorkerContext, version: str | None) -> None:
+        self._fetchers = fetchers
         self._context = context
         self._version = version
         self._id = uuid.uuid4().hex
         self._begun = time.monotonic()
-        self._places = _places([handler.spec for handler in lanes], context.database)
-        self._orders: dict[Table, _Orders] = {}
+        self._places = _places([handler.spec for handler in fetchers], context.database)
+        self._commands: dict[Table, _Commands] = {}
         self._news = asyncio.Event()
         self._leaving = False
         self.channels = [(engine, table.fullname) for engine, table in self._places]
@@ -91,9 +79,9 @@ class Registration:
         loop = asyncio.get_running_loop()
         self._unsubscribe = subscribe((name for _, name in self.channels), lambda: soon(loop, self._news.set))
 
-    def lanes(self) -> list[dict[str, Any]]:
-        """Return all lanes as they are now, as JSON."""
-        return [self._lane(*each) for each in self._lanes.items()]
+    def handlers(self) -> list[dict[str, Any]]:
+        """Return all handlers as they are now, as JSON."""
+        return [self._handler(*each) for each in self._fetchers.items()]
 
     def close(self) -> None:
         """Unsubscribe from notifications."""
@@ -138,24 +126,26 @@ class Registration:
 
     async def _attempt(self, work: Any, table: Table | None, run: Commanded) -> None:
         try:
-            orders = await self._context.database.run(work, SHORTEST_MAINTENANCE)
+            commands = await self._context.database.run(work, SHORTEST_MAINTENANCE)
         except Exception as error:  # the worker does its work without being registered
             self._context.reports.database_error("register the worker", error, EVERY)
         else:
             if table is not None:
-                self._obey(table, orders, run)
+                self._obey(table, commands, run)
 
-    def _obey(self, table: Table, orders: _Orders, run: Commanded) -> None:
-        before, self._orders[table] = self._orders.get(table, _Orders()), orders
-        if orders.concurrency != before.concurrency:
-            for handler, lane in self._lanes.items():
-                if worker_table(handler.spec.table.metadata) is table:
-                    lane.resize(orders.concurrency or handler.concurrency)
-            logger.info("worker %s runs %s calls of each handler", self._context.name, orders.concurrency or "its own")
-        if orders.command == before.command or orders.command is None:
+    def _obey(self, table: Table, commands: _Commands, run: Commanded) -> None:
+        before, self._commands[table] = self._commands.get(table, _Commands()), commands
+        if commands.concurrency != before.concurrency:
+            for handler, fetcher in self._fetchers.items():
+                if _is_in(table, handler):
+                    fetcher.resize(commands.concurrency or handler.concurrency)
+            logger.info(
+                "worker %s runs %s calls of each handler", self._context.name, commands.concurrency or "its own"
+            )
+        if commands.command == before.command or commands.command is None:
             return
-        logger.info("worker %s received the command %s", self._context.name, orders.command)
-        if orders.command == Command.DRAIN:
+        logger.info("worker %s received the command %s", self._context.name, commands.command)
+        if commands.command == Command.DRAIN:
             run.drain()
         else:
             run.stop(at_once=False)
@@ -170,18 +160,18 @@ class Registration:
             "started_at": utcnow(timedelta(seconds=self._begun - now)),
             "seen_at": utcnow(),
             "version": self._version,
-            "lanes": [self._lane(*each) for each in self._lanes.items() if _is_in(table, each[0])],
+            "handlers": [self._handler(*each) for each in self._fetchers.items() if _is_in(table, each[0])],
             "last_claim_at": None if claimed is None else utcnow(timedelta(seconds=claimed - now)),
             "memory": resident_memory(),
         }
 
-    def _lane(self, handler: Handler, lane: Resizable) -> dict[str, Any]:
+    def _handler(self, handler: Handler, fetcher: BaseFetcher) -> dict[str, Any]:
         mine = (job for job in self._context.in_flight if job.handler is handler)
         return {
             "queue": handler.spec.table.fullname,
             "functions": None if handler.functions is None else list(handler.functions),
             "whole": not handler.where and handler.functions is None,
-            "slots": lane.slots,
+            "slots": fetcher.slots,
             "busy": sum(job.started is not None and job.seconds is None for job in mine),
         }
 
@@ -196,19 +186,19 @@ def _is_in(table: Table, handler: Handler) -> bool:
     return worker_table(handler.spec.table.metadata) is table
 
 
-def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, Any]) -> _Orders:
+def _report(session: Session, spec: QueueSpec, table: Table, row: Mapping[str, Any]) -> _Commands:
     """Write the row, and return its commands."""
     rows = open_(session, spec, Access.CHANGE).rows
-    changes = {name: row[name] for name in ("seen_at", "lanes", "last_claim_at", "memory")}
+    changes = {name: row[name] for name in ("seen_at", "handlers", "last_claim_at", "memory")}
     if not rows.execute(session, spec, update(table).where(table.c.id == row["id"]).values(**changes)).rowcount:
         rows.execute(session, spec, insert(table).values(**row))
     return _read(session, spec, table, row["id"])
 
 
-def _read(session: Session, spec: QueueSpec, table: Table, key: str) -> _Orders:
+def _read(session: Session, spec: QueueSpec, table: Table, key: str) -> _Commands:
     asked = select(table.c.command, table.c.concurrency).where(table.c.id == key)
     found: Any = open_(session, spec).rows.execute(session, spec, asked).one_or_none()
-    return _Orders() if found is None else _Orders(*found)
+    return _Commands() if found is None else _Commands(*found)
 
 
 def _leave(session: Session, spec: QueueSpec, table: Table, key: str) -> None:

@@ -14,7 +14,7 @@ from ...operations.crashes import Crash
 from ...sql.selection import picks
 from ...transaction.notifications import channel_of
 from ..concurrency.event_loop import cancel
-from ..database.base import AT_ONCE, Database
+from ..database.base import MAX_TRANSACTIONS, Database
 from ..fetching.notifier import Notifier, notifiers
 from ..handling.handlers import Handler, Settings, handled_specs
 from ..reporting.health import Health
@@ -73,9 +73,9 @@ class WorkerRun:
         self._preparation = Preparation(handlers, self._context, supervision.crashes)
         self._heartbeats = make_heartbeats(handlers, self._context)
         self._fetchers = make_fetchers(handlers, self._context)
-        lanes = dict(zip(handlers, self._fetchers, strict=True))
-        self._registration = Registration(lanes, self._context, version)
-        reports.lanes = self._registration.lanes
+        fetchers = dict(zip(handlers, self._fetchers, strict=True))
+        self._registration = Registration(fetchers, self._context, version)
+        reports.handlers = self._registration.handlers
         self._notifiers = self._listeners() if settings.notify else []
 
     def _listeners(self) -> list[Notifier]:
@@ -87,7 +87,7 @@ class WorkerRun:
 
     def health(self) -> Health:
         """Return the state of the run.  Thread-safe; sends nothing to the database."""
-        reports, is_stuck = self._context.reports, self._context.database.stuck >= AT_ONCE
+        reports, is_stuck = self._context.reports, self._context.database.stuck >= MAX_TRANSACTIONS
         beats = not any(heartbeat.has_died for heartbeat in self._heartbeats) and not is_stuck
         return reports.pulse.health(beats=beats, running=len(self._context.in_flight), counts=reports.counts)
 

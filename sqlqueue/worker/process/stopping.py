@@ -62,11 +62,6 @@ class StopRequest:
             self._begin_grace()
 
     @property
-    def is_made(self) -> bool:
-        """Whether a stop has been requested."""
-        return self._made.is_set()
-
-    @property
     def is_immediate(self) -> bool:
         """Whether the run is to end without waiting."""
         return self._immediate.is_set()

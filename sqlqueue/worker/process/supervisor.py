@@ -38,28 +38,28 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UN
     ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
     missing, ends them all.
     """
-    context = children(load, processes, limits)
+    supervised = supervised_processes(load, processes, limits)
     CONTEXT.set_forkserver_preload(_PRELOADED)
-    with _signals(context):
-        for child in context:
-            child.start()
-        while any(child.is_wanted for child in context):
-            connection.wait([child.sentinel for child in context if child.lives], timeout=0.2)
-            for child in context:
-                child.look()
-            if any(child.has_refused for child in context):
-                for child in context:
-                    child.signal(signal.SIGTERM)
-    return max((abs(child.status or 0) for child in context), default=0)
+    with _forwarded_signals(supervised):
+        for each in supervised:
+            each.start()
+        while any(each.is_wanted for each in supervised):
+            connection.wait([each.sentinel for each in supervised if each.is_alive], timeout=0.2)
+            for each in supervised:
+                each.replace_if_dead()
+            if any(each.has_refused for each in supervised):
+                for each in supervised:
+                    each.signal(signal.SIGTERM)
+    return max((abs(each.status or 0) for each in supervised), default=0)
 
 
-def children(load: Callable[[int], Worker], processes: int, limits: Limits) -> list[Child]:
+def supervised_processes(load: Callable[[int], Worker], processes: int, limits: Limits) -> list[SupervisedProcess]:
     """Return the processes, which have not started yet."""
-    return [Child(number, load, limits.of_process(number, processes)) for number in range(processes)]
+    return [SupervisedProcess(number, load, limits.of_process(number, processes)) for number in range(processes)]
 
 
-class Child:
-    """One of the processes, and its replacements."""
+class SupervisedProcess:
+    """A worker process, and its replacements."""
 
     def __init__(self, number: int, load: Callable[[int], Worker], limits: Limits) -> None:
         self._number = number
@@ -91,33 +91,33 @@ class Child:
             self.signal(signal.SIGTERM)
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process is running."""
         return self._process is not None and self._process.is_alive()
 
     @property
     def sentinel(self) -> int:
-        """The handle of the process that becomes ready when it ends."""
+        """What :func:`multiprocessing.connection.wait` takes to wait for its end."""
         sentinel: int = self._process.sentinel
         return sentinel
 
     @property
     def is_wanted(self) -> bool:
         """Whether it is alive or waiting to be replaced."""
-        return self.lives or self._due is not None
+        return self.is_alive or self._due is not None
 
     def signal(self, number: int) -> None:
         """Forward a signal to the process, and do not replace it any more."""
         self._stopping = True
         self._due = None
-        if self.lives:
+        if self.is_alive:
             os.kill(self._process.pid, number)
 
-    def look(self) -> None:
+    def replace_if_dead(self) -> None:
         """Schedule its replacement if it has died, and start the replacement when it is due."""
         if self._due is not None and time.monotonic() >= self._due:
             self.start()
-        elif self._process is not None and not self.lives and self._due is None:
+        elif self._process is not None and not self.is_alive and self._due is None:
             status: int = self._process.exitcode
             self._process.join()
             self._process = None
@@ -184,12 +184,12 @@ def _follow_parent(worker: Worker) -> None:
 
 
 @contextmanager
-def _signals(context: list[Child]) -> Iterator[None]:
-    def pass_on(number: int, _: object) -> None:
-        for child in context:
-            child.signal(signal.SIGTERM)
+def _forwarded_signals(supervised: list[SupervisedProcess]) -> Iterator[None]:
+    def forward(number: int, _: object) -> None:
+        for each in supervised:
+            each.signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from ..concurrency.event_loop import cancel_others
 from ..concurrency.threads import DaemonThreads
 from ..database import database_of
 from ..database.base import Sessions
-from ..handling.handlers import BATCH, Handler, Isolation, Mode, Settings, handler_of
+from ..handling.handlers import DEFAULT_BATCH, Handler, Isolation, Mode, Settings, handler_of
 from ..handling.origin import origin_of
 from ..handling.registered import Register, RegisteredHandlers, check_model
 from ..reporting import make_reports
@@ -92,7 +92,7 @@ class Worker:
         concurrency: int = 10,
         timeout: timedelta | None = None,
         lease: timedelta | None = None,
-        batch: int = BATCH,
+        batch: int = DEFAULT_BATCH,
         mode: Mode = "lease",
         options: Sequence[ExecutableOption] = (),
         isolation: Isolation | None = None,

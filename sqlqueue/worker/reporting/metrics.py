@@ -78,8 +78,8 @@ class PrometheusReports(Reports):
         slots = GaugeMetricFamily("sqlqueue_slots", "Calls of handlers that can run at a time.", labels=["queue"])
         busy = GaugeMetricFamily("sqlqueue_slots_busy", "Calls of handlers that are running.", labels=["queue"])
         totals: dict[str, Counter[str]] = {}
-        for lane in self.lanes():
-            totals.setdefault(lane["queue"], Counter()).update(slots=lane["slots"], busy=lane["busy"])
+        for handler in self.handlers():
+            totals.setdefault(handler["queue"], Counter()).update(slots=handler["slots"], busy=handler["busy"])
         for queue, total in totals.items():
             slots.add_metric([queue], total["slots"])
             busy.add_metric([queue], total["busy"])
@@ -105,11 +105,11 @@ class PrometheusReports(Reports):
 
     def recovered(self, spec: QueueSpec, found: Recovered) -> None:
         super().recovered(spec, found)
-        for kind, claims in (("suspected", found.suspects), ("crashed", found.convicted)):
+        for kind, claims in (("suspected", found.suspects), ("crashed", found.discarded)):
             self._metrics.finished(spec.table.fullname, kind).inc(len(claims))
 
-    def convicted(self, job: Job, text: str) -> None:
-        super().convicted(job, text)
+    def crashed_too_often(self, job: Job, text: str) -> None:
+        super().crashed_too_often(job, text)
         self._metrics.finished(_queue(job), "crashed").inc()
 
     def lost(self, job: Job) -> None:

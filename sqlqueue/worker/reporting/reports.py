@@ -39,7 +39,7 @@ class Reports:
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
         self.last_claim: float | None = None
         """When the last task was claimed, by ``time.monotonic``."""
-        self.lanes: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+        self.handlers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
         """Returns the handlers of the running worker, with ``queue``, ``slots`` and ``busy``."""
 
     named = 20
@@ -125,12 +125,12 @@ class Reports:
 
     def recovered(self, spec: QueueSpec, found: Recovered) -> None:
         """Report the tasks of a process that died."""
-        self.counts.update(suspected=len(found.suspects), crashed=len(found.convicted))
+        self.counts.update(suspected=len(found.suspects), crashed=len(found.discarded))
         for claim in found.suspects[: self.named]:
             self._note(logging.WARNING, "%s is suspected: %s", claim, found.text, outcome="suspected")
-        for claim in found.convicted[: self.named]:
+        for claim in found.discarded[: self.named]:
             self._given_up(claim, found.text)
-        if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.convicted)):
+        if more := sum(max(0, len(some) - self.named) for some in (found.suspects, found.discarded)):
             logger.warning("%s: %d more tasks are suspected: %s", spec.entity.__name__, more, found.text)
         if found.returned:
             logger.info("%s: %d tasks of a process that died were released", spec.entity.__name__, found.returned)
@@ -141,7 +141,7 @@ class Reports:
         text = "%s: no worker seems to have the function %s registered; its calls have waited for %s"
         logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
 
-    def convicted(self, job: Job, text: str) -> None:
+    def crashed_too_often(self, job: Job, text: str) -> None:
         """Report a task that is discarded because it has crashed too many processes."""
         self.counts["crashed"] += 1
         self._given_up(job.claim, text)

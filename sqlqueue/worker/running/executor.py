@@ -19,7 +19,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from ... import operations
 from ..._support.exc import ArgumentError, ClaimLostError
-from ..._support.jsontext import check_json
+from ..._support.json_values import check_json
 from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..._support.exc import ProcessDiedError
 from ...dialects.base import Adapter
-from ...operations.crashes import conviction
+from ...operations.crashes import too_many_crashes
 from ..database.base import Database
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
@@ -45,6 +45,6 @@ class IsolatedExecutor(Executor):
             return self.uncounted()
         if isinstance(error, ProcessDiedError) and not job.is_lost:
             if job.crashes >= self.handler.spec.options.max_crashes:
-                return Outcome("crashed", conviction(job.crashes, str(error)))
+                return Outcome("crashed", too_many_crashes(job.crashes, str(error)))
             return Outcome("suspected", str(error))
         return super().judge(job, error)

@@ -59,13 +59,13 @@ class StartedTasks:
         if self._memory is not None:
             _FLAG.pack_into(self._memory, _RECOVERED, 1)
 
-    def begin(self, job: Job, *, charged: bool = False) -> int | None:
+    def begin(self, job: Job, *, counted: bool = False) -> int | None:
         """Record that ``job`` is started.  Returns what :meth:`end` needs."""
         if self._memory is None:
             return None
         claim = job.claim
         token = None if job.handler.mode == "lock" else claim.token
-        record = pickle.dumps((job.handler.spec.table.fullname, claim.identity, token, charged), 5)
+        record = pickle.dumps((job.handler.spec.table.fullname, claim.identity, token, counted), 5)
         if len(record) > SIZE - 2 or not self._free:
             _FLAG.pack_into(self._memory, _INCOMPLETE, 1)  # all that the process holds is suspected if it dies
             return None

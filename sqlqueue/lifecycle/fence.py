@@ -1,4 +1,4 @@
-"""How claims hold their rows: by a lease, or by a lock alone."""
+"""The fence: the columns and criteria that tell a claim of a row from any other."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..sql.states import is_final, present_status, state
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """How the claims being settled hold their rows: by a lease written to the row, or by its lock alone."""
+class Fence:
+    """How claims that are being settled hold their rows: by a lease written to the row, or by its lock alone."""
 
     spec: QueueSpec
     claimed_by: str | None = None
