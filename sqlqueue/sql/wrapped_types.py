@@ -34,3 +34,7 @@ class WrappedType(TypeDecorator[T]):
         kept = ("impl", "impl_instance", "_variant_mapping")
         state = {name: value for name, value in self.__dict__.items() if name in kept}
         return self._wrapper.wrapping, (type(self).impl,), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # found here, it is not looked up in the wrapped type, which would be remembered without its arguments
+        self.__dict__.update(state)

@@ -6,12 +6,15 @@ import pickle
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
 
+from sqlqueue.dialects import key_type, timestamp_type
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Database
 from tests.support.models import Task
@@ -163,3 +166,8 @@ def test_the_type_of_a_moment_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(kind))
     for dialect in (mysql.dialect(), postgresql.dialect()):
         assert copy.compile(dialect) == kind.compile(dialect)
+
+
+@pytest.mark.parametrize("kind", [timestamp_type(), key_type(9)], ids=["time", "key"])
+def test_a_type_that_was_not_used_yet_is_pickled_with_its_arguments(kind: TypeEngine[Any]) -> None:
+    assert repr(pickle.loads(pickle.dumps(kind))) == repr(kind)
