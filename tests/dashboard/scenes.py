@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Every, QueueSession
 from sqlqueue.dashboard import Action, Dashboard, Viewer
-from tests.dashboard.models import Base, Crawl, Digest, Email, Event, LiveWorker, Order, Page
+from tests.dashboard.models import Attempt, Base, Crawl, Digest, Email, Event, LiveWorker, Order, Page
 
 HOSTILE = "<script>document.title='hacked'</script>\"'><img src=x onerror=document.title='hacked'>\u202e\x1b"
 ERROR = "SMTPServerDisconnected: connection unexpectedly closed by mail.example.org"
@@ -69,7 +69,7 @@ def register(sessions: sessionmaker[Any], *names: str, ago: timedelta = timedelt
 
 
 def _spread(sessions: sessionmaker[Any]) -> None:
-    """Spread finished tasks over the last hour, so that charts have something to show."""
+    """Spread finished tasks and their attempts over the last hour, so that charts have something to show."""
     now = datetime.now(UTC)
     with sessions.begin() as session:
         for number in range(1, 61):
@@ -81,6 +81,8 @@ def _spread(sessions: sessionmaker[Any]) -> None:
                 "created_at": began - timedelta(seconds=1 + number % 7),
             }
             session.execute(update(Email.__table__).where(Email.__table__.c.id == number).values(values))
+            of_task = (Attempt.queue == "email", Attempt.task == str(number))
+            session.execute(update(Attempt).where(*of_task).values(started_at=began, finished_at=ended))
 
 
 def ada(_request: object) -> Viewer:

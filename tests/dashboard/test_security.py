@@ -178,6 +178,16 @@ def test_no_change_is_made_by_following_a_link(sessions: sessionmaker[Any]) -> N
         assert [task.status for task in session.find(Email, Email.id == 150)] == ["available"]
 
 
+@pytest.mark.parametrize("action", ["pause", "cancel"])
+def test_actions_lead_back_to_a_page_of_the_dashboard(sessions: sessionmaker[Any], action: str) -> None:
+    """The request cannot name another address."""
+    app, evil = client(dashboard(sessions)), "https://evil.example.org/"
+    path, fields = f"/queue/email/{action}", {"back": evil, "next": evil, "key": "150"}
+    answer = app.post(path, data=fields, params=fields, headers={**OWN, "referer": evil}, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/queue/email")
+
+
 def test_redact_and_link(sessions: sessionmaker[Any]) -> None:
     def redact(task: Any, name: str, value: Any) -> object:
         return "***" if name == "recipient" else value
@@ -219,6 +229,7 @@ def test_actions_are_logged_with_the_viewer(sessions: sessionmaker[Any], caplog:
     assert caplog.messages == ["ada: cancel Email 150", "ada: cancel Email 150: done, 1 tasks changed"]
     app.post("/queue/email/discard", data={"key": "149", "reason": "a\nada: forged"}, headers=OWN)
     app.post("/queue/email/pause", data={"reason": "a\nada: forged"}, headers=OWN)
+    assert "ada: pause Email" in caplog.text
     register(sessions, "web", "mail\nada: forged")
     app.post("/workers/drain-workers", data={"worker": "id-0-web"}, headers=OWN)
     app.post("/workers/set-concurrency", data={"scope": "all", "number": "2"}, headers=OWN)
