@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
@@ -18,7 +19,6 @@ from ..model.columns import LONGEST_KEY
 from ..model.history import History, history_of
 from ..queue.history import AttemptOutcome, HistoryOptions
 from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
-from ..sql.clock import utcnow
 
 Traced: TypeAlias = BaseException | str | None
 """A traceback, or the exception that has it: it is formatted only where there is a history."""
@@ -79,22 +79,21 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: To
     if history is None:
         return
     spec = spec_of(claims[0].entity)
-    common = {"outcome": told.outcome.value, "error": told.error, "traceback": told.traceback}
-    rows = [
-        {
-            **common,
-            "queue": spec.table.fullname,
-            "task": task_key(claim.identity),
-            "attempt": claim.attempt,
-            "claimed_by": claim.claimed_by,
-            "started_at": claim.claimed_at,
-        }
-        for claim in claims
-    ]
-    statement = insert(history.table).inline()
-    if not adapter.inserts.sends_values_alone:  # otherwise the column's default gives the time, of the statement
-        statement = statement.values(finished_at=utcnow())  # a default may be the time of the transaction's start
-    adapter.rows.execute(session, spec, statement, rows)
+    same = {
+        "queue": spec.table.fullname,
+        "outcome": told.outcome.value,
+        "error": told.error,
+        "traceback": told.traceback,
+    }
+    different = {
+        "task": [task_key(claim.identity) for claim in claims],
+        "attempt": [claim.attempt for claim in claims],
+        "claimed_by": [claim.claimed_by for claim in claims],
+        "started_at": [claim.claimed_at for claim in claims],
+    }
+    make = partial(adapter.inserts.alike, history.table, tuple(same), tuple(different), "finished_at")
+    statement = spec.made.get((adapter.inserts, "alike"), make)
+    adapter.rows.execute(session, spec, statement, adapter.inserts.alike_values(same, different))
 
 
 def last_claims(adapter: Adapter, session: Session, spec: QueueSpec, named: Criterion) -> list[Claim]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Insert, Table
+from sqlalchemy import ColumnElement, Connection, Insert, Table, insert
 
 from ..._support.exc import ArgumentError, ConfigurationError
 from ...queue.spec import QueueSpec
 from ...sql.changes import Assignment, UniqueBy
+from ...sql.clock import utcnow
 from .product import Product
 
 Replacement: TypeAlias = Callable[[Callable[[str], ColumnElement[Any]]], Sequence[Assignment]]
 """Takes the values that an insert proposes, by column name; returns the assignments to the existing row."""
+
+Values: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""The parameters of a statement, or of each of its executions."""
 
 
 class Inserts:
@@ -62,6 +66,20 @@ class Inserts:
         Return ``None`` if the engine has no upsert: the caller then tries an UPDATE first.
         """
         return None
+
+    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+        """Return an INSERT of rows whose columns ``same`` have one value each, for :meth:`alike_values`.
+
+        The column ``timed`` gets the database's time of the statement.
+        """
+        statement = insert(table).inline()
+        if self.sends_values_alone:
+            return statement  # the column's default gives the time
+        return statement.values({timed: utcnow()})  # a default may be the time of the transaction's start
+
+    def alike_values(self, same: Mapping[str, Any], different: Mapping[str, Sequence[Any]]) -> Values:
+        """Return the parameters of :meth:`alike`: the value of each column in all rows, and its values row by row."""
+        return [{**same, **dict(zip(different, row, strict=True))} for row in zip(*different.values(), strict=True)]
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` without one."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, Insert, Table, bindparam, func, select
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.exc import IntegrityError
 
 from ..._support.exc import ArgumentError
 from ...queue.spec import QueueSpec
 from ...sql.changes import UniqueBy
+from ...sql.clock import utcnow
 from ..naming import live_name, plain
-from ..parts.inserts import Inserts, Replacement, on_conflict
+from ..parts.inserts import Inserts, Replacement, Values, on_conflict
 from .drivers import PSYCOPG
 
 
@@ -22,6 +23,16 @@ class PostgreSQLInserts(Inserts):
 
     def upsert(self, spec: QueueSpec, by: UniqueBy, replace: Replacement | None) -> Insert | None:
         return on_conflict(insert(spec.table), by, replace)
+
+    def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
+        """Return one statement with an array for each column that differs: a list of rows is executed row by row."""
+        fixed = (bindparam(name, type_=table.c[name].type) for name in same)
+        lists = (func.unnest(bindparam(name, type_=ARRAY(table.c[name].type))) for name in different)
+        rows = select(*fixed, *lists, utcnow())
+        return insert(table).from_select([*same, *different, timed], rows, include_defaults=False)
+
+    def alike_values(self, same: Mapping[str, Any], different: Mapping[str, Sequence[Any]]) -> Values:
+        return {**same, **different}
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(plain(connection.dialect, column) for column in columns)
