@@ -85,7 +85,7 @@ def record(adapter: Adapter, session: Session, claims: Sequence[Claim], told: To
         "error": told.error,
         "traceback": told.traceback,
     }
-    different = {
+    different: dict[str, Sequence[Any]] = {
         "task": [task_key(claim.identity) for claim in claims],
         "attempt": [claim.attempt for claim in claims],
         "claimed_by": [claim.claimed_by for claim in claims],
