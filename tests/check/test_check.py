@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, DropIndex
 from typer.testing import CliRunner
 
-from sqlqueue import check, verify_schema
+from sqlqueue import Severity, check, verify_schema
 from sqlqueue.cli import application
 from sqlqueue.model.mixins import queues
 from sqlqueue.sql.clock import NEVER
@@ -41,7 +41,8 @@ def _kind(model: Any) -> Any:
 def test_every_kind_of_queue_is_healthy(sync_db: Database, model: Any) -> None:
     level = "SERIALIZABLE" if sync_db.case.one_writer else "READ COMMITTED"
     found = findings(sync_db.variant(isolation_level=level), model)
-    assert [finding for finding in found if finding.code != "inexact-primary-key"] == []
+    # a note may say that a few rows, which an earlier test left in the statistics, are read without the index
+    assert [finding for finding in found if finding.severity is not Severity.NOTE] == []
 
 
 def test_a_missing_table_is_reported(healthy: Database) -> None:
