@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
-
-from sqlalchemy.orm.attributes import instance_state
 
 from .._support.claim import Claim
 from .._support.error_text import key_text
@@ -40,9 +39,9 @@ class Attempt:
     """Whether another run follows the last attempt."""
 
     @classmethod
-    def of(cls, spec: QueueSpec, claim: Claim, task: object) -> Attempt:
-        """Return the attempt of a task that has just been claimed."""
-        loaded, names = instance_state(task).dict, spec.attributes
+    def of(cls, spec: QueueSpec, claim: Claim, loaded: Mapping[str, Any]) -> Attempt:
+        """Return the attempt of a task, with the attributes that were loaded when it was claimed."""
+        names = spec.attributes
 
         def value(role: str) -> Any:
             return loaded.get(names[role]) if role in names else None

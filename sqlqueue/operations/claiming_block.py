@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.error_text import error_text
@@ -44,7 +45,7 @@ def claiming(
         yield None
         return
     held = claim_of(task)
-    attempt = Attempt.of(spec_of(entity), held, task)
+    attempt = Attempt.of(spec_of(entity), held, dict(instance_state(task).dict))
     savepoint = session.begin_nested()
     try:
         yield task

@@ -102,8 +102,9 @@ class RelayFetcher(BaseFetcher):
         within = transaction_limit(handler.lease)
         messages = await self._context.database.run(lambda session: claim(session, entity, *where), within)
         jobs = [Job(handler, message) for message in messages]
+        if jobs:
+            self._context.reports.claimed(jobs)
         for job in jobs:
-            self._context.reports.claimed(job)
             self._context.in_flight.add(job)
         return jobs
 

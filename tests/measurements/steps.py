@@ -107,8 +107,7 @@ class Steps:
 
     async def _await_all(self, jobs: list[Job]) -> None:
         pool = CoroutinePool(self._executor(jobs[0]), jobs[0].handler.concurrency, lambda job, outcome: None)
-        for job in jobs:
-            pool.put(job)
+        pool.put(jobs)
         await pool.ended()
 
     def _settle(self, jobs: Iterable[Job]) -> None:

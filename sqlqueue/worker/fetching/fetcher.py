@@ -93,9 +93,7 @@ class Fetcher(BaseFetcher):
 
     def resume(self) -> None:
         held, self._held = self._held or (), None
-        for job in held:
-            if job in self._jobs:  # not released meanwhile
-                self._pool.put(job)
+        self._pool.put([job for job in held if job in self._jobs])  # not released meanwhile
 
     def resize(self, slots: int) -> None:
         """Run this many calls at a time. Tasks that are already claimed are run, or released by :meth:`drain`."""
@@ -136,8 +134,7 @@ class Fetcher(BaseFetcher):
         self._claiming = True
         try:
             tasks = await self._claim(wanted, only_ready=only_ready)
-            for task in tasks:
-                self._start(task)
+            self._start([Job(self.handler, task) for task in tasks])
         finally:
             self._claiming = False
         if tasks:
@@ -195,22 +192,31 @@ class Fetcher(BaseFetcher):
             getattr(task, crashes)  # the handler's loader options may have deferred it
         return tasks
 
-    def _start(self, task: Any) -> None:
-        job = Job(self.handler, task)
-        self._context.reports.claimed(job)
-        self._context.in_flight.add(job)
-        self._jobs.add(job)
+    def _start(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        self._context.reports.claimed(jobs)
+        self._jobs.update(jobs)
+        for job in jobs:
+            self._context.in_flight.add(job)
+        admitted = [job for job in jobs if self._admit(job)]
+        if self._held is not None:
+            self._held += admitted
+        else:
+            self._pool.put(admitted)
+
+    def _admit(self, job: Job) -> bool:
+        """Return whether a claimed job can be queued; otherwise release it, discard it, or run it as a suspect."""
         if self._draining and self._holds:
             self._release(job)
+        elif not job.crashes:
+            return True
         elif job.crashes >= self.handler.spec.options.max_crashes:
             self._discard_crashed(job)
-        elif job.crashes:
+        else:
             self._suspects.add(job)
             self._isolate(job)
-        elif self._held is not None:
-            self._held.append(job)
-        else:
-            self._pool.put(job)
+        return False
 
     def _discard_crashed(self, job: Job) -> None:
         outcome = crashed_too_often(job.task, job.crashes)
@@ -242,7 +248,7 @@ class Fetcher(BaseFetcher):
         slot = self._context.started.begin(job, counted=True)
         try:
             self._suspects.discard(job)
-            pool.put(job)
+            pool.put([job])
             await until(lambda: job not in self._jobs and job not in self._context.in_flight)
         finally:
             self._context.started.end(slot)

@@ -144,7 +144,7 @@ class LockingExecutor(Executor):
 
     def _run(self, transaction: _Transaction, job: Job) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
-        self.reports.claimed(job)
+        self.reports.claimed([job])
         self._in_flight.add(job)
         transaction.started.append(job)
         job.on_lost = transaction.deadline.end_soon
@@ -166,8 +166,8 @@ class LockingExecutor(Executor):
 
     def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> None:
         session = transaction.session
-        with transaction.deadline.suspended(self.time_limit):
-            result = self.known(job, lambda: self.call(transaction.handed, job.task))
+        with transaction.deadline.suspended(self.time_limit), self.call_context(job):
+            result = self.call(transaction.handed, job.task)
         is_open = session.get_nested_transaction() is savepoint
         if not is_open and not is_settled(job.task):
             raise ArgumentError(_OPEN)

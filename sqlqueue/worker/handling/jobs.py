@@ -26,7 +26,7 @@ class Job:
     __slots__ = (
         "_awoken",
         "_interrupt",
-        "attempt",
+        "_loaded",
         "claim",
         "crashes",
         "handler",
@@ -48,10 +48,8 @@ class Job:
         """The claimed instance."""
         self.claim: Claim = claim_made(task)
         """The claim on it."""
-        loaded = instance_state(task).dict
-        self.attempt = Attempt.of(handler.spec, self.claim, task)
-        """The facts about the attempt that the log names."""
-        self.crashes: int = loaded.get(handler.spec.attributes["crashes"]) or 0
+        self._loaded = instance_state(task).dict.copy()  # the handler may change the instance
+        self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
         """How many processes have crashed while they ran the task, which is a suspect if there are some."""
         self.is_counted = False
         """Whether a crash of the process that runs it is counted already."""
@@ -71,6 +69,11 @@ class Job:
         """Called when the task is lost, so that the handler does not wait for the database forever."""
         self._awoken: threading.Event | None = None
         self._interrupt: Callable[[], object] | None = None
+
+    @property
+    def attempt(self) -> Attempt:
+        """The facts about the attempt that the log names."""
+        return Attempt.of(self.handler.spec, self.claim, self._loaded)
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the task is lost.  Returns whether it is lost."""

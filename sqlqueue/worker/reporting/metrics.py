@@ -87,9 +87,9 @@ class PrometheusReports(Reports):
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, self.pulse.away_seconds))
         yield from queue_metrics(self._overviews if self.wants_overview else {})
 
-    def claimed(self, job: Job) -> None:
-        super().claimed(job)
-        self._metrics.claimed(_queue(job)).inc()
+    def claimed(self, jobs: Sequence[Job]) -> None:
+        super().claimed(jobs)
+        self._metrics.claimed(_queue(jobs[0])).inc(len(jobs))
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
         kind = super().finished(job, outcome, error)

@@ -66,11 +66,11 @@ class Reports:
     def depth(self, spec: QueueSpec, stats: QueueStats) -> None:
         """Report the number of tasks by status."""
 
-    def claimed(self, job: Job) -> None:
-        """Count a claimed task, and log it at DEBUG."""
-        self.counts["claimed"] += 1
+    def claimed(self, jobs: Sequence[Job]) -> None:
+        """Count claimed tasks of one handler, and log each at DEBUG."""
+        self.counts["claimed"] += len(jobs)
         self.last_claim = time.monotonic()
-        if _is_wordy():
+        for job in jobs if _is_wordy() else ():
             self._say(logging.DEBUG, "%s claimed", job)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:

@@ -99,13 +99,7 @@ class _Desk:
     def _attempt(self, job: Job) -> Ended:
         if self._runner is None:
             return self._executor.attempt(job)
-        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
-
-        async def attempt() -> Ended:
-            ended: Ended = await greenlet_spawn(self._executor.attempt, job)
-            return ended
-
-        return self._runner.run(attempt())
+        return self._runner.run(self._executor.attempt_coroutine(job))
 
     def close(self) -> None:
         if self._runner is not None:

@@ -1,4 +1,4 @@
-"""Calls handlers.  Coroutine handlers use the same code: it runs in a greenlet, which awaits them."""
+"""Calls handlers.  Coroutine handlers with a session use the same code: it runs in a greenlet, which awaits them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -30,12 +30,12 @@ from ..concurrency.event_loop import soon
 from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
-from ..handling.jobs import Job, current
+from ..handling.jobs import Job
 from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
+from .call_context import CallContext
 from .started import StartedTasks
 
-R = TypeVar("R")
 TRIES = 4
 """How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
 RETURNS = 10
@@ -61,13 +61,14 @@ class Executor:
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
         """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
-        from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
-
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         job.begin(lambda: soon(loop, task.cancel))
-        outcome: Outcome | None = await greenlet_spawn(self._perform, job)
-        return outcome
+        try:
+            return self._reported(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
+        except Exception as error:
+            self.reports.broken(f"determine the outcome of {job}", error)
+            return None
 
     def perform(self, job: Job) -> Outcome | None:
         """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
@@ -76,14 +77,14 @@ class Executor:
 
     def _perform(self, job: Job) -> Outcome | None:
         try:
-            return self._performed(job)
+            # it may have been lost while it was queued
+            return self._reported(job, Ended(None) if job.is_lost else self.attempt(job))
         except Exception as error:  # for example from a retry policy; the thread must survive it
             self.reports.broken(f"determine the outcome of {job}", error)
             return None
 
-    def _performed(self, job: Job) -> Outcome | None:
-        # it may have been lost while it was queued
-        ended = Ended(None) if job.is_lost else self.attempt(job)
+    def _reported(self, job: Job, ended: Ended) -> Outcome | None:
+        """Report the end of a job.  Returns the outcome that is left to write."""
         if ended.outcome is None:
             self.reports.lost(job)
             return None
@@ -93,34 +94,47 @@ class Executor:
     def attempt(self, job: Job) -> Ended:
         """Call the handler, and return the outcome of the task, without reporting it."""
         try:
-            ended = self.known(job, lambda: self._try(job))
+            with self.call_context(job):
+                ended = self._try(job) if self.handler.takes_session else self._ended(job, self.call(job.task))
         except BaseException as error:
-            job.end()
-            return Ended(self.judge(job, error), error)
+            return self._raised(job, error)
         job.end()
         return ended
 
-    def known(self, job: Job, work: Callable[[], R]) -> R:
-        """Return what ``work`` returns; within it, :func:`.current_job` returns ``job``."""
-        token, slot = current.set(job), self._started.begin(job)
+    async def attempt_coroutine(self, job: Job) -> Ended:
+        """Call a coroutine handler as :meth:`attempt` does: in a greenlet if it takes a session, which needs one."""
+        if self.handler.takes_session:
+            from sqlalchemy.util import greenlet_spawn  # noqa: PLC0415
+
+            in_greenlet: Ended = await greenlet_spawn(self.attempt, job)
+            return in_greenlet
         try:
-            with self.reports.running(job):
-                return work()
-        finally:
-            self._started.end(slot)
-            current.reset(token)
+            with self.call_context(job):
+                ended = self._ended(job, self._stored(await self._invoke(job.task)))
+        except BaseException as error:
+            return self._raised(job, error)
+        job.end()
+        return ended
+
+    def call_context(self, job: Job) -> CallContext:
+        """Return the context around a call of the handler."""
+        return CallContext(job, self.reports, self._started)
+
+    def _ended(self, job: Job, result: object) -> Ended:
+        job.settle()
+        return Ended(completed(result))
+
+    def _raised(self, job: Job, error: BaseException) -> Ended:
+        job.end()
+        return Ended(self.judge(job, error), error)
 
     def _try(self, job: Job) -> Ended:
-        """Call the handler, again after a deadlock."""
+        """Call the handler with a session, again after a deadlock."""
         for left in reversed(range(TRIES)):
             try:
-                if self.handler.takes_session:
-                    return self._in_session(job)
-                result = self.call(job.task)
-                job.settle()
-                return Ended(completed(result))
+                return self._in_session(job)
             except DBAPIError as error:
-                if not left or not self.handler.takes_session or not self.adapter.errors.is_transient(error):
+                if not left or not self.adapter.errors.is_transient(error):
                     raise
                 job.settling = False
                 self.reports.retried(job, error)
@@ -178,14 +192,23 @@ class Executor:
 
     def call(self, *arguments: Any) -> object:
         """Call the handler.  Returns its result if the model stores results, else ``None``."""
+        result = self._invoke(*arguments)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            result = await_only(result)
+        return self._stored(result)
+
+    def _invoke(self, *arguments: Any) -> Any:
+        """Call the handler.  Returns its result, to be awaited if it is a coroutine."""
         result: Any = self.handler.function(*arguments)
         is_awaitable = result is not None and inspect.isawaitable(result)
         if is_awaitable != self.handler.is_coroutine:
             _refuse(self.handler, result)
-        if self.handler.is_coroutine:
-            from sqlalchemy.util import await_only  # noqa: PLC0415
+        return _within(result, self.handler.timeout) if is_awaitable and self.handler.timeout else result
 
-            result = await_only(_within(result, self.handler.timeout))
+    def _stored(self, result: object) -> object:
+        """Return what the model stores of a result."""
         if not keeps_results(self.handler.spec):
             return None
         check_json("result", result)  # now, so that it fails this attempt and not a batch of others
@@ -243,9 +266,7 @@ def _refuse(handler: Handler, result: Any) -> None:
     raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
 
 
-async def _within(awaitable: Any, timeout: timedelta | None) -> object:
-    if timeout is None:
-        return await awaitable
+async def _within(awaitable: Any, timeout: timedelta) -> object:
     limit = asyncio.timeout(timeout.total_seconds())
     try:
         async with limit:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..handling.jobs import Job
@@ -20,8 +19,8 @@ Done = Callable[[Job, "Outcome | None"], None]
 class Pool(Protocol):
     """Runs a limited number of jobs at a time and queues the others."""
 
-    def put(self, job: Job) -> None:
-        """Queue a job.  Thread-safe."""
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs.  Thread-safe."""
         ...
 
     def withdraw(self) -> list[Job]:
@@ -47,33 +46,33 @@ class ThreadPool:
     def __init__(self, executor: Executor, count: int, name: str, done: Done) -> None:
         self._executor = executor
         self._done = done
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: deque[Job] = deque()
         self._name = name
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        """Of jobs or the number of threads.  Held to wait, to notify, and to change that number."""
         self._count = self._alive = 0
         self.resize(count)
 
-    def put(self, job: Job) -> None:
-        """Queue a job for the next free thread."""
-        self._jobs.put(job)
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs for the next free threads."""
+        self._jobs.extend(jobs)
+        with self._changed:
+            self._changed.notify(len(jobs))
 
     def withdraw(self) -> list[Job]:
         """Return the jobs that no thread has started, which are then no longer queued."""
         jobs: list[Job] = []
         while True:
             try:
-                job = self._jobs.get_nowait()
-            except Empty:
+                jobs.append(self._jobs.popleft())  # one by one: threads take jobs meanwhile
+            except IndexError:
                 return jobs
-            if job is not None:
-                jobs.append(job)
 
     def resize(self, count: int) -> None:
         """Change the number of threads; surplus ones end after their current job."""
-        with self._lock:
+        with self._changed:
             self._count = count
-            for _ in range(self._alive - count):
-                self._jobs.put(None)  # wakes an idle thread
+            self._changed.notify_all()
             while self._alive < count:
                 threading.Thread(target=self._work, name=f"sqlqueue-{self._name}-{self._alive}", daemon=True).start()
                 self._alive += 1
@@ -86,17 +85,23 @@ class ThreadPool:
         self.resize(0)
 
     def _work(self) -> None:
-        while not self._is_surplus():
-            job = self._jobs.get()
-            if job is not None:
-                self._done(job, self._executor.perform(job))
+        while (job := self._next()) is not None:
+            self._done(job, self._executor.perform(job))
 
-    def _is_surplus(self) -> bool:
-        """Return whether the calling thread is one too many, and ends."""
-        with self._lock:
-            surplus = self._alive > self._count
-            self._alive -= surplus
-            return surplus
+    def _next(self) -> Job | None:
+        """Wait for a job.  Returns ``None`` if the calling thread is one too many, and ends."""
+        while True:
+            if self._alive <= self._count:
+                try:
+                    return self._jobs.popleft()  # without the lock, while there is enough to do
+                except IndexError:
+                    pass
+            with self._changed:
+                if self._alive > self._count:
+                    self._alive -= 1
+                    return None
+                if not self._jobs:
+                    self._changed.wait()
 
 
 class CoroutinePool:
@@ -109,9 +114,9 @@ class CoroutinePool:
         self._count = self._free = count
         self._running: set[asyncio.Task[None]] = set()
 
-    def put(self, job: Job) -> None:
-        """Queue a job, and start it if a slot is free."""
-        self._jobs.append(job)
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs, and start them as far as slots are free."""
+        self._jobs.extend(jobs)
         self._start()
 
     def withdraw(self) -> list[Job]:
@@ -129,7 +134,8 @@ class CoroutinePool:
     async def ended(self) -> None:
         """Wait until no job is running."""
         while self._running:
-            await asyncio.wait(self._running)
+            ended, _ = await asyncio.wait(self._running)
+            self._running -= ended
 
     def close(self) -> None:
         """Do nothing: tasks end with their jobs."""
@@ -137,13 +143,12 @@ class CoroutinePool:
     def _start(self) -> None:
         while self._free > 0 and self._jobs:
             self._free -= 1
-            task = asyncio.create_task(self._work(self._jobs.popleft()))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.add(asyncio.create_task(self._work(self._jobs.popleft())))
 
     async def _work(self, job: Job) -> None:
         try:
             self._done(job, await self._executor.perform_coroutine(job))
         finally:
+            self._running.discard(asyncio.current_task())
             self._free += 1
             self._start()
