@@ -211,5 +211,5 @@ _TEXTS = [(spec, role) for spec in queues(Models.metadata) for role in spec.colu
 )
 def test_no_key_is_an_empty_text(spec: QueueSpec, role: str) -> None:
     # Oracle would store NULL, which is in no unique index and equal to nothing
-    with pytest.raises(ArgumentError, match="not empty"):
+    with pytest.raises(ArgumentError, match="non-empty"):
         check_values(spec, {spec.attributes[role]: ""})
