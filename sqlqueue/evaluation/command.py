@@ -12,8 +12,8 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 from sqlqueue import SQLQueueError
-from sqlqueue._support.error_text import readable
 
+from .._support.error_text import readable
 from .errors import EvaluationError
 
 Url = Annotated[

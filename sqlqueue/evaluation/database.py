@@ -9,8 +9,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import ArgumentError, QueueSession
-from sqlqueue._support.urls import database_url
 
+from .._support.urls import database_url
 from ..worker.database.checkouts import UNREACHABLE, track
 from .errors import EvaluationError
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlqueue import QueueStats, Status
-from sqlqueue._support.error_text import readable
 
+from ..._support.error_text import readable
 from .tally import Tally
 
 _WAITING = (Status.RUNNING, Status.RETRYABLE)

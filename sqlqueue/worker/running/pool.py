@@ -135,7 +135,7 @@ class CoroutinePool:
         """Wait until no job is running."""
         while self._running:
             ended, _ = await asyncio.wait(self._running)
-            self._running -= ended
+            self._running -= ended  # a task that is cancelled before it begins does not remove itself
 
     def close(self) -> None:
         """Do nothing: tasks end with their jobs."""
