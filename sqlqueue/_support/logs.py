@@ -14,7 +14,7 @@ ALL_FRAMES = "sqlqueue_all_frames"
 """A record attribute that keeps all frames of the traceback, for errors that may be the library's own."""
 _STANDARD = Path(os.__file__).parent
 _INSTALLED = {"site-packages", "dist-packages"}
-_PLUMBING = {"sqlqueue", "sqlalchemy", "greenlet"}
+_LIBRARIES = {"sqlqueue", "sqlalchemy", "greenlet"}
 """Packages whose frames lie between the worker and the application."""
 
 
@@ -67,7 +67,7 @@ def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackEx
 def _application(error: BaseException) -> str | None:
     """Return the name of the application's installed package, if it is one."""
     owners = (_owner(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((owner for owner in owners if owner not in _PLUMBING and owner != _PYTHON), None)
+    return next((owner for owner in owners if owner not in _LIBRARIES and owner != _PYTHON), None)
 
 
 _PYTHON = "python"

@@ -130,7 +130,7 @@ def end_soon() -> None:
     timer.start()
 
 
-YOUNG = 10_000
+YOUNG_OBJECTS = 10_000
 """New objects between garbage collections, enough that most objects of a job are freed before."""
 
 
@@ -140,4 +140,4 @@ def settle_in() -> None:
     gc.freeze()
     young, *older = gc.get_threshold()
     if young:  # collection is enabled
-        gc.set_threshold(max(young, YOUNG), *older)
+        gc.set_threshold(max(young, YOUNG_OBJECTS), *older)

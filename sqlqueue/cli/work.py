@@ -14,7 +14,7 @@ import typer
 
 from .._support.exc import ArgumentError
 from ..worker import Worker
-from ..worker.process.recycling import Limits
+from ..worker.process.recycling import ProcessLimits
 from ..worker.process.supervisor import supervise
 from ..worker.reporting.health import LARGEST_PORT, Address, address_of, serve_health
 from ._output import refusal
@@ -108,7 +108,7 @@ def work(
         if health is not None and health.port + processes - 1 > LARGEST_PORT:
             raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
         start = partial(_process, target, verbose, health, app_version)
-        status = supervise(start, processes, Limits(max_tasks, max_memory))
+        status = supervise(start, processes, ProcessLimits(max_tasks, max_memory))
     raise typer.Exit(status)
 
 

@@ -17,9 +17,9 @@ from .._support.exc import ArgumentError, ConfigurationError
 from ..operations import pause, reschedule, resume, set_limit, stats
 from ..operations.windows import SCAN
 from .access import ON_TASKS, Action, Viewer
-from .asked import Asked, asked, checked
 from .changes import Change
 from .forms import fields_of
+from .requested import RequestedAction, checked, requested_action
 from .site import CAP, links_of, respond, site_of, viewer_of
 
 logger = logging.getLogger("sqlqueue.dashboard")
@@ -28,7 +28,7 @@ LONGEST_NAME = 128
 
 async def confirm(request: Request) -> Response:
     """Show what an action would change, and the form that confirms it."""
-    what = asked(request, request.query_params)
+    what = requested_action(request, request.query_params)
     number, parts, is_capped = await _counted(request, what) if what.action in ON_TASKS else (None, [], False)
     return respond(
         request,
@@ -46,7 +46,7 @@ async def confirm(request: Request) -> Response:
 
 async def act(request: Request) -> Response:
     """Carry out a confirmed action, and redirect to the page that it came from."""
-    what = asked(request, await fields_of(request))
+    what = requested_action(request, await fields_of(request))
     if what.action in ON_TASKS:
         return await _change_tasks(request, what)
     site, viewer = site_of(request), viewer_of(request)
@@ -71,7 +71,7 @@ async def stop(request: Request) -> Response:
     return RedirectResponse(f"{links_of(request)()}?change={change.id}", 303)
 
 
-async def _change_tasks(request: Request, what: Asked) -> Response:
+async def _change_tasks(request: Request, what: RequestedAction) -> Response:
     site, viewer, where = site_of(request), viewer_of(request), checked(what)
     number, _, is_capped = await _counted(request, what)
     change = Change(what=_in_words(what), by=viewer.name, total=None if is_capped else number)
@@ -80,7 +80,7 @@ async def _change_tasks(request: Request, what: Asked) -> Response:
     return RedirectResponse(_back(request, what, change.id), 303)
 
 
-async def _counted(request: Request, what: Asked) -> tuple[int, list[tuple[str, int]], bool]:
+async def _counted(request: Request, what: RequestedAction) -> tuple[int, list[tuple[str, int]], bool]:
     """Return how many tasks would be changed, by state, and whether counting stopped at the cap."""
     site, spec, change, where = site_of(request), what.spec, what.change, checked(what)
 
@@ -94,7 +94,7 @@ async def _counted(request: Request, what: Asked) -> tuple[int, list[tuple[str, 
     return await site.database.run(site.time_limited(read, spec))
 
 
-def _work(what: Asked, viewer: Viewer) -> Callable[[Session], object]:
+def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
     entity, topic, key = what.spec.entity, what.text("topic") or None, what.text("limit_key")
     reason, by = what.text("reason") or None, viewer.name[:LONGEST_NAME]
     match what.action:
@@ -111,7 +111,7 @@ def _work(what: Asked, viewer: Viewer) -> Callable[[Session], object]:
     return lambda session: reschedule(session, entity, *where, schedule=schedule)
 
 
-def _back(request: Request, what: Asked, change: str | None = None) -> str:
+def _back(request: Request, what: RequestedAction, change: str | None = None) -> str:
     """Return the page to which an action redirects: never a URL from the request."""
     link, name = links_of(request), what.spec.table.fullname
     match what.action:
@@ -126,7 +126,7 @@ def _back(request: Request, what: Asked, change: str | None = None) -> str:
     return link("queue", name, **what.filter.query, change=change)
 
 
-def _in_words(what: Asked) -> str:
+def _in_words(what: RequestedAction) -> str:
     name = what.spec.entity.__name__
     if what.action not in ON_TASKS:
         told = {key: text for key, text in what.texts.multi_items() if text}

@@ -16,9 +16,9 @@ from .._support.exc import ArgumentError, ConfigurationError
 from ..diagnostics.check import Target
 from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_WORKERS, Action
-from .asked import permitted
 from .filters import Query
 from .forms import fields_of
+from .requested import permitted
 from .site import links_of, respond, site_of, viewer_of
 
 logger = logging.getLogger("sqlqueue.dashboard")

@@ -17,7 +17,7 @@ from ..lifecycle.transitions import taking
 from ..queue.spec import Criterion, Identity, QueueSpec, Where
 from ..sql.changes import write
 from ..sql.selection import Pick, Step, picks
-from .new_slots import introduce, slots_of
+from .new_slots import create_slots, slots_of
 from .slots import FOREVER, holder, is_busy, is_draining, is_usable
 
 Key = str | None
@@ -143,7 +143,7 @@ class LimitedClaim:
         free = self._free(needed)
         unknown = {key: count for key, count in needed.items() if key not in free}
         if unknown:
-            introduce(self.session, self.adapter, self.spec, unknown)
+            create_slots(self.session, self.adapter, self.spec, unknown)
             free.update(self._free(unknown))
         locked: dict[str, list[Identity]] = {key: [] for key in needed}
         for slot in self._lock_seen([(key, number) for key, each in free.items() for number in each.numbers]):

@@ -26,7 +26,7 @@ def slots_of(spec: QueueSpec) -> QueueSpec:
     return spec_of(spec.options.slots)
 
 
-def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
+def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
     """Create the slots of new ``keys``, as many for each as the model's ``limit``.
 
     Uses one statement in its own transaction and connection, so that no other claim waits for the session's
@@ -34,14 +34,14 @@ def introduce(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collect
     """
     slots, numbers = slots_of(spec), range(spec.options.limit + 1)
     if adapter.locking.one_writer:  # another connection could not write while this session does
-        _Introduction(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
+        _SlotCreation(session, nullcontext, adapter, slots, numbers).of(sorted(keys))
     elif isinstance(session.get_bind(**slots.bind_arguments), Connection):
-        _Introduction(session, partial(adapter.transactions.tentative, session), adapter, slots, numbers).of(
+        _SlotCreation(session, partial(adapter.transactions.tentative, session), adapter, slots, numbers).of(
             sorted(keys)
         )
     else:
         with separate_session(session, slots.bind_arguments) as own:
-            _Introduction(own, own.begin, adapter, slots, numbers).of(sorted(keys))
+            _SlotCreation(own, own.begin, adapter, slots, numbers).of(sorted(keys))
 
 
 def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
@@ -52,7 +52,7 @@ def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tu
         adapter.rows.execute(session, slots, insert(slots.table), rows)
 
 
-class _Introduction:
+class _SlotCreation:
     """Inserts the slots of new keys, each time in a transaction or savepoint that ``begin`` opens."""
 
     def __init__(

@@ -14,7 +14,7 @@ from ..queue.retries import RetryPolicy, policy_for
 from ..queue.spec import QueueSpec
 
 
-class Prospect(NamedTuple):
+class Consequence(NamedTuple):
     """What follows a failure: a retry, another run, or nothing."""
 
     kind: Literal["completed", "failed", "discarded"]
@@ -53,7 +53,7 @@ class Attempt:
     def __str__(self) -> str:
         return f"{task_name(self.claim)}: attempt {self.number}/{self.most}"
 
-    def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Prospect:
+    def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Consequence:
         """Predict what follows a failure with this cause and delay.
 
         The prediction can be wrong: another process may have enqueued the task to run again, which only its row shows,
@@ -63,14 +63,14 @@ class Attempt:
         if self.number >= self.most or (policy is None and retry_in is None):
             return given_up(recurs=self.recurs)
         delay = _delay(policy, self.number) if retry_in is None and policy is not None else retry_in
-        return Prospect("failed", logging.WARNING, retry_text(delay), delay)
+        return Consequence("failed", logging.WARNING, retry_text(delay), delay)
 
 
-def given_up(*, recurs: bool) -> Prospect:
+def given_up(*, recurs: bool) -> Consequence:
     """Return what follows when no attempt is left: the next run of a recurring task, otherwise a dead letter."""
     if recurs:
-        return Prospect("failed", logging.ERROR, "no retry before its next run")
-    return Prospect("discarded", logging.ERROR, "discarded")
+        return Consequence("failed", logging.ERROR, "no retry before its next run")
+    return Consequence("discarded", logging.ERROR, "discarded")
 
 
 def task_name(claim: Claim) -> str:

@@ -25,9 +25,9 @@ from ..sql.changes import write
 from ..transaction.claims import claim_of, settle
 from ..transaction.connection import AnySession, open_, open_to_claim, session_of
 from ..transaction.ledger import Hold, guard, ledger_of
+from .claim_query import ClaimQuery, Lease, OrderBy, check_claim, claimer_name, scoped
 from .recording import record
 from .taking import ABANDONED, take
-from .wanted import Lease, OrderBy, Wanted, check_claim, claimer_name, scoped
 
 _taking = lru_cache(CACHE_SIZE)(taking)
 
@@ -82,13 +82,13 @@ def claim_many(
     another engine than it writes to, and :class:`.UnsupportedIsolationError` or :class:`.UnsupportedDialectError` where
     a claim could be wrong: ``lease=None`` is refused on clusters of several primaries, which ignore each other's locks.
     """
-    wanted = Wanted(spec_of(entity), where, order_by, options)
-    return claim_wanted(session, wanted, limit, lease=lease, claimed_by=claimed_by)
+    query = ClaimQuery(spec_of(entity), where, order_by, options)
+    return claim_matching(session, query, limit, lease=lease, claimed_by=claimed_by)
 
 
-def claim_wanted(
+def claim_matching(
     session: AnySession,
-    wanted: Wanted,
+    query: ClaimQuery,
     limit: int,
     *,
     lease: Lease = "default",
@@ -102,12 +102,12 @@ def claim_wanted(
     """
     check_claim(limit, lease)
     session = session_of(session)
-    wanted = scoped(session, wanted)
-    until = wanted.spec.options.lease if lease == "default" else lease
+    query = scoped(session, query)
+    until = query.spec.options.lease if lease == "default" else lease
     claimer = Claimer(claimer_name(claimed_by), until, tokens)
-    if holding_slots(wanted.spec) is None:
-        return _claim_due(session, wanted, limit, claimer)
-    return _claim_together(session, wanted, limit, claimer, holds=holds or until is None)
+    if holding_slots(query.spec) is None:
+        return _claim_due(session, query, limit, claimer)
+    return _claim_together(session, query, limit, claimer, holds=holds or until is None)
 
 
 class Claimer(NamedTuple):
@@ -118,18 +118,18 @@ class Claimer(NamedTuple):
     tokens: Callable[[], int] = new_token
 
 
-def _claim_due(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
-    if recurs(wanted.spec):
-        return _claim_runs(session, wanted, limit, claimer)
-    return _hold(session, wanted, limit, claimer)
+def _claim_due(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
+    if recurs(query.spec):
+        return _claim_runs(session, query, limit, claimer)
+    return _hold(session, query, limit, claimer)
 
 
-def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
+def _claim_runs(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
     """Claim recurring tasks.  Schedule those that must not run now for a later time, and claim others instead."""
-    spec = wanted.spec
+    spec = query.spec
     kept: list[Any] = []
     while True:
-        tasks = _hold(session, wanted, limit - len(kept), claimer)
+        tasks = _hold(session, query, limit - len(kept), claimer)
         fence = Fence(spec=spec, claimed_by=claimer.name if claimer.lease is None else None)
         fenced = FencedClaims(open_(session, spec), session, fence, [claim_of(task) for task in tasks])
         skipped = set().union(*(kind.skip(fenced, tasks) for kind in kinds_of(spec)))
@@ -141,13 +141,13 @@ def _claim_runs(session: Session, wanted: Wanted, limit: int, claimer: Claimer) 
             return kept
 
 
-def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> list[Any]:
-    spec, (name, lease, tokens) = wanted.spec, claimer
+def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> list[Any]:
+    spec, (name, lease, tokens) = query.spec, claimer
     token = tokens()
     if lease is None:
-        tasks = _lock(session, wanted, limit)
+        tasks = _lock(session, query, limit)
     else:
-        tasks = take(session, wanted, limit, _taking(spec, name, lease), {TOKEN: token})
+        tasks = take(session, query, limit, _taking(spec, name, lease), {TOKEN: token})
     attempt, claimed_at = spec.attributes["attempt"], spec.attributes["claimed_at"]
     more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
@@ -159,10 +159,10 @@ def _hold(session: Session, wanted: Wanted, limit: int, claimer: Claimer) -> lis
     return tasks
 
 
-def _lock(session: Session, wanted: Wanted, limit: int) -> list[Any]:
+def _lock(session: Session, query: ClaimQuery, limit: int) -> list[Any]:
     """Claim tasks by locking their rows. Writes only to rows whose worker has crashed."""
-    spec = wanted.spec
-    tasks = take(session, wanted, limit)
+    spec = query.spec
+    tasks = take(session, query, limit)
     if tasks:
         guard(session, session.connection(spec.bind_arguments))
     _record_abandoned(session, spec, tasks)
@@ -195,15 +195,15 @@ def _is_held_by_worker(spec: QueueSpec, task: object) -> bool:
     return bool(status == Status.RUNNING and token < 0)
 
 
-def _claim_together(session: Session, wanted: Wanted, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
+def _claim_together(session: Session, query: ClaimQuery, limit: int, claimer: Claimer, *, holds: bool) -> list[Any]:
     """Claim tasks together with the slots that they need."""
 
     def take_tasks(where: Sequence[Where], limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, wanted.narrowed(where, named=named), limit, claimer)
+        tasks = _claim_due(session, query.narrowed(where, named=named), limit, claimer)
         return [(task, claim_of(task)) for task in tasks]
 
-    adapter, spec = open_to_claim(session, wanted.spec, holds=holds), wanted.spec
+    adapter, spec = open_to_claim(session, query.spec, holds=holds), query.spec
     (together,) = filter(
         None, (kind.claim_together(adapter, session, spec, take_tasks, claimer.lease) for kind in kinds_of(spec))
     )
-    return together.claim(wanted.where, wanted.order, limit)
+    return together.claim(query.where, query.order, limit)

@@ -16,9 +16,9 @@ from ..queue.spec import Where, spec_of
 from ..transaction.claims import claim_of, is_unsettled
 from ..transaction.connection import AnySession, session_of
 from .attempts import Attempt, brief
+from .claim_query import Lease, OrderBy
 from .claiming import claim
 from .settling import complete, fail
-from .wanted import Lease, OrderBy
 
 logger = logger_of("sqlqueue")
 

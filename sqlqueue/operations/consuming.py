@@ -21,11 +21,11 @@ from ..queue.spec import QueueSpec, Where, spec_of
 from ..transaction.claims import claim_of
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
-from .claiming import claim_wanted
+from .claim_query import ClaimQuery, OrderBy, check_claim, claimer_name, scoped
+from .claiming import claim_matching
 from .recording import Told, record
 from .settling import complete
 from .taking import take
-from .wanted import OrderBy, Wanted, check_claim, claimer_name, scoped
 
 _consuming = lru_cache(CACHE_SIZE)(consuming)
 
@@ -58,19 +58,23 @@ def consume_many(
     detached. Limits hold only until the commit, since a completed task has no slot.  For the rows, their order, locks
     and errors see :func:`claim_many`.
     """
-    return consume_wanted(session, Wanted(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by)
+    return consume_matching(
+        session, ClaimQuery(spec_of(entity), where, order_by, options), limit, claimed_by=claimed_by
+    )
 
 
-def consume_wanted(session: AnySession, wanted: Wanted, limit: int, *, claimed_by: str | None = None) -> Sequence[Any]:
+def consume_matching(
+    session: AnySession, query: ClaimQuery, limit: int, *, claimed_by: str | None = None
+) -> Sequence[Any]:
     """Claim and complete as :func:`consume_many` does."""
-    spec, session = wanted.spec, session_of(session)
+    spec, session = query.spec, session_of(session)
     if any(kind.continues(spec) for kind in kinds_of(spec)):
-        tasks = claim_wanted(session, wanted, limit, claimed_by=claimed_by, holds=True)
+        tasks = claim_matching(session, query, limit, claimed_by=claimed_by, holds=True)
         return _complete_at_once(session, spec, tasks)
     check_claim(limit, "default")
     deletes = spec.options.on_complete == "delete"
     assignments = () if deletes else _consuming(spec, claimer_name(claimed_by))
-    tasks = take(session, scoped(session, wanted), limit, assignments, delete=deletes)
+    tasks = take(session, scoped(session, query), limit, assignments, delete=deletes)
     _record_consumed(session, spec, tasks, None if not deletes else claimer_name(claimed_by))
     ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():

@@ -12,7 +12,7 @@ from ..model.mixins import T
 from ..queue.spec import Where, spec_of
 from ..sql.criteria import only
 from ..transaction.connection import AnySession, open_, session_of
-from .wanted import OrderBy
+from .claim_query import OrderBy
 
 
 def find(

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from .._support import checks
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
-from ..kinds.new_slots import ENDLESS, introduce, make, slots_of
+from ..kinds.new_slots import ENDLESS, create_slots, make, slots_of
 from ..kinds.slots import FOREVER, is_busy, usage
 from ..model.columns import LONGEST_KEY
 from ..model.mixins import QueueMixin
@@ -51,7 +51,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     adapter = open_(session, slots, Access.CLAIM)
     of_key = slots["slot_key"] == key
     if not adapter.rows.exists(session, slots, of_key):
-        introduce(session, adapter, spec, [key])
+        create_slots(session, adapter, spec, [key])
     used, idle = _lock_all(session, adapter, slots, of_key, closed=not limit)
     kept = (used + idle)[:limit]
     gone = idle[max(limit - len(used), 0) :]

@@ -27,7 +27,7 @@ from .session_criteria import within
 
 logger = logger_of("sqlqueue")
 
-_LETS_GO = ("CASCADE", "SET NULL", "SET DEFAULT")
+_RELEASING = ("CASCADE", "SET NULL", "SET DEFAULT")
 """The ON DELETE actions of a foreign key that allow the row it refers to to be deleted."""
 
 
@@ -205,7 +205,7 @@ def _references(spec: QueueSpec) -> Iterator[Criterion]:
     for other in spec.table.metadata.tables.values():
         for constraint in () if other in own else other.foreign_key_constraints:
             with suppress(NoReferenceError):  # the referred table is not in the metadata
-                if constraint.referred_table in own and (constraint.ondelete or "").upper() not in _LETS_GO:
+                if constraint.referred_table in own and (constraint.ondelete or "").upper() not in _RELEASING:
                     yield _is_referred_to(spec, constraint)
 
 

@@ -18,15 +18,15 @@ from ..sql.changes import Assignment
 from ..sql.states import is_held
 from ..transaction.connection import open_to_claim
 from ..transaction.ledger import ledger_of
+from .claim_query import ClaimQuery, check_order
 from .recording import HUNG, Told, last_claims, record
-from .wanted import Wanted, check_order
 
 ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
 
 
 def take(
     session: Session,
-    wanted: Wanted,
+    query: ClaimQuery,
     limit: int,
     assignments: Sequence[Assignment] = (),
     parameters: Parameters | None = None,
@@ -34,19 +34,19 @@ def take(
     delete: bool = False,
 ) -> list[Any]:
     """Take available rows first, then due rows if there are fewer than ``limit``."""
-    adapter = open_to_claim(session, wanted.spec, holds=not assignments and not delete)
-    held = ledger_of(session).locked(wanted.spec.table)
+    adapter = open_to_claim(session, query.spec, holds=not assignments and not delete)
+    held = ledger_of(session).locked(query.spec.table)
     tasks: list[Any] = []
-    for step in wanted.steps:
+    for step in query.steps:
         if len(tasks) < limit:
             pick = step(limit - len(tasks))
             if held:
-                pick = pick.without(adapter.keys.key_in(wanted.spec, held))
-            check_order(adapter, pick, wanted.order)
+                pick = pick.without(adapter.keys.key_in(query.spec, held))
+            check_order(adapter, pick, query.order)
             taking = Taking(
-                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=wanted.options
+                pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
             )
-            records = pick.takes_over and (assignments or delete) and history_of(wanted.spec.table.metadata)
+            records = pick.takes_over and (assignments or delete) and history_of(query.spec.table.metadata)
             tasks += _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
     return tasks
 

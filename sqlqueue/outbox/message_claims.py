@@ -68,12 +68,12 @@ def claim_messages(
     session = session_of(session)
     scoped = within(session, spec, where)
     adapter = open_to_claim(session, spec)
-    wanted = _Wanted(spec, scoped, limit)
-    lines, mine = _locked_lines(session, adapter, wanted)
+    query = _MessageQuery(spec, scoped, limit)
+    lines, mine = _locked_lines(session, adapter, query)
     token = new_token()
     writing = taking(spec, claimed_by or default_claimer(), lease or spec.options.lease, token)
     crashed = _abandoned(session, adapter, spec, mine)
-    taken = _take(session, adapter, wanted, mine, writing)
+    taken = _take(session, adapter, query, mine, writing)
     record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)
     return _remembered(session, spec, adapter.rows.load(session, spec, _without_gaps(lines, taken)), token)
 
@@ -86,7 +86,7 @@ def outbox_of(entity: type[Any]) -> QueueSpec:
     return spec
 
 
-class _Wanted(NamedTuple):
+class _MessageQuery(NamedTuple):
     spec: QueueSpec
     where: Sequence[Where]
     limit: int
@@ -98,20 +98,22 @@ class _Wanted(NamedTuple):
         return and_(or_(*(and_(*step.state) for step in steps)), *steps[0].where)
 
 
-def _locked_lines(session: Session, adapter: Adapter, wanted: _Wanted) -> tuple[list[list[Identity]], list[Identity]]:
+def _locked_lines(
+    session: Session, adapter: Adapter, query: _MessageQuery
+) -> tuple[list[list[Identity]], list[Identity]]:
     """The locked messages of each key.
 
     The first of a key is locked before those that follow it: these are left alone where another claim has the first.
     Keys that others are claiming at the moment are replaced by the next ones.
     """
     lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
-    while room := wanted.limit - len(mine):
-        heads = _heads(session, adapter, wanted._replace(limit=room), passed)
-        free |= _lock(session, adapter, wanted, [head.identity for head in heads])
+    while room := query.limit - len(mine):
+        heads = _heads(session, adapter, query._replace(limit=room), passed)
+        free |= _lock(session, adapter, query, [head.identity for head in heads])
         ours = [head for head in heads if head.identity in free]
-        some = _followed(session, adapter, wanted.spec, ours, room - len(heads))
+        some = _followed(session, adapter, query.spec, ours, room - len(heads))
         lines += some
-        free |= _lock(session, adapter, wanted, [identity for line in some for identity in line[1:]])
+        free |= _lock(session, adapter, query, [identity for line in some for identity in line[1:]])
         mine = _without_gaps(lines, free)
         if len(heads) < room or len(ours) == len(heads):
             break
@@ -119,11 +121,11 @@ def _locked_lines(session: Session, adapter: Adapter, wanted: _Wanted) -> tuple[
     return lines, mine
 
 
-def _heads(session: Session, adapter: Adapter, wanted: _Wanted, passed: Sequence[Identity]) -> list[Head]:
-    spec, heads = wanted.spec, list[Head]()
+def _heads(session: Session, adapter: Adapter, query: _MessageQuery, passed: Sequence[Identity]) -> list[Head]:
+    spec, heads = query.spec, list[Head]()
     for near in (NEAR, None):
-        for step in picks(spec, wanted.where, ()):
-            if room := wanted.limit - len(heads):
+        for step in picks(spec, query.where, ()):
+            if room := query.limit - len(heads):
                 pick = step(room).without(adapter.keys.key_in(spec, passed)) if passed else step(room)
                 rows: Iterable[Any] = adapter.rows.execute(session, spec, first_of(pick, near))
                 heads += [Head(tuple(key), message_key) for message_key, *key in rows]
@@ -148,9 +150,9 @@ def _followed(
     return lines
 
 
-def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Sequence[Identity]) -> set[Identity]:
+def _lock(session: Session, adapter: Adapter, query: _MessageQuery, identities: Sequence[Identity]) -> set[Identity]:
     """Lock and return the free messages that may still be claimed: what the searches found may be out of date."""
-    spec, claimable = wanted.spec, wanted.claimable
+    spec, claimable = query.spec, query.claimable
     found: set[Identity] = set()
     for some in adapter.keys.batches(spec, identities):
         state = (adapter.keys.key_in(spec, some), claimable)
@@ -162,12 +164,12 @@ def _lock(session: Session, adapter: Adapter, wanted: _Wanted, identities: Seque
 def _take(
     session: Session,
     adapter: Adapter,
-    wanted: _Wanted,
+    query: _MessageQuery,
     identities: Sequence[Identity],
     assignments: Sequence[Assignment],
 ) -> set[Identity]:
     """Write the claims and return the keys written; the criterion again, since not all engines recheck it."""
-    spec, claimable = wanted.spec, wanted.claimable
+    spec, claimable = query.spec, query.claimable
     found: set[Identity] = set()
     for some in adapter.keys.batches(spec, identities):
         taken = write(spec, and_(adapter.keys.key_in(spec, some), claimable), assignments)

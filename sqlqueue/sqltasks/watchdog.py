@@ -17,7 +17,7 @@ from ..dialects.parts.requests import Interrupt
 
 PAUSE = 1.0
 """Seconds between two attempts to interrupt."""
-POLITE = 3
+CANCELLATIONS = 3
 """Number of attempts that cancel the statement before its connection is closed."""
 logger = logging.getLogger("sqlqueue")
 
@@ -75,7 +75,7 @@ class Watchdog:
             if self._done.wait(pause):
                 return
             try:
-                interrupt(tries >= POLITE)
+                interrupt(tries >= CANCELLATIONS)
             except SQLAlchemyError as error:
                 logger.warning("cannot stop an SQL request that ran for longer than %s: %s", self.timeout, error)
             pause = PAUSE

@@ -12,7 +12,7 @@ from ..model.mixins import QueueMixin, T
 from ..queue.spec import Where
 from ..transaction.connection import AnySession
 from ..worker import Worker
-from ..worker.handling.outcomes import Kind
+from ..worker.handling.outcomes import OutcomeKind
 from .assertions import assert_enqueued
 from .performing import Counts, drain, perform
 
@@ -40,7 +40,7 @@ class Queue(Generic[S]):
         """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
         return drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
 
-    def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
+    def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> OutcomeKind:
         """Run one task, see :func:`sqlqueue.testing.perform`."""
         return perform(self.worker, self.session, task, raise_errors=raise_errors)
 
@@ -70,7 +70,7 @@ class AsyncQueue(Generic[A]):
         """Run all tasks that are due, see :func:`sqlqueue.testing.drain`."""
         return await drain(self.worker, self.session, *models, raise_errors=raise_errors, ahead=ahead)
 
-    async def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> Kind:
+    async def perform(self, task: QueueMixin, *, raise_errors: bool = True) -> OutcomeKind:
         """Run one task, see :func:`sqlqueue.testing.perform`."""
         return await perform(self.worker, self.session, task, raise_errors=raise_errors)
 

@@ -30,27 +30,27 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from ..worker import Job, Worker
 from ..worker.handling.handlers import Handler
 from ..worker.handling.jobs import current
-from ..worker.handling.outcomes import Kind, is_signal, outcome_of, write_outcomes
+from ..worker.handling.outcomes import OutcomeKind, is_signal, outcome_of, write_outcomes
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
-Counts: TypeAlias = Counter[Kind]
+Counts: TypeAlias = Counter[OutcomeKind]
 """The number of tasks by outcome: ``counts["completed"]``."""
 _NAME = "sqlqueue.testing"
 
 
 class _Ended(NamedTuple):
-    kind: Kind
+    kind: OutcomeKind
     error: Exception | None
 
 
 @overload
-def perform(worker: Worker, session: AnySession, task: QueueMixin, *, raise_errors: bool = ...) -> Kind: ...
+def perform(worker: Worker, session: AnySession, task: QueueMixin, *, raise_errors: bool = ...) -> OutcomeKind: ...
 @overload
 def perform(
     worker: Worker, session: AsyncSession | async_scoped_session[Any], task: QueueMixin, *, raise_errors: bool = ...
-) -> Coroutine[Any, Any, Kind]: ...
+) -> Coroutine[Any, Any, OutcomeKind]: ...
 def perform(worker: Worker, session: Any, task: QueueMixin, *, raise_errors: bool = True) -> Any:
     """Call the worker's handler for ``task`` in the session's transaction, within a savepoint, and settle the task.
 
@@ -125,7 +125,7 @@ def _is_async(where: Any) -> bool:
     return hasattr(where, "run_sync") or type(where).__name__ == "async_sessionmaker"
 
 
-async def _perform_async(worker: Worker, session: Any, task: QueueMixin, raise_errors: bool) -> Kind:
+async def _perform_async(worker: Worker, session: Any, task: QueueMixin, raise_errors: bool) -> OutcomeKind:
     return _said(await session.run_sync(_perform_one, session, worker, task), raise_errors)
 
 
@@ -207,7 +207,7 @@ def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identit
     return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
 
 
-def _said(ended: _Ended, raise_errors: bool) -> Kind:
+def _said(ended: _Ended, raise_errors: bool) -> OutcomeKind:
     if raise_errors and ended.error is not None:
         raise ended.error
     return ended.kind

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect, make_url
 
+from sqlqueue.evaluation.bench.baselines import BASELINES
 from sqlqueue.evaluation.bench.models import Key
 from sqlqueue.evaluation.bench.plan import Plan
 from sqlqueue.evaluation.bench.processes import process_pool
 from sqlqueue.evaluation.bench.workloads import MakeWorkload, Workload
-from sqlqueue.evaluation.bench.yardsticks import YARDSTICKS
 from sqlqueue.evaluation.errors import EvaluationError
 from tests.bench.command import bench
 from tests.support.harness import Database
@@ -31,14 +31,14 @@ def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["machine"]["sqlalchemy"].startswith("2.")
-    assert report.keys() == {"machine", "wanted", "yardstick", "enqueue", "drain"}
+    assert report.keys() == {"machine", "wanted", "baseline", "enqueue", "drain"}
     ours = [figure for section in ("enqueue", "drain") for figure in report[section] if figure["kind"] == "sqlqueue"]
     assert len(ours) >= 10
     assert {"worker, coroutine handler(job)", "worker, @worker.task"} <= {figure["who"] for figure in ours}
     for figure in ours:
         assert figure["jobs_per_second"]["median"] > 0
         assert figure["commits_per_job"] > 0
-        assert ("driver" in figure["ratios"]) == (report["yardstick"] is not None)
+        assert ("driver" in figure["ratios"]) == (report["baseline"] is not None)
     assert not [name for name in inspect(sync_db.engine).get_table_names() if name.startswith("sqlqueue_bench_")]
 
 
@@ -51,8 +51,8 @@ def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> Non
     assert looking["by_hand"] is None
 
 
-def test_without_a_yardstick_there_are_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(YARDSTICKS, "pysqlite")
+def test_without_a_baseline_there_are_no_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(BASELINES, "pysqlite")
     result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", "--jobs", 5, "--rounds", 2)
     assert result.exit_code == 0, result.stderr
     assert "no hand-written baseline for this driver" in result.stdout

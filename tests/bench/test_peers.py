@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from typer.testing import CliRunner
 
 from sqlqueue.cli import application
-from sqlqueue.evaluation.bench.peers.contenders import CONTENDERS, Contender, PeerError
+from sqlqueue.evaluation.bench.peers.contenders import CONTENDERS, PeerContender, PeerError
 from sqlqueue.evaluation.bench.peers.environment import command_of
 from sqlqueue.evaluation.bench.peers.figures import Drained, Latency, drained, latency
 from sqlqueue.evaluation.bench.peers.measure import PeerPlan, measure_peers
@@ -74,7 +74,7 @@ def test_delays_are_of_the_same_job() -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def named(*names: str) -> list[Contender]:
+def named(*names: str) -> list[PeerContender]:
     return [each for each in CONTENDERS if each.who in names]
 
 
@@ -82,7 +82,7 @@ def named(*names: str) -> list[Contender]:
 def test_contenders_take_turns_and_leave_no_tables(sync_db: Database, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('it does not start')")
-    tried = [*named("psycopg by hand", "sqlqueue, function job"), Contender(who="broken", script=broken)]
+    tried = [*named("psycopg by hand", "sqlqueue, function job"), PeerContender(who="broken", script=broken)]
     found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
     assert found.missing == {"broken": "it has exited: it does not start"}
     assert [each.who for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
@@ -141,6 +141,6 @@ def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, who: st
 
 @pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"makes a virtual environment: set {ON_DEMAND}=1 to run it")
 def test_a_library_that_cannot_be_installed_is_named_with_the_reason(tmp_path: Path) -> None:
-    absent = Contender(who="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
+    absent = PeerContender(who="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
     with pytest.raises(PeerError, match="not installable: ERROR: Invalid requirement"):
         command_of(absent, tmp_path)

@@ -28,8 +28,8 @@ def test_an_index_with_the_right_columns_in_the_wrong_form(healthy: Database) ->
     )
     with healthy.session_engine.connect() as connection:
         verify_schema(connection, Base)
-    assert found(healthy) == {("error" if healthy.case.foresees else "note", "index-not-used")}
-    if not healthy.case.foresees:
+    assert found(healthy) == {("error" if healthy.case.plans_empty_tables else "note", "index-not-used")}
+    if not healthy.case.plans_empty_tables:
         healthy.insert(Post, [{} for _ in range(LARGE)])
         assert found(healthy) == {("error", "index-not-used")}
 

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import QueueSession
-from tests.dashboard.scenes import database, fill
+from tests.dashboard.serving import database, fill
 
 FLAGS = [
     "--headless",

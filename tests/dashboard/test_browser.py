@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import Status, utcnow
 from tests.dashboard.browsing import audit, confirm, tab
 from tests.dashboard.models import Base, Crawl, Digest, Email
-from tests.dashboard.scenes import HOSTILE, dashboard, register, served
+from tests.dashboard.serving import HOSTILE, dashboard, register, served
 from tests.dashboard.test_mounted import FRAMEWORKS
 
 PAGES = {

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from sqlqueue.dashboard import Action, Viewer
 from tests.dashboard.clients import OWN
-from tests.dashboard.scenes import dashboard
+from tests.dashboard.serving import dashboard
 from tests.support.workers import eventually
 
 

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from sqlqueue import utcnow
 from tests.dashboard.models import Email, Event
-from tests.dashboard.scenes import dashboard
+from tests.dashboard.serving import dashboard
 
 OWN = {"sec-fetch-site": "same-origin"}
 

@@ -17,7 +17,7 @@ from sqlqueue.dashboard import Dashboard
 from sqlqueue.dashboard.standalone import Token, with_login
 from sqlqueue.worker import reporting
 from tests.dashboard.models import Base, Email
-from tests.dashboard.scenes import dashboard
+from tests.dashboard.serving import dashboard
 
 TOKEN = "a-token-of-some-length"
 

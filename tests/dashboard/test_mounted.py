@@ -13,7 +13,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from tests.dashboard.models import Email
-from tests.dashboard.scenes import dashboard
+from tests.dashboard.serving import dashboard
 
 OWN = {"sec-fetch-site": "same-origin"}
 

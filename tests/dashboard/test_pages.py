@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from sqlqueue import ArgumentError, AsyncQueueSession
 from sqlqueue.dashboard import Dashboard
 from tests.dashboard.models import Base, Crawl, Digest, Email
-from tests.dashboard.scenes import ERROR, dashboard, register
+from tests.dashboard.serving import ERROR, dashboard, register
 
 OWN = {"sec-fetch-site": "same-origin"}
 PAGES = [

@@ -11,7 +11,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import Worker
 from tests.dashboard.browsing import tab
 from tests.dashboard.models import Email
-from tests.dashboard.scenes import dashboard, served
+from tests.dashboard.serving import dashboard, served
 
 TURN = "(hidden) => { document.isHidden = hidden; document.dispatchEvent(new Event('visibilitychange')); }"
 HIDDEN = "Object.defineProperty(document, 'hidden', { get: () => document.isHidden === true })"

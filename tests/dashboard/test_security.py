@@ -16,7 +16,7 @@ from sqlqueue.dashboard import Action, Dashboard, Viewer
 from sqlqueue.dashboard.access import ON_WORKERS, only_loopback
 from tests.dashboard.clients import LOCAL, OWN, client, protected
 from tests.dashboard.models import Base, Email, Event
-from tests.dashboard.scenes import HOSTILE, dashboard, register
+from tests.dashboard.serving import HOSTILE, dashboard, register
 
 
 @pytest.mark.parametrize(

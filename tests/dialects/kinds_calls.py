@@ -9,11 +9,11 @@ import sqlqueue
 from sqlqueue import Claim, QueueSession
 from sqlqueue.dialects import adapter_for
 from sqlqueue.kinds.limited_claims import LimitedClaim
-from sqlqueue.kinds.new_slots import introduce
+from sqlqueue.kinds.new_slots import create_slots
 from sqlqueue.model.registry import worker_table
+from sqlqueue.operations.claim_query import ClaimQuery
 from sqlqueue.operations.claiming import Claimer, _claim_due
 from sqlqueue.operations.history import count_old_attempts
-from sqlqueue.operations.wanted import Wanted
 from sqlqueue.outbox import claim_messages
 from sqlqueue.outbox.order import first_of, is_first
 from sqlqueue.sql.clock import utcnow
@@ -58,7 +58,10 @@ def limited() -> Iterator[tuple[str, Call]]:
     yield "Visit.set_limit", lambda s: s.set_limit(Visit, "a", 3)
     yield "Visit.limits", lambda s: s.limits(Visit)
     yield "Visit.claim(candidates)", _claim_candidates
-    yield "Visit.introduce", lambda s: introduce(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"])
+    yield (
+        "Visit.create_slots",
+        lambda s: create_slots(s, adapter_for(s.get_bind().dialect), Visit.__queue_spec__, ["a", "b"]),
+    )
     yield "Message.claim_in_turns", lambda s: s.claim_in_turns(Message, Message.kind, ["a", "b"], limit=2)
     yield "Message.prune", lambda s: s.prune(Message)
 
@@ -68,7 +71,7 @@ def _claim_candidates(session: QueueSession) -> None:
     spec, adapter = Visit.__queue_spec__, adapter_for(session.get_bind().dialect)
 
     def take(where: Any, limit: int, *, named: bool = False) -> list[tuple[Any, Claim]]:
-        tasks = _claim_due(session, Wanted(spec).narrowed(where, named=named), limit, Claimer("claimer", MINUTE))
+        tasks = _claim_due(session, ClaimQuery(spec).narrowed(where, named=named), limit, Claimer("claimer", MINUTE))
         return [(task, sqlqueue.claim_of(task)) for task in tasks]
 
     LimitedClaim(session, adapter, spec, take, MINUTE)._claim({(1,): "x", (2,): None}, ())
@@ -88,7 +91,7 @@ def history() -> Iterator[tuple[str, Call]]:
     parcel, flare, boat, rota = past.Parcel, past.Flare, past.Boat, past.Rota
     yield "Past.claim", lambda s: s.claim(parcel)
     yield "Past.claim(locked)", lambda s: s.claim(parcel, lease=None)
-    taking_over = Wanted(parcel.__queue_spec__)
+    taking_over = ClaimQuery(parcel.__queue_spec__)
     yield "Past.claim(due)", lambda s: _claim_due(s, taking_over, 10, Claimer("claimer", MINUTE))
     yield "Past.consume", lambda s: s.consume(parcel)
     yield "Past.complete(many)", lambda s: s.complete(claims(parcel, 3))

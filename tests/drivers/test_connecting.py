@@ -17,7 +17,7 @@ from sqlalchemy import URL, select
 from sqlqueue import Worker
 from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handling.jobs import Job
-from sqlqueue.worker.reporting.health import Pulse
+from sqlqueue.worker.reporting.health import Liveness
 from sqlqueue.worker.reporting.reports import Reports
 from sqlqueue.worker.running.executor import Executor
 from tests.drivers import tds, tns
@@ -116,7 +116,7 @@ def test_an_outage_does_not_count_as_an_attempt(template: str, port: Port, task:
     """The outage happens in the handler of a task."""
     with away(template, port) as url, sessions_at(url) as sessions:
         handler = handler_with(sessions, lambda session, task: session.execute(select(1)))
-        executor = Executor(handler, SyncDatabase(sessions, Pulse()), adapter_of(url), Reports())
+        executor = Executor(handler, SyncDatabase(sessions, Liveness()), adapter_of(url), Reports())
         outcome = executor.perform(Job(handler, task))
     assert outcome is not None
     assert outcome.kind == "snoozed"

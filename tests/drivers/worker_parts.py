@@ -17,7 +17,7 @@ from sqlqueue.worker.database import SyncDatabase
 from sqlqueue.worker.handling.handlers import Handler
 from sqlqueue.worker.handling.jobs import InFlight, Job
 from sqlqueue.worker.handling.outcomes import COMPLETED
-from sqlqueue.worker.reporting.health import Pulse
+from sqlqueue.worker.reporting.health import Liveness
 from sqlqueue.worker.reporting.reports import Reports
 from sqlqueue.worker.running.completer import Completer
 from tests.support.models import Task
@@ -56,7 +56,7 @@ def is_dropped(sessions: sessionmaker[QueueSession], task: Task) -> bool:
 
     async def settle() -> None:
         adapter = adapter_for(sessions.kw["bind"].dialect)
-        completer = Completer(SyncDatabase(sessions, Pulse()), adapter, in_flight, reports)
+        completer = Completer(SyncDatabase(sessions, Liveness()), adapter, in_flight, reports)
         completer.put(job, COMPLETED)
         settling = asyncio.create_task(completer.run())
         while reports.counts["database_errors"] < TRIES and len(in_flight):

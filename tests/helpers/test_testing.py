@@ -43,7 +43,7 @@ def test_all_happens_in_the_transaction_of_the_test(db: Database) -> None:
     worker.handler(Task)(with_session(db, following))
     with db.session() as session:
         session.add_all([Task(number=2), Task(available_at=TOMORROW)])
-        assert session.hand(lambda session: drain(worker, session)) == {"completed": 3}
+        assert session.pass_to(lambda session: drain(worker, session)) == {"completed": 3}
         ledger = session.scalars(select(Ledger.task_id)).all()
         assert len(set(ledger)) == 3
         session.rollback()
@@ -57,7 +57,7 @@ def test_each_task_is_committed(db: Database) -> None:
     worker.handler(Task, Task.number > 1)(with_session(db, raising(ValueError("no"))))
     db.insert(Task, [{"number": number} for number in (2, 1, 0, 1)])
     with db.session() as session, pytest.raises(ValueError, match="no"):
-        session.hand(lambda _: drain(worker, db.sessions()))
+        session.pass_to(lambda _: drain(worker, db.sessions()))
     assert len(done) == count(db, Task, Task.status == "completed") == 2
     assert count(db, Task, Task.status == "retryable", Task.error == "ValueError: no") == 1
     assert (count(db, Task, Task.status == "available"), count(db, Ledger)) == (1, 0)
@@ -82,9 +82,9 @@ def test_an_error_is_recorded_and_raised(db: Database, error: Exception, ended: 
             session.add(Task())
             if raise_errors and isinstance(error, ValueError):
                 with pytest.raises(ValueError, match="no"):
-                    session.hand(lambda session: drain(worker, session))
+                    session.pass_to(lambda session: drain(worker, session))
             else:
-                counts = session.hand(lambda session: drain(worker, session, raise_errors=raise_errors))  # noqa: B023
+                counts = session.pass_to(lambda session: drain(worker, session, raise_errors=raise_errors))  # noqa: B023
                 assert counts == {ended: 1}
             assert session.scalars(select(Task.status)).all() == [status]
             assert session.scalars(select(Ledger)).all() == []
@@ -98,9 +98,9 @@ def test_ahead_runs_tasks_of_the_future(db: Database) -> None:
     with db.session() as session:
         for number, ahead in ((0, DAY), (0, 100 * DAY), (1, 10 * DAY), (2, DAY)):
             session.add(Task(number=number, available_at=TOMORROW + ahead, max_attempts=3))
-        assert session.hand(lambda session: drain(worker, session)) == {}
+        assert session.pass_to(lambda session: drain(worker, session)) == {}
         # the first task, the one that snoozes (once), and the failing one until it is discarded
-        counts = session.hand(lambda session: drain(worker, session, ahead=12 * DAY))
+        counts = session.pass_to(lambda session: drain(worker, session, ahead=12 * DAY))
         assert counts == {"completed": 1, "snoozed": 1, "failed": 3}
         left = session.execute(select(Task.number, Task.status).order_by(Task.number, Task.available_at)).all()
         assert [tuple(row) for row in left] == [
@@ -117,7 +117,7 @@ def test_drain_stops_at_its_limit(db: Database) -> None:
     with db.session() as session:
         session.add(Task())
         with pytest.raises(AssertionError, match=r"more than 3 tasks, so far {'snoozed': 4}"):
-            session.hand(lambda session: drain(worker, session, limit=3))
+            session.pass_to(lambda session: drain(worker, session, limit=3))
 
 
 def test_run_one_handles_one_task(db: Database) -> None:
@@ -127,14 +127,14 @@ def test_run_one_handles_one_task(db: Database) -> None:
     with db.session() as session:
         mine, later, other = Mail(subject="a"), Mail(subject="a", available_at=TOMORROW), Mail(subject="c")
         session.add_all([mine, later, other])
-        assert session.hand(lambda session: perform(worker, session, mine)) == "completed"
+        assert session.pass_to(lambda session: perform(worker, session, mine)) == "completed"
         with pytest.raises(ArgumentError, match=r"Mail \(\d+,\) cannot be claimed now: it is scheduled"):
-            session.hand(lambda session: perform(worker, session, later))
+            session.pass_to(lambda session: perform(worker, session, later))
         with pytest.raises(HandlerNotFoundError, match=r"no handler for .* \(Mail\)"):
-            session.hand(lambda session: perform(worker, session, other))
+            session.pass_to(lambda session: perform(worker, session, other))
         session.add(Mail(subject="b"))
         claimed = session.claim(Mail, Mail.subject == "b")
-        assert session.hand(lambda session: perform(worker, session, claimed, raise_errors=False)) == "failed"
+        assert session.pass_to(lambda session: perform(worker, session, claimed, raise_errors=False)) == "failed"
 
 
 def test_only_the_given_models_are_drained(sync_db: Database) -> None:
@@ -218,16 +218,16 @@ def test_assert_enqueued_finds_waiting_tasks(db: Database) -> None:
         session.add_all(
             [Task(name="a"), Task(name="a", available_at=TOMORROW), Task(name="b"), Task(status="completed")]
         )
-        session.hand(task.enqueue, "ada")
-        session.hand(other.enqueue, "ada")
-        session.hand(task.options(priority=1).enqueue, "grace", copies=2)
-        found = session.hand(assert_enqueued, Task, name="a", count=2)
+        session.pass_to(task.enqueue, "ada")
+        session.pass_to(other.enqueue, "ada")
+        session.pass_to(task.options(priority=1).enqueue, "grace", copies=2)
+        found = session.pass_to(assert_enqueued, Task, name="a", count=2)
         assert [each.name for each in found] == ["a", "a"]
-        assert len(session.hand(assert_enqueued, Task, Task.name != "a")) == 1
-        (job,) = session.hand(assert_enqueued, task, to="ada", copies=1)
+        assert len(session.pass_to(assert_enqueued, Task, Task.name != "a")) == 1
+        (job,) = session.pass_to(assert_enqueued, task, to="ada", copies=1)
         assert job.arguments == {"to": "ada"}
-        session.hand(assert_enqueued, task, Job.priority == 1, to="grace")
-        session.hand(assert_enqueued, Mail, count=0)
+        session.pass_to(assert_enqueued, task, Job.priority == 1, to="grace")
+        session.pass_to(assert_enqueued, Mail, count=0)
         for what, values, message in (
             (
                 Task,
@@ -243,10 +243,10 @@ def test_assert_enqueued_finds_waiting_tasks(db: Database) -> None:
             (Mail, {}, r"\(0 in total\)$"),
         ):
             with pytest.raises(AssertionError, match=message):
-                session.hand(assert_enqueued, what, **values)
+                session.pass_to(assert_enqueued, what, **values)
         for what, values, message in (
             (Task, {"nome": "c"}, "Task has no nome"),
             (task, {"cc": "c"}, "has no cc"),
         ):
             with pytest.raises(ArgumentError, match=message):
-                session.hand(assert_enqueued, what, **values)
+                session.pass_to(assert_enqueued, what, **values)

@@ -29,7 +29,7 @@ from sqlalchemy import Engine, NullPool, create_engine, insert, make_url, select
 from tests.support.models import Base, Ledger, QueuePause, Task
 from tests.worker.crashing import CONCURRENCY_VARIABLE, PLACE_VARIABLE, POISON, stopped, supervised
 
-SCENES: Mapping[str, tuple[int, int]] = {
+WORKLOADS: Mapping[str, tuple[int, int]] = {
     "8 x 3 s": (8, 3_000),
     "300 x 200 ms": (300, 200),
     "10,000 x 1 ms": (10_000, 1),
@@ -160,10 +160,10 @@ def judge(engine: Engine, log: str, from_supervisor: float, from_poison: float) 
     )
 
 
-def measured(url: str, way: str, scene: str) -> Figures:
+def measured(url: str, way: str, workload: str) -> Figures:
     engine = create_engine(url, poolclass=NullPool)
     with tables(engine), place(way) as named:
-        fill(engine, way, *SCENES[scene])
+        fill(engine, way, *WORKLOADS[workload])
         os.environ |= {PLACE_VARIABLE: str(named), CONCURRENCY_VARIABLE: "10"}
         with supervised(make_url(url), 1) as supervisor:
             seconds = wait(engine, supervisor, named if way == "hang" else None)
@@ -175,15 +175,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("urls", nargs="+", metavar="URL")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     wanted = parser.parse_args()
-    columns = "engine", "scene", "way", *(name for name in Figures._fields), "holds"
+    columns = "engine", "workload", "way", *(name for name in Figures._fields), "holds"
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for url in wanted.urls:
-        for scene in wanted.scenes:
+        for workload in wanted.workloads:
             for way in wanted.ways:
-                found = measured(url, way, scene)
-                cells = make_url(url).get_backend_name(), scene, way, *found, "yes" if found.holds else "NO"
+                found = measured(url, way, workload)
+                cells = make_url(url).get_backend_name(), workload, way, *found, "yes" if found.holds else "NO"
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 

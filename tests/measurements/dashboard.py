@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 from starlette.testclient import TestClient
 
 from sqlqueue import QueueSession
-from tests.dashboard.scenes import dashboard
+from tests.dashboard.serving import dashboard
 from tests.measurements.filled import at_each_url
 
 ROUNDS = 7

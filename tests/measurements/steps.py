@@ -23,8 +23,8 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.bench.models import Base
 from sqlqueue.evaluation.database import reached
-from sqlqueue.operations.claiming import claim_wanted
-from sqlqueue.operations.wanted import Wanted
+from sqlqueue.operations.claim_query import ClaimQuery
+from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.database.threaded import SyncDatabase
 from sqlqueue.worker.handling.handlers import handler_of
@@ -88,7 +88,9 @@ class Steps:
 
     def _claim(self) -> Iterable[Any]:
         with self._sessions.begin() as session:
-            return claim_wanted(session, Wanted(spec_of(self._entity)), self._jobs, lease=LEASE, claimed_by="steps")
+            return claim_matching(
+                session, ClaimQuery(spec_of(self._entity)), self._jobs, lease=LEASE, claimed_by="steps"
+            )
 
     def _made(self, tasks: Iterable[Any], function: Callable[..., Any]) -> list[Job]:
         handler = handler_of(
@@ -97,7 +99,7 @@ class Steps:
         return [Job(handler, task) for task in tasks]
 
     def _executor(self, job: Job) -> Executor:
-        database = SyncDatabase(self._sessions, self._reports.pulse)
+        database = SyncDatabase(self._sessions, self._reports.liveness)
         return Executor(job.handler, database, adapter_for(self._engine.dialect), self._reports)
 
     def _call_all(self, jobs: list[Job]) -> None:

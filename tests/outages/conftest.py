@@ -15,20 +15,20 @@ from tests.support.engines import REQUIRED, SELECTED, EngineCase
 from tests.support.harness import Database
 from tests.support.servers import NoDocker, Unavailable
 
-Scenes = dict[EngineCase, Workload | Unavailable]
+Workloads = dict[EngineCase, Workload | Unavailable]
 
 
 @pytest.fixture(scope="session")
-def scenes(request: pytest.FixtureRequest) -> Iterator[Scenes]:
+def workloads(request: pytest.FixtureRequest) -> Iterator[Workloads]:
     """Start all servers that this run needs, in parallel."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [*dict.fromkeys(each.params["workload"] for each in parameters if each and "workload" in each.params)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        made = dict(zip(cases, pool.map(lambda case: _scene(case, stack), cases), strict=True))
+        made = dict(zip(cases, pool.map(lambda case: _started(case, stack), cases), strict=True))
         yield made
 
 
-def _scene(case: EngineCase, stack: ExitStack) -> Workload | Unavailable:
+def _started(case: EngineCase, stack: ExitStack) -> Workload | Unavailable:
     try:
         workload = Workload(FrailServer(case, stack))
     except Unavailable as reason:
@@ -38,9 +38,9 @@ def _scene(case: EngineCase, stack: ExitStack) -> Workload | Unavailable:
 
 
 @pytest.fixture(params=[pytest.param(case, id=case.name) for case in SELECTED if case.container])
-def workload(request: pytest.FixtureRequest, scenes: Scenes) -> Iterator[Workload]:
+def workload(request: pytest.FixtureRequest, workloads: Workloads) -> Iterator[Workload]:
     case: EngineCase = request.param
-    found = scenes[case]
+    found = workloads[case]
     note = request.node.user_properties.append
     note(("engine", case.name))
     if isinstance(found, Unavailable):

@@ -101,7 +101,7 @@ def test_leases_end_while_the_server_is_frozen(workload: Workload, monkeypatch: 
 
 def test_a_server_that_refuses_work_is_an_outage(workload: Workload) -> None:
     """The server responds, but rejects statements."""
-    for begin, end in workload.server.case.hardships:
+    for begin, end in workload.server.case.faults:
         workload.enqueue("steady", "plain", "brief", count=2 * SLOTS)
         workload.wait_until_busy("steady", "plain")
         with only_outages(*workload.databases, renewed=True), workload.server.suffering(begin, end):

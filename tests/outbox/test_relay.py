@@ -23,7 +23,7 @@ from tests.support.workers import Workers, eventually
 
 
 def once(db: Database, relay: Relay) -> int:
-    published: int = db.session().hand(lambda _: relay.serve_once()) if db.is_async else relay.relay_once()
+    published: int = db.session().pass_to(lambda _: relay.serve_once()) if db.is_async else relay.relay_once()
     return published
 
 

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 import sqlqueue
 from sqlqueue import Claim, ClaimLostError, IllegalTransitionError, claim_of
-from sqlqueue.operations.claiming import claim_wanted
-from sqlqueue.operations.wanted import Wanted
+from sqlqueue.operations.claim_query import ClaimQuery
+from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.queue.spec import spec_of
 from tests.suite.claiming import PAST, claimed, ids
 from tests.support.harness import Actor, Database
@@ -117,8 +117,8 @@ def test_a_claim_takes_two_steps_at_most(db: Database) -> None:
 def test_ready_rows_can_be_requested_alone(db: Database) -> None:
     db.insert(Task, [{"id": 1, "status": "scheduled", "available_at": PAST}])
     db.insert(Task, [{"id": 2}, {"id": 3}])
-    wanted = Wanted(spec_of(Task))
+    wanted = ClaimQuery(spec_of(Task))
     with db.begin() as actor:
-        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == [2, 3]
-        assert ids(actor.run(claim_wanted, wanted.ready, 3)) == []
-        assert ids(actor.run(claim_wanted, wanted, 3)) == [1]
+        assert ids(actor.run(claim_matching, wanted.ready, 3)) == [2, 3]
+        assert ids(actor.run(claim_matching, wanted.ready, 3)) == []
+        assert ids(actor.run(claim_matching, wanted, 3)) == [1]

@@ -13,7 +13,7 @@ from tests.suite import children
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
 from tests.support.processes import Processes
-from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, crowd, ids, rows, without_waiting
+from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, ids, insert_many, rows, without_waiting
 
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
@@ -63,7 +63,7 @@ def test_claimers_share_ready_and_due_rows(sync_db: Database) -> None:
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "expired"])
 def test_claimers_share_rows_among_finished_ones(sync_db: Database, condition: str) -> None:
-    crowd(sync_db, Task, status="completed", available_at=PAST, attempt=1, finished_at=PAST)
+    insert_many(sync_db, Task, status="completed", available_at=PAST, attempt=1, finished_at=PAST)
     sync_db.insert(Task, rows(2_000, condition))
     assert_both_are_served(sync_db)
 
@@ -71,7 +71,7 @@ def test_claimers_share_rows_among_finished_ones(sync_db: Database, condition: s
 @locks_rows
 @pytest.mark.parametrize("condition", ["ready", "scheduled"])
 def test_claimers_share_rows_among_later_ones(sync_db: Database, condition: str) -> None:
-    crowd(sync_db, Task, status="scheduled", available_at=TOMORROW)
+    insert_many(sync_db, Task, status="scheduled", available_at=TOMORROW)
     sync_db.insert(Task, rows(2_000, condition))
     assert_both_are_served(sync_db)
 

@@ -35,22 +35,22 @@ __all__ = ["archive", "fleet"]
 PINNED = Path(__file__).parent / "costs"
 MINUTE = timedelta(minutes=1)
 Call = Callable[[Actor], Any]
-Scene = Callable[[Database, int], Call]
+Setup = Callable[[Database, int], Call]
 """Prepares the data for the call that it returns; the number distinguishes repeated calls."""
 
 
-def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Scene:
-    def scene(db: Database, number: int) -> Call:
+def claims(model: Any, limit: int, *conditions: str, **arguments: Any) -> Setup:
+    def prepare_call(db: Database, number: int) -> Call:
         fill(db, model, limit, number, *conditions)
         return lambda session: session.claim_many(model, limit=limit, claimed_by=f"claimer {number}", **arguments)
 
-    return scene
+    return prepare_call
 
 
-def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any], calls: int = 1) -> Scene:
+def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], Any], calls: int = 1) -> Setup:
     """Settle in a different transaction than that of the claims, which were made by several calls."""
 
-    def scene(db: Database, number: int) -> Call:
+    def prepare_call(db: Database, number: int) -> Call:
         fill(db, model, many, number)
         with db.begin() as session:
             claimed = [session.claim_many(model, limit=many // calls) for _ in range(calls)]
@@ -58,7 +58,7 @@ def settles(model: Any, many: int, call: Callable[[Actor, Sequence[Any], int], A
         assert len(tasks) == many
         return lambda session: call(session, tasks, number)
 
-    return scene
+    return prepare_call
 
 
 def locks(session: Actor) -> None:
@@ -70,24 +70,24 @@ def works(session: Actor) -> None:
         assert task is not None
 
 
-def enqueues(model: Any, many: int, values: Callable[[int], Mapping[str, Any]], **arguments: Any) -> Scene:
-    def scene(db: Database, number: int) -> Call:
+def enqueues(model: Any, many: int, values: Callable[[int], Mapping[str, Any]], **arguments: Any) -> Setup:
+    def prepare_call(db: Database, number: int) -> Call:
         given = [{**values(n), **({"version": number} if arguments else {})} for n in range(many)]
         if arguments:  # the existing rows that they conflict with
             with db.begin() as session:
                 session.enqueue(model, given, **arguments)
         return lambda session: session.enqueue(model, given, **arguments)
 
-    return scene
+    return prepare_call
 
 
-def plainly(call: Callable[[Actor, int], Any], prepare: Scene | None = None) -> Scene:
-    def scene(db: Database, number: int) -> Call:
+def plainly(call: Callable[[Actor, int], Any], prepare: Setup | None = None) -> Setup:
+    def prepare_call(db: Database, number: int) -> Call:
         if prepare is not None:
             prepare(db, number)
         return lambda session: call(session, number)
 
-    return scene
+    return prepare_call
 
 
 def fill(db: Database, model: Any, many: int, number: int, *conditions: str) -> None:
@@ -121,7 +121,7 @@ SETTLINGS: Mapping[str, Callable[[Actor, Sequence[Any], int], Any]] = {
 ENDINGS = [name for name in SETTLINGS if name not in ("heartbeat", "extend")]
 
 
-def scenes() -> Iterator[tuple[str, Scene]]:
+def setups() -> Iterator[tuple[str, Setup]]:
     yield "claim nothing", plainly(lambda session, _: session.claim(Document))
     for many in (1, 10, 100):
         yield f"claim {many}", claims(Task, many)
@@ -157,7 +157,7 @@ def scenes() -> Iterator[tuple[str, Scene]]:
     yield from of_workers()
 
 
-def with_history() -> Iterator[tuple[str, Scene]]:
+def with_history() -> Iterator[tuple[str, Setup]]:
     yield "Past: claim 10", claims(Parcel, 10)
     yield "Past: claim due", claims(Parcel, 10, "scheduled", "retryable", "expired")
     yield (
@@ -176,15 +176,15 @@ def with_history() -> Iterator[tuple[str, Scene]]:
     )
 
 
-def of_workers() -> Iterator[tuple[str, Scene]]:
+def of_workers() -> Iterator[tuple[str, Setup]]:
     for many in (1, 30):
         yield f"workers, of {many}", plainly(lambda session, _: session.workers(Fleet), registers(many))
     yield "unserved", plainly(lambda session, _: session.unserved(Fleet))
     yield "a worker's report", plainly(lambda session, _: session.run(reports, "worker 0"))
 
 
-def registers(many: int) -> Scene:
-    def scene(db: Database, number: int) -> Call:
+def registers(many: int) -> Setup:
+    def prepare_call(db: Database, number: int) -> Call:
         facts = {"host": "a", "process": 7, "handlers": [], "started_at": PAST, "seen_at": PAST}
         with db.engine.begin() as connection:
             connection.execute(delete(FleetWorker))
@@ -192,7 +192,7 @@ def registers(many: int) -> Scene:
             connection.execute(insert(FleetWorker), [{"id": name, "name": name, **facts} for name in names])
         return lambda session: None
 
-    return scene
+    return prepare_call
 
 
 def reports(session: Any, key: str) -> None:
@@ -200,7 +200,7 @@ def reports(session: Any, key: str) -> None:
     registration._report(session, Errand.__queue_spec__, FleetWorker.__table__, {"id": key, **facts})
 
 
-def enqueueing() -> Iterator[tuple[str, Scene]]:
+def enqueueing() -> Iterator[tuple[str, Setup]]:
     yield "enqueue an instance", plainly(lambda session, number: session.enqueue(Task(number=number)))
     yield "add 100 instances", plainly(lambda session, _: session.add_all([Task(number=n) for n in range(100)]))
     yield "enqueue 100", enqueues(Task, 100, lambda n: {"number": n})
@@ -268,9 +268,9 @@ def measured(db: Database) -> tuple[dict[str, str], dict[str, list[str]]]:
     level = "SERIALIZABLE" if db.case.one_writer else "READ COMMITTED"
     metered = db.variant(isolation_level=level, pool_size=1, max_overflow=0)
     meter = Meter(metered)
-    for name, scene in scenes():
+    for name, setup in setups():
         for number in range(2):
-            call = scene(db, number)
+            call = setup(db, number)
             with meter.running() as counts, metered.begin() as session:
                 call(session)
         costs[name] = told(counts)

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select
 
 from sqlqueue._support.claim import WorkerTokens
-from sqlqueue.operations.claiming import claim_wanted
+from sqlqueue.operations.claim_query import ClaimQuery
+from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.operations.crashes import Crash, recover
-from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from tests.suite import children
 from tests.support.harness import Database
@@ -117,7 +117,7 @@ def test_the_last_attempt_can_still_be_finished(db: Database) -> None:
 def claimed_by_worker(db: Database, model: type[Any] = Task) -> Any:
     """Claim like a worker that then disappears, and end the lease."""
     with db.begin() as actor:
-        (task,) = actor.run(claim_wanted, Wanted(spec_of(model)), 1, tokens=WorkerTokens())
+        (task,) = actor.run(claim_matching, ClaimQuery(spec_of(model)), 1, tokens=WorkerTokens())
         found = task
     end_leases(db, model)
     return found

@@ -41,7 +41,7 @@ def test_each_value_gets_its_share_and_the_others_get_the_rest(db: Database) -> 
     assert kinds == {"many", "some"}  # no kind is always the first
 
 
-@pytest.mark.requires("foresees")
+@pytest.mark.requires("plans_empty_tables")
 def test_a_claim_of_one_kind_uses_its_own_index(sync_db: Database) -> None:
     messages(sync_db, many=2_000, few=2)
     analyze(sync_db, Message)

@@ -9,9 +9,9 @@ from sqlalchemy import select
 
 from sqlqueue import claim_of
 from sqlqueue._support.claim import WorkerTokens
-from sqlqueue.operations.claiming import claim_wanted
+from sqlqueue.operations.claim_query import ClaimQuery
+from sqlqueue.operations.claiming import claim_matching
 from sqlqueue.operations.crashes import Crash, Started, recover
-from sqlqueue.operations.wanted import Wanted
 from sqlqueue.queue.spec import spec_of
 from sqlqueue.worker.handling.outcomes import Outcome, write_outcomes
 from tests.support.harness import Database
@@ -24,7 +24,7 @@ SPEC = spec_of(Task)
 def claimed(db: Database, count: int, tokens: WorkerTokens | None = None) -> Sequence[Task]:
     """Claim so many tasks for a worker."""
     with db.begin() as actor:
-        tasks: Sequence[Task] = actor.run(claim_wanted, Wanted(SPEC), count, tokens=tokens or WorkerTokens())
+        tasks: Sequence[Task] = actor.run(claim_matching, ClaimQuery(SPEC), count, tokens=tokens or WorkerTokens())
     return tasks
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlqueue import ArgumentError, Claim, ClaimLostError, Limit, QueueSession, Worker, claim_of
 from sqlqueue.dialects import adapter_for
-from sqlqueue.kinds.new_slots import introduce
+from sqlqueue.kinds.new_slots import create_slots
 from sqlqueue.queue.spec import spec_of
 from tests.suite.limited import visits
 from tests.suite.slots import MANY, claim, held
@@ -193,10 +193,10 @@ def test_keys_created_concurrently_are_left_to_their_creators(sync_db: Database,
                         actor.set_limit(Visit, f"{name} b", 7)
                 keys = [f"{name} {key}" for key in "abc"]
                 try:
-                    introduce(session, adapter, spec, keys)
+                    create_slots(session, adapter, spec, keys)
                 except DBAPIError:  # in a transaction whose snapshot is too old for it
                     session.rollback()
-                    introduce(session, adapter, spec, keys)
+                    create_slots(session, adapter, spec, keys)
                 session.commit()
     found = {each.key: each.limit for each in sync_db.session().limits(Visit)}
     theirs = 2 if sync_db.case.one_writer else 7
@@ -208,7 +208,7 @@ def test_a_new_key_is_made_where_the_session_s_schema_is(sync_db: Database) -> N
     table = Visit.__table__.schema
     with Session(sync_db.engine) as session:
         session.connection(execution_options={"schema_translate_map": {table: None}})
-        introduce(session, adapter_for(sync_db.engine.dialect), spec_of(Visit), ["a"])
+        create_slots(session, adapter_for(sync_db.engine.dialect), spec_of(Visit), ["a"])
         session.commit()
     assert sync_db.session().limits(Visit) == [Limit("a", limit=2, running=0)]
 

@@ -19,7 +19,7 @@ from tests.support.models import CreditNote, Invoice, Letter, Mail, Notice, Orde
 from tests.support.rows import PAST, TOMORROW, clock
 
 
-def scene(db: Database) -> dict[int, dict[str, Any]]:
+def situations(db: Database) -> dict[int, dict[str, Any]]:
     """Insert one task in each situation that operators distinguish."""
     now = clock(db)
     running = {"status": "running", "attempt": 1}
@@ -42,7 +42,7 @@ def scene(db: Database) -> dict[int, dict[str, Any]]:
 
 
 def test_overview(db: Database) -> None:
-    for number, columns in scene(db).items():
+    for number, columns in situations(db).items():
         db.insert(Task, [{"id": number, **columns}])
     with elsewhere(db).begin() as session:
         found, stats = session.overview(Task), session.stats(Task)
@@ -172,7 +172,7 @@ def test_a_cap_is_a_positive_number(db: Database, call: Any) -> None:
 
 
 def test_hung_tasks_can_be_found(db: Database) -> None:
-    for number, columns in scene(db).items():
+    for number, columns in situations(db).items():
         db.insert(Task, [{"id": number, **columns}])
     with db.begin() as session:
         assert [task.id for task in session.find(Task, hung(Task))] == [7, 8]

@@ -84,7 +84,7 @@ class Actor:
             return self._loop.run(self.session.run_sync(function, *args, **kwargs))
         return function(self.session, *args, **kwargs)
 
-    def hand(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def pass_to(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `function(session, ...)` with the unwrapped session, and wait for the result."""
         return self._call(function, self.session, *args, **kwargs)
 

@@ -15,8 +15,8 @@ CONTEXT.set_forkserver_preload(
     ["pytest", "tests.suite.children", "tests.worker.children"]
 )  # they then start at the same time
 
-_HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-PROGRAM = [sys.executable, "-c", f"{_HEARS}; from sqlqueue.cli import main; main()"]
+_ACCEPT_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+PROGRAM = [sys.executable, "-c", f"{_ACCEPT_SIGINT}; from sqlqueue.cli import main; main()"]
 """The command line, which can be interrupted without interrupting the test run."""
 
 

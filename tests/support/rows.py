@@ -39,7 +39,7 @@ def rows(count: int, *conditions: str, **columns: Any) -> list[dict[str, Any]]:
     return [{**kind, **columns} for kind in islice(kinds, count)]
 
 
-def crowd(db: Database, model: Any, **columns: Any) -> None:
+def insert_many(db: Database, model: Any, **columns: Any) -> None:
     """Insert 100,000 equal rows, most of them copied by the server."""
     db.insert(model, [columns] * 6_250)
     table = model.__table__

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlqueue.worker.database import database_of
 from sqlqueue.worker.database.base import MAX_TRANSACTIONS
 from sqlqueue.worker.database.shared import SharedConnections
-from sqlqueue.worker.reporting.health import Pulse
+from sqlqueue.worker.reporting.health import Liveness
 from tests.support.harness import Database
 from tests.support.models import Document, Mail, Notice, Order, Parcel, Spool, Task
 from tests.support.workers import LEASE, PATIENCE, BlockingHandler, Workers, eventually, without_session
@@ -70,7 +70,7 @@ def test_connections_do_not_grow_with_the_queues(
 
 def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
     variant = db.variant(pool_size=2)
-    shared = SharedConnections(database_of(variant.sessions(), Pulse()).own, 2)
+    shared = SharedConnections(database_of(variant.sessions(), Liveness()).own, 2)
     begun, over = Event(), Event()
     waited: list[bool] = []
 
@@ -93,7 +93,7 @@ def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:
 
 def test_a_worker_has_few_transactions_at_a_time(db: Database) -> None:
     variant = db.variant(pool_size=2 * MAX_TRANSACTIONS)
-    database = database_of(variant.sessions(), Pulse())
+    database = database_of(variant.sessions(), Liveness())
     most = running = 0
 
     def work(session: Session) -> None:

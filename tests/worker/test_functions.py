@@ -78,9 +78,9 @@ def test_a_call_comes_back_as_it_was_made(db: Database, workers: Workers) -> Non
     moment, key = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC), uuid.uuid4()
     ada, line = Person(name="Ada", born=date(1815, 12, 10)), Line([Point(1), Point(2, 0.5)])
     with db.begin() as session:
-        job = session.hand(first.enqueue, -1, "", [0.1, None], [], point=Point(7), any_=deep, other="ß")
+        job = session.pass_to(first.enqueue, -1, "", [0.1, None], [], point=Point(7), any_=deep, other="ß")
         assert job.id is not None
-        session.hand(second.enqueue, moment, ada, Colour.RED, line, key=key, price=Decimal("1.10"), raw=b"\xff\0")
+        session.pass_to(second.enqueue, moment, ada, Colour.RED, line, key=key, price=Decimal("1.10"), raw=b"\xff\0")
         assert not calls
     workers.start(worker)
     eventually(lambda: list(statuses(db, Job).values()) == ["completed"] * 2)
@@ -99,8 +99,8 @@ def test_a_call_and_its_completion_are_one_commit(db: Database, workers: Workers
     worker = workers.make()
     task = worker.task(Job, name="write")(of_kind(db, write))
     with db.begin() as session:
-        session.hand(task.enqueue, 1)
-        session.hand(task.enqueue, number=2)
+        session.pass_to(task.enqueue, 1)
+        session.pass_to(task.enqueue, number=2)
     stored = [
         {"task": "write", "arguments": {"nummer": 1}},
         {"task": "write", "arguments": {"number": "1"}},
@@ -131,7 +131,7 @@ def test_when_and_where_a_call_is_enqueued(db: Database) -> None:
     with db.begin() as session:
         urgent = task.options(priority=-3, topic="urgent", max_attempts=1)
         jobs = [
-            session.hand(each.enqueue)
+            session.pass_to(each.enqueue)
             for each in (task, urgent, urgent.options(delay=timedelta(hours=1)), task.options(available_at=before))
         ]
         for job in jobs:

@@ -75,8 +75,8 @@ def test_the_test_helpers_load_the_same(db: Database, workers: Workers, session:
     worker.handler(Mail, options=OPTIONS)(reader.handler(session=session))
     with db.begin() as actor:
         first = actor.claim(Mail)
-        actor.hand(lambda session: perform(worker, session, first))
-        actor.hand(lambda session: drain(worker, session))
+        actor.pass_to(lambda session: perform(worker, session, first))
+        actor.pass_to(lambda session: drain(worker, session))
     assert reader.has_seen_all
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import Worker
 from sqlqueue._support.processes import MIB
 from sqlqueue.worker.process import supervisor
-from sqlqueue.worker.process.recycling import UNLIMITED, Limits
+from sqlqueue.worker.process.recycling import UNLIMITED, ProcessLimits
 from tests.support.harness import Database
 from tests.support.models import Ledger, Task
 from tests.support.plugin import sync_on_one_engine
@@ -58,7 +58,7 @@ def test_a_process_at_its_limit_is_replaced(
 
 def test_the_limits_of_processes_differ() -> None:
     """Processes are therefore not all replaced at the same moment."""
-    some = supervisor.supervised_processes(lambda _: Worker(sessionmaker()), 4, Limits(1_000, 400))
+    some = supervisor.supervised_processes(lambda _: Worker(sessionmaker()), 4, ProcessLimits(1_000, 400))
     assert [child.limits for child in some] == [(1_000, 400), (1_025, 390), (1_050, 380), (1_075, 370)]
     unlimited = supervisor.supervised_processes(lambda _: Worker(sessionmaker()), 2, UNLIMITED)
     assert [child.limits for child in unlimited] == [UNLIMITED] * 2

@@ -17,14 +17,14 @@ from ..._support.processes import CONTEXT, start
 from ...dialects.postgresql.notifications import CHANNEL
 from ...queue.spec import spec_of
 from ..database import connect, sessions
+from .baselines import BASELINES, raw_connection
 from .counter import StatementCounter
 from .models import Probe
 from .plan import Shape
 from .proxy import Counter
-from .yardsticks import YARDSTICKS, raw_connection
 
 
-class Begun(NamedTuple):
+class TaskStart(NamedTuple):
     """A task's key, and the time when its handler was called."""
 
     task: int
@@ -37,7 +37,7 @@ class Begun(NamedTuple):
 
 @contextmanager
 def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterator[Connection]:
-    """Yield the pipe of a worker, which sends a :class:`Begun` for each task, and its statement count on request.
+    """Yield the pipe of a worker, which sends a :class:`TaskStart` for each task, and its statement count on request.
 
     ``counter``: of the proxy in ``url``, if there is one.
     """
@@ -68,8 +68,8 @@ def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, 
         process.join()
 
 
-def _begun(task: int, counter: Counter) -> Begun:
-    return Begun(task, time.monotonic(), time.time(), 0 if counter is None else counter.value)
+def _begun(task: int, counter: Counter) -> TaskStart:
+    return TaskStart(task, time.monotonic(), time.time(), 0 if counter is None else counter.value)
 
 
 def _work(channel: Connection, url: URL, counter: Counter, notify: bool) -> None:
@@ -94,7 +94,7 @@ def _listen(channel: Connection, url: URL, counter: Counter) -> None:
     engine = connect(url)
     spec = spec_of(Probe)
     shape = Shape(table=spec.table.name, index=spec.index_name("claim"), makes_keys=True, columns=("id", "attempt"))
-    client = YARDSTICKS[engine.driver](raw_connection(engine), shape, StatementCounter())
+    client = BASELINES[engine.driver](raw_connection(engine), shape, StatementCounter())
     for number, _ in enumerate(client.news(CHANNEL)):
         if number == 0:
             channel.send("ready")

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlqueue import QueueSession, Status
 
 from ..database import sessions
+from .baselines import BASELINES, raw_connection
 from .counter import StatementCounter
 from .models import Note
 from .plan import Plan
-from .yardsticks import YARDSTICKS, raw_connection
 
 Jobs = Sequence[Any]
 _LEASE = timedelta(minutes=5)
@@ -196,12 +196,12 @@ def _end(job: Any, now: datetime) -> None:
 
 @contextmanager
 def by_driver(plan: Plan, counter: StatementCounter, count: int) -> Iterator[Sequence[Client]]:
-    """Yield clients of the driver's yardstick."""
+    """Yield clients of the driver's baseline."""
     with ExitStack() as stack:
         engine = plan.engine()
         stack.callback(engine.dispose)
-        yardstick = YARDSTICKS[engine.driver]
-        clients = [yardstick(raw_connection(engine), plan.shape, counter) for _ in range(count)]
+        baseline = BASELINES[engine.driver]
+        clients = [baseline(raw_connection(engine), plan.shape, counter) for _ in range(count)]
         for client in clients:
             stack.callback(client.close)
         yield clients

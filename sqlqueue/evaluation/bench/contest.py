@@ -12,12 +12,12 @@ from sqlqueue import Status
 
 from ..database import sessions
 from ..errors import EvaluationError
-from .figures import Entry, Figure, Kind, Round
+from .baselines import BASELINES
+from .figures import ContenderKind, Entry, Figure, Round
 from .models import CALL, Call
 from .plan import Plan
 from .processes import ProcessPool, Spent
 from .workloads import MakeWorkload
-from .yardsticks import YARDSTICKS
 
 Say: TypeAlias = Callable[[str], None]
 _WARM = 300
@@ -32,7 +32,7 @@ class Contender:
     """One way to do some work: its name, its kind, and the function that creates it."""
 
     who: str
-    kind: Kind
+    kind: ContenderKind
     make: MakeWorkload
     model: type[Any] | None = None
     """The model of its jobs; that of the plan by default."""
@@ -61,7 +61,7 @@ class Contest:
         self._sessions = sessions(engine)
         self._model: Any = plan.model
         self._say = say
-        self._yardstick = YARDSTICKS.get(engine.driver)
+        self._baseline = BASELINES.get(engine.driver)
 
     def hold(self, forms: Sequence[Form], processes: Sequence[int], measure: Measure) -> list[Figure]:
         """Measure all contenders in every round, those to compare one after the other, and return their figures."""
@@ -94,10 +94,10 @@ class Contest:
         with self._sessions.begin() as session:
             session.execute(delete(self._model))
             row = {"task": CALL, "arguments": {}} if self._model is Call else {"payload": self.plan.text}
-            session.enqueue(self._model, [row] * jobs, copy=bool(self._yardstick and self._yardstick.copies))
-            if self._yardstick and self._yardstick.analyze:
+            session.enqueue(self._model, [row] * jobs, copy=bool(self._baseline and self._baseline.copies))
+            if self._baseline and self._baseline.analyze:
                 table = self._model.__tablename__
-                session.connection().exec_driver_sql(self._yardstick.analyze.format(table=table))
+                session.connection().exec_driver_sql(self._baseline.analyze.format(table=table))
 
     def is_drained(self) -> bool:
         """Return whether all jobs are finished."""

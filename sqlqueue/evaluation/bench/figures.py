@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["sqlqueue", "driver", "orm"]
-YARDS: tuple[Kind, ...] = ("driver", "orm")
+ContenderKind: TypeAlias = Literal["sqlqueue", "driver", "orm"]
+BASELINE_KINDS: tuple[ContenderKind, ...] = ("driver", "orm")
 """The kinds of contenders that others are compared with."""
 
 
@@ -45,14 +45,14 @@ class Figure:
 
     form: str
     who: str
-    kind: Kind
+    kind: ContenderKind
     processes: int
     jobs_per_second: Spread
     cpu_ms_per_1000: float
     statements_per_job: float
     commits_per_job: float
-    ratios: dict[Kind, Spread]
-    """Ratios of its jobs per second to those of each yardstick in the same round."""
+    ratios: dict[ContenderKind, Spread]
+    """Ratios of its jobs per second to those of each baseline in the same round."""
     rounds: list[Round]
 
 
@@ -62,17 +62,17 @@ class Entry:
 
     form: str
     who: str
-    kind: Kind
+    kind: ContenderKind
     processes: int
     rounds: list[Round]
 
-    def rivals(self, entries: Iterable[Entry]) -> dict[Kind, Entry]:
-        """Return the yardsticks of the same work, by kind."""
+    def rivals(self, entries: Iterable[Entry]) -> dict[ContenderKind, Entry]:
+        """Return the baselines of the same work, by kind."""
         same = [each for each in entries if (each.form, each.processes) == (self.form, self.processes)]
-        return {each.kind: each for each in same if each.kind in YARDS and each.kind != self.kind}
+        return {each.kind: each for each in same if each.kind in BASELINE_KINDS and each.kind != self.kind}
 
     def figure(self, entries: Iterable[Entry]) -> Figure:
-        """Return the figure of this contender, compared with the yardsticks among ``entries``."""
+        """Return the figure of this contender, compared with the baselines among ``entries``."""
         return Figure(
             form=self.form,
             who=self.who,

@@ -8,9 +8,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+from .baselines import BASELINES
 from .clients import Clients, by_driver, by_library, by_orm
 from .contest import Contender, Form
-from .figures import Kind
+from .figures import ContenderKind
 from .models import Call
 from .plan import Plan
 from .workloads import (
@@ -35,13 +36,12 @@ from .workloads import (
     without_session,
     writing,
 )
-from .yardsticks import YARDSTICKS
 
 _SLOWER = 5
 """Divisor of the number of jobs for contenders that commit each job."""
 HAS_GREENLET = find_spec("greenlet") is not None
 """Whether workers can run coroutines."""
-_Make = Callable[[Kind, str, Clients], Contender]
+_Make = Callable[[ContenderKind, str, Clients], Contender]
 
 
 def drains(plan: Plan, driver: str) -> list[Form]:
@@ -100,7 +100,7 @@ def enqueues(plan: Plan, driver: str) -> list[Form]:
         Form(name="one by one, a commit each", jobs=_fewer(plan), contenders=contenders(one_by_one, "enqueue(job)")),
         Form(name="in bulk, one commit", jobs=plan.jobs, contenders=contenders(in_bulk, "enqueue(Model, rows)")),
     ]
-    if driver in YARDSTICKS and YARDSTICKS[driver].copies:
+    if driver in BASELINES and BASELINES[driver].copies:
         copying = [each for each in contenders(by_copy, "enqueue(Model, rows, copy=True)") if each.kind != "orm"]
         forms.append(Form(name="by COPY, one commit", jobs=plan.jobs, contenders=copying))
     return forms
@@ -136,12 +136,12 @@ def _ways(driver: str, ours: str | None, make: Callable[[Clients], Any]) -> list
     ]
 
 
-def ways(driver: str) -> list[tuple[str, Kind, Clients]]:
-    """Return the driver's yardstick if there is one, the ORM's if its lock clause has an effect, and the library."""
-    yardstick = YARDSTICKS.get(driver)
-    found: list[tuple[str, Kind, Clients]] = []
-    if yardstick is not None:
+def ways(driver: str) -> list[tuple[str, ContenderKind, Clients]]:
+    """Return the driver's baseline if there is one, the ORM's if its lock clause has an effect, and the library."""
+    baseline = BASELINES.get(driver)
+    found: list[tuple[str, ContenderKind, Clients]] = []
+    if baseline is not None:
         found.append((f"{driver} by hand", "driver", by_driver))
-        if yardstick.skips_locked:
+        if baseline.skips_locked:
             found.append(("SQLAlchemy ORM by hand", "orm", by_orm))
     return [*found, ("sqlqueue", "sqlqueue", by_library)]

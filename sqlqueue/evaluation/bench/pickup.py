@@ -16,9 +16,9 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession
 
 from ...sql.clock import utcnow
-from .child import Begun, listener_process, worker_process
+from .baselines import BASELINES
+from .child import TaskStart, listener_process, worker_process
 from .models import Probe
-from .yardsticks import YARDSTICKS
 
 Progress = Callable[[str], None]
 _AHEAD = timedelta(seconds=1)
@@ -48,7 +48,7 @@ class Pickup:
     scheduled: Delays
     """Delays from the scheduled time of a task to the call of its handler, by the database's clock."""
     by_hand: Delays | None
-    """Like ``enqueued``, for a process that listens and claims using the driver alone, if there is a yardstick."""
+    """Like ``enqueued``, for a process that listens and claims using the driver alone, if there is a baseline."""
     idle_statements: float
     """Statements per second while there is nothing to do."""
 
@@ -57,8 +57,8 @@ def measure_pickup(
     engine: Engine, sessions: sessionmaker[QueueSession], *, tasks: int, idle: float, notify: bool, say: Progress
 ) -> Pickup:
     """Measure a worker in another process; the tasks are rows of :class:`.Probe`, whose table must exist."""
-    yardstick = YARDSTICKS.get(engine.driver)
-    by_hand = _by_hand(engine, sessions, tasks, say) if notify and yardstick and yardstick.listens else None
+    baseline = BASELINES.get(engine.driver)
+    by_hand = _by_hand(engine, sessions, tasks, say) if notify and baseline and baseline.listens else None
     empty(sessions)
     with worker_process(engine.url, notify=notify) as worker:
         say("enqueueing one by one")
@@ -97,7 +97,7 @@ def _enqueued(sessions: sessionmaker[QueueSession], worker: Connection, tasks: i
             session.flush()
             sent = time.monotonic()
             session.commit()
-        begun: Begun = worker.recv()
+        begun: TaskStart = worker.recv()
         delays.append(begun.monotonic - sent)
     return _delays(delays[_WARM:])
 
@@ -109,7 +109,7 @@ def _scheduled(sessions: sessionmaker[QueueSession], worker: Connection, tasks: 
         behind = (asked + time.time()) / 2 - now.timestamp()
         due = {-1 - n: now + _AHEAD + n * timedelta(milliseconds=150) for n in range(tasks)}
         session.enqueue(Probe, [{"id": key, "available_at": moment} for key, moment in due.items()])
-    found: list[Begun] = [worker.recv() for _ in due]
+    found: list[TaskStart] = [worker.recv() for _ in due]
     return _delays([begun.wall - behind - due[begun.task].timestamp() for begun in found])
 
 

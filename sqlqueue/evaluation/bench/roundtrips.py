@@ -14,11 +14,11 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from ..database import sessions
-from .child import Begun, listener_process, worker_process
+from .child import TaskStart, listener_process, worker_process
 from .clients import Client, Clients
 from .contest import Contest
 from .counter import StatementCounter
-from .figures import Kind
+from .figures import ContenderKind
 from .models import Probe
 from .pickup import empty
 from .plan import Plan
@@ -100,7 +100,7 @@ def measure_round_trips(
     plan: Plan,
     *,
     delay: float,
-    contenders: Sequence[tuple[str, Kind, Clients]],
+    contenders: Sequence[tuple[str, ContenderKind, Clients]],
     listens: bool,
     say: Say,
 ) -> list[RoundTrips]:
@@ -195,7 +195,7 @@ def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextMa
                 session.flush()
                 sent = time.monotonic()
                 session.commit()
-            begun: Begun = worker.recv()
+            begun: TaskStart = worker.recv()
             samples.append((begun.round_trips - before, begun.monotonic - sent))
     counted = samples[_WARM:]
     return RoundTrips(

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, inspect
 from ...dialects import adapter_for
 from ..database import connect, reached, sessions
 from ..errors import EvaluationError
+from .baselines import BASELINES
 from .contest import Contest, Measure, Say, drain, enqueue
 from .facts import machine_facts
 from .figures import Figure
@@ -25,7 +26,6 @@ from .plan import Plan
 from .processes import process_pool
 from .proxy import proxy
 from .roundtrips import RoundTrips, measure_round_trips
-from .yardsticks import YARDSTICKS
 
 STANDARD = ("enqueue", "drain", "pickup", "roundtrips")
 SECTIONS = (*STANDARD, "growth")
@@ -72,8 +72,8 @@ class Report:
 
     machine: dict[str, Any]
     wanted: BenchOptions
-    yardstick: str | None
-    """The driver's name if it has a yardstick, else ``None``."""
+    baseline: str | None
+    """The driver's name if it has a baseline, else ``None``."""
     enqueue: list[Figure] | None
     drain: list[Figure] | None
     pickup: list[Pickup] | None
@@ -84,7 +84,7 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """Return the report as values for JSON, without sections that were not requested."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name == "yardstick"}
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "baseline"}
 
 
 def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
@@ -109,7 +109,7 @@ def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
         return Report(
             machine=machine_facts(engine),
             wanted=wanted,
-            yardstick=engine.driver if engine.driver in YARDSTICKS else None,
+            baseline=engine.driver if engine.driver in BASELINES else None,
             enqueue=found.get("enqueue"),
             drain=found.get("drain"),
             pickup=found.get("pickup"),
@@ -176,13 +176,13 @@ def _pickup(engine: Engine, wanted: BenchOptions, say: Say) -> list[Pickup]:
 def _round_trips(engine: Engine, wanted: BenchOptions, say: Say) -> list[RoundTrips] | None:
     if not adapter_for(engine.dialect).network.is_there:
         return None
-    yardstick = YARDSTICKS.get(engine.driver)
+    baseline = BASELINES.get(engine.driver)
     return measure_round_trips(
         engine,
         _plan(engine, wanted, (1,)),
         delay=max(wanted.delay, _LEAST_DELAY) / 1_000,
         contenders=ways(engine.driver),
-        listens=bool(yardstick and yardstick.listens),
+        listens=bool(baseline and baseline.listens),
         say=lambda text: say(f"round trips: {text}"),
     )
 

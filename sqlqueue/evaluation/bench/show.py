@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .figures import YARDS, Figure, Spread
+from .figures import BASELINE_KINDS, Figure, Spread
 from .growth import HeldSnapshot
 from .peers.show import show_peers
 from .pickup import Delays, Pickup
@@ -23,7 +23,7 @@ def show(console: Console, report: Report) -> None:
     _show_facts(console, report.machine)
     if report.wanted.delay:
         console.print(f"A proxy adds {report.wanted.delay:g} ms of latency in each direction.")
-    if report.yardstick is None and (report.enqueue or report.drain):
+    if report.baseline is None and (report.enqueue or report.drain):
         console.print("There is no hand-written baseline for this driver, so nothing is compared.")
     if report.enqueue is not None:
         _show_contest(console, "Enqueue", report.enqueue)
@@ -47,7 +47,7 @@ def _show_facts(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _show_contest(console: Console, title: str, figures: Sequence[Figure]) -> None:
-    """Print jobs per second with the minimum and maximum of all rounds, and the ratios to the yardsticks."""
+    """Print jobs per second with the minimum and maximum of all rounds, and the ratios to the baselines."""
     for processes, several in groupby(figures, key=lambda figure: figure.processes):
         named = title if processes == 1 else f"{title}, {processes} processes"
         table = Table(title=named, title_justify="left", box=SIMPLE_HEAD)
@@ -66,7 +66,7 @@ def _contest_cells(figure: Figure) -> list[str]:
     return [
         f"  {figure.who}",
         f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
-        *(_ratio(figure.ratios.get(kind)) for kind in YARDS),
+        *(_ratio(figure.ratios.get(kind)) for kind in BASELINE_KINDS),
         f"{figure.cpu_ms_per_1000:,.0f}",
         f"{figure.statements_per_job:.2f}",
         f"{figure.commits_per_job:.2f}",

@@ -194,7 +194,7 @@ def call() -> None:
 
 def handle(worker: Worker, plan: Plan, *, handler: Callable[..., Any], mode: Mode = "lease") -> None:
     """Register a handler of jobs. In at-most-once mode, a worker claims only what it can run at once, so as many run at
-    a time as the yardstick claims at a time.
+    a time as the baseline claims at a time.
     """
     concurrency = plan.batch if mode == "at-most-once" else plan.threads
     worker.handler(plan.model, concurrency=concurrency, mode=mode)(handler)

@@ -72,7 +72,7 @@ class Backoff:
         else:
             pause = next(self._pauses)
             self._reports.broken(self._what, error)
-            self._reports.pulse.missed()
+            self._reports.liveness.missed()
         await asyncio.sleep(pause.total_seconds())
 
 

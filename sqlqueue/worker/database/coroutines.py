@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
-from ..reporting.health import Pulse
+from ..reporting.health import Liveness
 from .base import MAX_TRANSACTIONS, Begun, Heard, Work, engine_of, own_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline
 
@@ -30,9 +30,9 @@ class AsyncDatabase:
     stuck = 0
     """Coroutines can always be woken."""
 
-    def __init__(self, sessions: async_sessionmaker[Any], pulse: Pulse) -> None:
+    def __init__(self, sessions: async_sessionmaker[Any], liveness: Liveness) -> None:
         self._sessions = sessions
-        self._pulse = pulse
+        self._liveness = liveness
         self.engines: set[Engine] = set()
         self._underway = Underway()
         self._places = asyncio.Semaphore(MAX_TRANSACTIONS)
@@ -44,7 +44,7 @@ class AsyncDatabase:
     async def _run(self, work: Work[R], within: timedelta) -> R:
         async with self._places:
             make = partial(self._sessions, expire_on_commit=False)
-            return await _transact(make, work, within, self._pulse, self.engines)
+            return await _transact(make, work, within, self._liveness, self.engines)
 
     def open(self) -> tuple[Any, Session]:
         """Return a new asyncio session and its sync session."""
@@ -59,7 +59,7 @@ class AsyncDatabase:
 
     def own(self) -> AsyncConnections:
         """Return connections for one thread, which runs an event loop of its own."""
-        return AsyncConnections(self._pulse)
+        return AsyncConnections(self._liveness)
 
     async def end(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for transactions that are under way."""
@@ -75,15 +75,15 @@ class AsyncDatabase:
 class AsyncConnections:
     """Run on an event loop of the thread's own, since connections belong to the loop that opened them."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
         self._runner = asyncio.Runner()
         self._engines: dict[Engine, Engine] = {}
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
         """Run ``work`` in a transaction on a connection to ``engine``, within a deadline."""
         make = partial(AsyncSession, self._own(engine))
-        return self._runner.run(_transact(make, work, within, self._pulse, (engine,)))
+        return self._runner.run(_transact(make, work, within, self._liveness, (engine,)))
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
         """Listen for notifications until the listener is stopped or the connection is lost."""
@@ -117,9 +117,9 @@ class AsyncConnections:
 
 
 async def _transact(
-    make: Callable[[], AsyncSession], work: Work[R], within: timedelta, pulse: Pulse, engines: Collection[Engine]
+    make: Callable[[], AsyncSession], work: Work[R], within: timedelta, liveness: Liveness, engines: Collection[Engine]
 ) -> R:
-    with LibraryDeadline(within, pulse, engines, is_async=True) as deadline:
+    with LibraryDeadline(within, liveness, engines, is_async=True) as deadline:
         async with make() as session, session.begin():
             result: R = await session.run_sync(work)
             deadline.check()

@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from ...operations.attempts import spoken
 from ..concurrency.event_loop import soon
 from ..concurrency.fair_lock import FairLock
-from ..reporting.health import Pulse
+from ..reporting.health import Liveness
 from ..reporting.reports import logger
 from .checkouts import CheckedOut, Owner, owner, shut_down_idle
 
@@ -196,7 +196,7 @@ class LibraryDeadline(Deadline):
     def __init__(
         self,
         within: timedelta,
-        pulse: Pulse,
+        liveness: Liveness,
         engines: Collection[Engine],
         *,
         is_async: bool,
@@ -204,15 +204,15 @@ class LibraryDeadline(Deadline):
     ) -> None:
         super().__init__(within, engines, is_async=is_async, on_stuck=on_stuck)
         self.call_limit = within + timedelta(seconds=2 * TICK)  # a driver's own limit comes after the deadline
-        self._pulse = pulse
+        self._liveness = liveness
 
     def __enter__(self) -> Self:
-        self._pulse.asked()
+        self._liveness.missed()
         return super().__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
-            self._pulse.reached()
+            self._liveness.reached()
         super().__exit__(kind, error, traceback)
 
 

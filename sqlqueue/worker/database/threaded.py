@@ -17,7 +17,7 @@ from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
 from ..concurrency.event_loop import Underway
 from ..concurrency.threads import DaemonThreads
-from ..reporting.health import Pulse
+from ..reporting.health import Liveness
 from .base import MAX_TRANSACTIONS, Begun, Heard, Work, engine_of, own_engine
 from .deadlines import PROBE_EVERY, PROBE_WITHIN, Deadline, LibraryDeadline, NoResponse
 
@@ -29,11 +29,11 @@ class SyncDatabase:
 
     is_async = False
 
-    def __init__(self, sessions: sessionmaker[Any], pulse: Pulse) -> None:
+    def __init__(self, sessions: sessionmaker[Any], liveness: Liveness) -> None:
         self._sessions = sessions
-        self._pulse = pulse
+        self._liveness = liveness
         self.engines: set[Engine] = set()
-        self._threads = _Callers(MAX_TRANSACTIONS, "database", pulse)
+        self._threads = _Callers(MAX_TRANSACTIONS, "database", liveness)
         self._all_threads = weakref.WeakSet([self._threads])
         self._underway = Underway()
 
@@ -62,7 +62,7 @@ class SyncDatabase:
 
     def own(self) -> SyncConnections:
         """Return connections for one thread."""
-        own = SyncConnections(self._pulse)
+        own = SyncConnections(self._liveness)
         self._all_threads.add(own.threads)
         return own
 
@@ -78,10 +78,10 @@ class SyncDatabase:
 class SyncConnections:
     """:class:`.OwnConnections` of plain sessions."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
         self._engines: dict[Engine, Engine] = {}
-        self.threads = _Callers(1, "own", pulse)
+        self.threads = _Callers(1, "own", liveness)
         """Separate threads, so that the caller's thread can continue if one is stuck."""
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
@@ -120,9 +120,9 @@ class SyncConnections:
 class _Callers(DaemonThreads):
     """Threads for transactions with a deadline."""
 
-    def __init__(self, count: int, name: str, pulse: Pulse) -> None:
+    def __init__(self, count: int, name: str, liveness: Liveness) -> None:
         super().__init__(count, name)
-        self._pulse = pulse
+        self._liveness = liveness
 
     def transact(
         self, begin: Callable[[], Session], work: Work[R], within: timedelta, engines: Collection[Engine]
@@ -138,6 +138,6 @@ class _Callers(DaemonThreads):
         def on_stuck() -> None:
             self.abandon(future, NoResponse(within))
 
-        deadline = LibraryDeadline(within, self._pulse, engines, is_async=False, on_stuck=on_stuck)
+        deadline = LibraryDeadline(within, self._liveness, engines, is_async=False, on_stuck=on_stuck)
         future = self.submit(run)
         return future

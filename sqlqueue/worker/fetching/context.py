@@ -10,7 +10,7 @@ from datetime import timedelta
 from ..._support.claim import WorkerTokens
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
-from ...operations.wanted import Wanted
+from ...operations.claim_query import ClaimQuery
 from ...queue.spec import QueueSpec, Where
 from ..database.backoff import Backoff
 from ..database.base import Database
@@ -48,7 +48,7 @@ class WorkerContext:
     """Generates the tokens of all claims."""
     started: StartedTasks = field(default_factory=StartedTasks)
     suspects: Suspects = field(default_factory=Suspects)
-    _wanted: dict[Handler, tuple[tuple[Where, ...], Wanted]] = field(default_factory=dict, init=False)
+    _queries: dict[Handler, tuple[tuple[Where, ...], ClaimQuery]] = field(default_factory=dict, init=False)
 
     def adapter(self, spec: QueueSpec) -> Adapter:
         """Return the adapter of a queue's engine."""
@@ -58,14 +58,17 @@ class WorkerContext:
         """Return the pauses of a fetcher whose claims fail."""
         return Backoff(f"claim {handler.entity.__name__}", self.reports, self.adapter(handler.spec))
 
-    def wanted(self, handler: Handler) -> Wanted | None:
+    def claim_query(self, handler: Handler) -> ClaimQuery | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""
         more = self.paused.where(handler.spec)
         if more is None:
             return None
-        kept = self._wanted.get(handler)
+        kept = self._queries.get(handler)
         if kept is None or kept[0] is not more:
-            kept = self._wanted[handler] = more, Wanted(handler.spec, (*handler.where, *more), options=handler.options)
+            kept = self._queries[handler] = (
+                more,
+                ClaimQuery(handler.spec, (*handler.where, *more), options=handler.options),
+            )
         return kept[1]
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 _SHORTEST = 1e-6
 
 
-class Durations:
+class CallDurations:
     """The mean duration of a handler's calls, of which recent ones weigh more."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ...operations.claiming import claim_wanted
-from ...operations.consuming import consume_wanted
+from ...operations.claim_query import ClaimQuery
+from ...operations.claiming import claim_matching
+from ...operations.consuming import consume_matching
 from ...operations.settlements import CountingCrash
 from ...operations.settling import settle_some
-from ...operations.wanted import Wanted
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
@@ -25,7 +25,7 @@ from ..running.isolated import IsolatedExecutor
 from ..running.pool import CoroutinePool, Pool, ThreadPool
 from .base import BaseFetcher
 from .context import WorkerContext
-from .durations import Durations
+from .durations import CallDurations
 from .poller import Poller
 from .readiness import Readiness
 from .suspects import SuspectProcesses, until
@@ -54,13 +54,13 @@ class Fetcher(BaseFetcher):
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self._draining = self._claiming = False
-        self._holds = handler.mode == "lease"
+        self._has_lease = handler.mode == "lease"
         self._jobs: set[Job] = set()
         self._held: list[Job] | None = None
         """The jobs that wait until suspects have run; ``None`` if none need to."""
         self._suspects: set[Job] = set()
         """Those of the jobs that wait to be run alone."""
-        self._durations = Durations()
+        self._durations = CallDurations()
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
         self._readiness = Readiness(handler.entity, context)
@@ -81,7 +81,7 @@ class Fetcher(BaseFetcher):
         self._draining = True
         self._poller.close()
         self._room.set()
-        for job in (*self._pool.withdraw(), *(self._held or ()), *self._suspects) if self._holds else ():
+        for job in (*self._pool.withdraw(), *(self._held or ()), *self._suspects) if self._has_lease else ():
             self._release(job)
 
     @property
@@ -127,7 +127,7 @@ class Fetcher(BaseFetcher):
         await self._pool.ended()
 
     async def _turn(self) -> None:
-        wanted = await self._wanted()
+        wanted = await self._room_for_claim()
         if self._draining:
             return
         only_ready = self._poller.expect()
@@ -143,10 +143,10 @@ class Fetcher(BaseFetcher):
             return
         if len(tasks) < wanted:
             await self._poller.wait()
-        elif (claimed := self._context.wanted(self.handler)) is not None:
-            await self._readiness.now_and_then(claimed.where)
+        elif (query := self._context.claim_query(self.handler)) is not None:
+            await self._readiness.now_and_then(query.where)
 
-    async def _wanted(self) -> int:
+    async def _room_for_claim(self) -> int:
         """Wait until claiming is worth a statement.  Returns how many tasks to claim."""
         while True:
             self._room.clear()
@@ -165,7 +165,7 @@ class Fetcher(BaseFetcher):
                 await self._room.wait()
 
     def _ahead(self) -> int:
-        if not self._holds:
+        if not self._has_lease:
             return 0
         # two batches: one runs while the next is claimed
         return min(2 * self.handler.batch, self._durations.calls_within(self.slots * AHEAD))
@@ -175,18 +175,18 @@ class Fetcher(BaseFetcher):
         return min(self.slots, self._durations.calls_within(self.slots * GATHER))
 
     async def _claim(self, limit: int, *, only_ready: bool) -> Sequence[Any]:
-        wanted = self._context.wanted(self.handler)
-        if wanted is None:
+        query = self._context.claim_query(self.handler)
+        if query is None:
             return ()
-        wanted = wanted.ready if only_ready else wanted
-        take = partial(self._take, wanted=wanted, limit=limit)
+        query = query.ready if only_ready else query
+        take = partial(self._take, query=query, limit=limit)
         return await self._context.database.run(take, transaction_limit(self.handler.lease))
 
-    def _take(self, session: Session, wanted: Wanted, limit: int) -> Sequence[Any]:
+    def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
         if self.handler.mode == "at-most-once":
-            return consume_wanted(session, wanted, limit, claimed_by=self._context.name)
+            return consume_matching(session, query, limit, claimed_by=self._context.name)
         name, tokens = self._context.name, self._context.tokens
-        tasks = claim_wanted(session, wanted, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
+        tasks = claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
         crashes = self.handler.spec.attributes["crashes"]
         for task in tasks:
             getattr(task, crashes)  # the handler's loader options may have deferred it
@@ -207,7 +207,7 @@ class Fetcher(BaseFetcher):
 
     def _admit(self, job: Job) -> bool:
         """Return whether a claimed job can be queued; otherwise release it, discard it, or run it as a suspect."""
-        if self._draining and self._holds:
+        if self._draining and self._has_lease:
             self._release(job)
         elif not job.crashes:
             return True
@@ -277,12 +277,12 @@ class Fetcher(BaseFetcher):
         self._jobs.discard(job)
         self._suspects.discard(job)
         outcome = UNCOUNTED if job.is_counted else RELEASED
-        self._context.settle(job, outcome if self._holds else None)
+        self._context.settle(job, outcome if self._has_lease else None)
 
     def _done(self, job: Job, outcome: Outcome | None) -> None:
         """Settle a finished job.  Called on any thread."""
         self._durations.add(job.seconds)
-        self._context.settle(job, outcome if self._holds else None)
+        self._context.settle(job, outcome if self._has_lease else None)
         self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
         if len(self._jobs) <= self._enough and not self._room.is_set():
             soon(self._loop, self._room.set)

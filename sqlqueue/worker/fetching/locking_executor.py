@@ -16,8 +16,8 @@ from ... import operations
 from ..._support.claim import Claim
 from ..._support.exc import ArgumentError
 from ...lifecycle.kind import holding_slots
-from ...operations.claiming import claim_wanted
-from ...operations.wanted import Wanted
+from ...operations.claim_query import ClaimQuery
+from ...operations.claiming import claim_matching
 from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
 from ...transaction.ledger import has_used
@@ -27,7 +27,7 @@ from ..handling.jobs import Job
 from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, write_outcomes
 from ..running.executor import Executor, closing
 from .context import WorkerContext
-from .durations import Durations
+from .durations import CallDurations
 from .fetcher import AHEAD
 
 _OPEN = (
@@ -71,20 +71,20 @@ class LockingExecutor(Executor):
         self._in_flight = context.in_flight
         self._runs_one = holding_slots(handler.spec) is not None
         """Whether each transaction runs one task; a limited queue would count the others as running."""
-        self._durations = Durations()
+        self._durations = CallDurations()
         self.ending = self.held = False
 
     def work(self, found: Callable[[], bool]) -> None:
         """Run one task after the other until none is left; ``found``, called after each, returns whether to go on."""
-        while not self._is_stopped and self._transact(self._context.wanted(self.handler), self._ahead()):
+        while not self._is_stopped and self._transact(self._context.claim_query(self.handler), self._ahead()):
             if not found():
                 return
 
     def work_alone(self, identity: Identity) -> None:
         """Run the task of this key, a suspect, while nothing else runs in this process."""
-        wanted = self._context.wanted(self.handler)
-        if wanted is not None:
-            named = wanted.narrowed([*wanted.where, self.handler.spec.key(identity)], named=True)
+        query = self._context.claim_query(self.handler)
+        if query is not None:
+            named = query.narrowed([*query.where, self.handler.spec.key(identity)], named=True)
             self._transact(named, 1, alone=True)
 
     @property
@@ -97,13 +97,13 @@ class LockingExecutor(Executor):
             return 1
         return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))
 
-    def _transact(self, wanted: Wanted | None, limit: int, *, alone: bool = False) -> bool:
+    def _transact(self, query: ClaimQuery | None, limit: int, *, alone: bool = False) -> bool:
         """Claim and run up to ``limit`` tasks.  Returns whether to claim more at once."""
-        if wanted is None:
+        if query is None:
             return False
         handed, session = self.database.open()
         with self.watched() as deadline, closing(session):
-            tasks = claim_wanted(session, wanted, limit, lease=None, claimed_by=self._context.name)
+            tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
             if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
             transaction = _Transaction(session, handed, deadline)

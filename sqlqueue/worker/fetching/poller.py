@@ -19,7 +19,7 @@ from .readiness import MAX_CHANGES
 FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
 NOW = timedelta(0)
-BREATH = timedelta(milliseconds=5)
+SETTLING_PAUSE = timedelta(milliseconds=5)
 """A pause after a claim: handlers start first, and a notification meanwhile saves the query."""
 
 
@@ -68,7 +68,7 @@ class Poller:
 
     async def wait(self) -> None:
         """Wait until a claim is worth trying."""
-        if await self._heard(BREATH):
+        if await self._heard(SETTLING_PAUSE):
             return
         while not self._news.is_set():
             due = await self._look()
@@ -83,10 +83,10 @@ class Poller:
                 return
 
     async def _look(self) -> timedelta | None:
-        wanted = self._context.wanted(self._handler)
-        if wanted is None:
+        query = self._context.claim_query(self._handler)
+        if query is None:
             return None
-        entity, where = self._handler.entity, wanted.where
+        entity, where = self._handler.entity, query.where
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
         seen = await run(lambda session: poll(session, entity, *where))
         self._saw_nothing = seen.due != NOW

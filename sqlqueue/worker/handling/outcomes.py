@@ -31,7 +31,7 @@ from ...operations.upkeep import still_held
 from ...queue.spec import spec_of
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
-Kind = Literal[
+OutcomeKind = Literal[
     "completed", "failed", "discarded", "cancelled", "released", "snoozed", "uncounted", "suspected", "crashed"
 ]
 
@@ -47,7 +47,7 @@ class Result:
 class Outcome:
     """The outcome of one attempt."""
 
-    kind: Kind
+    kind: OutcomeKind
     error: str | None = None
     delay: timedelta | None = None
     cause: type[BaseException] | None = None
@@ -109,7 +109,7 @@ def is_signal(error: BaseException) -> bool:
     return isinstance(error, Signal)
 
 
-_SETTLEMENTS: dict[Kind, Callable[[Outcome], Settlement]] = {
+_SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome], Settlement]] = {
     "completed": lambda how: Completing(how.result and how.result.value),
     "failed": lambda how: Failing(how.error or "", how.cause, how.delay, how.traceback),
     "discarded": lambda how: Discarding(how.error or ""),

@@ -86,7 +86,7 @@ def _apply_leases(handlers: Sequence[Handler], database: Database, reports: Repo
     within = transaction_limit(min(handler.lease for handler in handlers))
     for spec in handled_specs(handlers):
         track(database.engine(spec), within)
-    reports.pulse.ready_within = min(STALLED, within.total_seconds() * BEATS)
+    reports.liveness.ready_within = min(STALLED, within.total_seconds() * BEATS)
 
 
 def _children(handlers: Sequence[Handler], origin: str | None, reports: Reports) -> dict[Handler, Children]:

@@ -14,7 +14,7 @@ SPREAD = 0.1
 """How much the limits of several processes differ, as a fraction of the limits."""
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     """The limits at which a worker process is replaced; ``None``: no limit."""
 
     max_tasks: int | None = None
@@ -22,7 +22,7 @@ class Limits(NamedTuple):
     max_memory: int | None = None
     """The MiB of memory that it may occupy, without its child processes."""
 
-    def of_process(self, number: int, processes: int) -> Limits:
+    def of_process(self, number: int, processes: int) -> ProcessLimits:
         """Return the limits of process ``number``: at most a tenth more tasks, or less memory, than of the first.
 
         Processes that started together and run alike would otherwise all be replaced at the same moment.
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
         share = SPREAD * number / processes
         tasks = None if self.max_tasks is None else round(self.max_tasks * (1 + share))
         memory = None if self.max_memory is None else round(self.max_memory * (1 - share))
-        return Limits(tasks, memory)
+        return ProcessLimits(tasks, memory)
 
     def reached(self, tasks: int) -> str | None:
         """Return which limit a process that has run ``tasks`` tasks has reached, as text; ``None`` if none."""
@@ -47,4 +47,4 @@ class Limits(NamedTuple):
         return reached
 
 
-UNLIMITED = Limits()
+UNLIMITED = ProcessLimits()

@@ -112,7 +112,7 @@ class Registration:
         self._news.set()
         await asyncio.wait({running}, timeout=REMOVAL_LIMIT.total_seconds())  # it might write a row after the removal
         await cancel(running)
-        if self._context.reports.pulse.away_seconds:
+        if self._context.reports.liveness.away_seconds:
             return  # others remove the rows later
         for (_, table), spec in self._places.items():
             with suppress(Exception):

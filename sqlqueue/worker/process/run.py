@@ -23,7 +23,7 @@ from ..running.heartbeat import Heartbeat
 from .assembly import make_context, make_fetchers, make_heartbeats
 from .maintenance import maintain
 from .preparation import Preparation
-from .recycling import UNLIMITED, Limits
+from .recycling import UNLIMITED, ProcessLimits
 from .registration import Registration
 from .stopping import StopRequest
 
@@ -41,7 +41,7 @@ class Supervision(NamedTuple):
     """For the tasks that it starts."""
     crashes: tuple[Crash, ...] = ()
     """The deaths of earlier processes, whose tasks are to be released."""
-    limits: Limits = UNLIMITED
+    limits: ProcessLimits = UNLIMITED
     """When it stops, to be replaced."""
 
 
@@ -67,7 +67,7 @@ class WorkerRun:
         self._specs = handled_specs(handlers)
         self._context = make_context(handlers, database, reports, settings, origin, memory=supervision.memory)
         self._limits = supervision.limits
-        self.is_worn = False
+        self.has_reached_limit = False
         """Whether it stops because its process has reached a limit."""
         self._stopping = StopRequest(settings.grace)
         self._preparation = Preparation(handlers, self._context, supervision.crashes)
@@ -89,10 +89,10 @@ class WorkerRun:
         """Return the state of the run.  Thread-safe; sends nothing to the database."""
         reports, is_stuck = self._context.reports, self._context.database.stuck >= MAX_TRANSACTIONS
         beats = not any(heartbeat.has_died for heartbeat in self._heartbeats) and not is_stuck
-        return reports.pulse.health(beats=beats, running=len(self._context.in_flight), counts=reports.counts)
+        return reports.liveness.health(beats=beats, running=len(self._context.in_flight), counts=reports.counts)
 
     @property
-    def hurries(self) -> bool:
+    def ends_at_once(self) -> bool:
         """Whether it was told to end without waiting."""
         return self._stopping.is_immediate
 
@@ -127,14 +127,14 @@ class WorkerRun:
             raise asyncio.CancelledError
 
     async def _serve(self) -> None:
-        pulse = asyncio.create_task(self._context.reports.pulse.beat())
+        liveness = asyncio.create_task(self._context.reports.liveness.watch_loop())
         try:
             if await self._prepare():
                 queues = ", ".join(spec.entity.__name__ for spec in self._specs)
                 logger.info("worker %s started, for %s", self._context.name, queues)
                 await self._work()
         finally:
-            await cancel(pulse)
+            await cancel(liveness)
             await self._close()
         logger.info("worker %s stopped", self._context.name)
 
@@ -161,11 +161,11 @@ class WorkerRun:
         fetching = [asyncio.create_task(fetcher.run()) for fetcher in self._fetchers]
         suspects = asyncio.create_task(self._context.suspects.run())
         registration = asyncio.create_task(self._registration.run(self))
-        wear = asyncio.create_task(self._until_worn())
+        recycling = asyncio.create_task(self._until_limit_reached())
         try:
-            await self._until_stopped([*settling, *fetching, *chores, suspects, registration, wear])
+            await self._until_stopped([*settling, *fetching, *chores, suspects, registration, recycling])
         finally:
-            await cancel(wear, *chores)
+            await cancel(recycling, *chores)
             await self._drain()
             await cancel(suspects)
             await _end(fetching, FINAL_WRITE_LIMIT)
@@ -174,12 +174,12 @@ class WorkerRun:
             await self._end_settling(settling)
             await self._registration.leave(registration)
 
-    async def _until_worn(self) -> None:
+    async def _until_limit_reached(self) -> None:
         """Stop the run once its process has reached a limit."""
         counts, held = self._context.reports.counts, self._context.in_flight
         reached = await self._limits.until_reached(lambda: counts["claimed"] - len(held))
         logger.info("worker %s %s; it stops so that it can be replaced", self._context.name, reached)
-        self.is_worn = True
+        self.has_reached_limit = True
         self.stop(at_once=False)
 
     async def _until_stopped(self, parts: Sequence[asyncio.Task[None]]) -> None:
@@ -209,11 +209,11 @@ class WorkerRun:
 
     async def _end_settling(self, settling: Sequence[asyncio.Task[None]]) -> None:
         """Wait for the last outcomes: longer while the database responds and only others' locks are in the way."""
-        loop, pulse = asyncio.get_running_loop(), self._context.reports.pulse
+        loop, liveness = asyncio.get_running_loop(), self._context.reports.liveness
         deadline = loop.time() + self._stopping.grace
         _, pending = await asyncio.wait(settling, timeout=FINAL_WRITE_LIMIT)
-        while pending and not self.hurries and loop.time() < deadline:
-            if pulse.away_seconds > 2 * FINAL_WRITE_LIMIT:
+        while pending and not self.ends_at_once and loop.time() < deadline:
+            if liveness.away_seconds > 2 * FINAL_WRITE_LIMIT:
                 break
             _, pending = await asyncio.wait(settling, timeout=TICK)
         await _end(settling, 0)

@@ -19,7 +19,7 @@ from ...operations.crashes import Crash
 from ..database.backoff import pauses
 from ..reporting.reports import logger
 from ..running.started import End, crash_of, end_of, has_recovered, note_end, shared_memory
-from .recycling import UNLIMITED, Limits
+from .recycling import UNLIMITED, ProcessLimits
 from .run import Supervision
 from .worker import Worker
 
@@ -30,7 +30,7 @@ SETTLED = 30.0
 """Seconds of life after which a process counts as healthy, so that the pause before its replacement is short again."""
 
 
-def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UNLIMITED) -> int:
+def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimits = UNLIMITED) -> int:
     """Run ``processes`` worker processes, and return the exit status.
 
     ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
@@ -53,7 +53,9 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: Limits = UN
     return max((abs(each.status or 0) for each in supervised), default=0)
 
 
-def supervised_processes(load: Callable[[int], Worker], processes: int, limits: Limits) -> list[SupervisedProcess]:
+def supervised_processes(
+    load: Callable[[int], Worker], processes: int, limits: ProcessLimits
+) -> list[SupervisedProcess]:
     """Return the processes, which have not started yet."""
     return [SupervisedProcess(number, load, limits.of_process(number, processes)) for number in range(processes)]
 
@@ -61,7 +63,7 @@ def supervised_processes(load: Callable[[int], Worker], processes: int, limits: 
 class SupervisedProcess:
     """A worker process, and its replacements."""
 
-    def __init__(self, number: int, load: Callable[[int], Worker], limits: Limits) -> None:
+    def __init__(self, number: int, load: Callable[[int], Worker], limits: ProcessLimits) -> None:
         self._number = number
         self._name = f"sqlqueue-worker-{number + 1}"
         self._load = load
@@ -129,7 +131,7 @@ class SupervisedProcess:
         # on a signal, it may not have installed its signal handlers yet
         self.status = 0 if self._stopping and status == -signal.SIGTERM else status
         self.has_refused = end is End.REFUSED
-        if end is End.WORN:
+        if end is End.LIMIT_REACHED:
             self._due = None if self._stopping else time.monotonic()
         elif end is End.DIED and not self._stopping:
             self._note_crash(status)
@@ -164,14 +166,14 @@ def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) 
     except SQLQueueError:  # the worker has logged the reason
         note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
-    note_end(supervision.memory, End.WORN if worker.is_worn else End.STOPPED)
+    note_end(supervision.memory, End.LIMIT_REACHED if worker.has_reached_limit else End.STOPPED)
 
 
 def run_to_end(worker: Worker) -> None:
     """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive."""
     settle_in()
     worker.run()
-    if worker.hurried or worker.is_worn:
+    if worker.ended_at_once or worker.has_reached_limit:
         end_soon()
 
 

@@ -59,7 +59,7 @@ class Worker:
     ) -> None:
         self.sessions = sessions
         self.reports = make_reports()
-        self._database = database_of(sessions, self.reports.pulse)
+        self._database = database_of(sessions, self.reports.liveness)
         if name is not None:
             checks.name("name", name, LONGEST_NAME)
         if version is not None:
@@ -75,9 +75,9 @@ class Worker:
         self._stop_first = self._has_run = False
         self.origin: str | None = None
         """Where child processes import it from, as ``module:attribute``; looked up at its start if not set."""
-        self.hurried = False
+        self.ended_at_once = False
         """Whether the last run ended without waiting, so that threads may still be running handlers."""
-        self.is_worn = False
+        self.has_reached_limit = False
         """Whether the last run ended because its process had reached a limit of its supervisor."""
 
     @property
@@ -235,8 +235,8 @@ class Worker:
             logger.exception("worker stopped by an unexpected error", extra={ALL_FRAMES: True})
             raise
         finally:
-            self.hurried = self._run is not None and self._run.hurries
-            self.is_worn = self._run is not None and self._run.is_worn
+            self.ended_at_once = self._run is not None and self._run.ends_at_once
+            self.has_reached_limit = self._run is not None and self._run.has_reached_limit
             self._run, self._stop_first, self._has_run = None, False, True
 
     def _find_origin(self) -> str | None:

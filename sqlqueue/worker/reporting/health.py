@@ -51,7 +51,7 @@ class Address(NamedTuple):
     port: int
 
 
-class Pulse:
+class Liveness:
     """When the event loop and the database last responded."""
 
     def __init__(self) -> None:
@@ -60,15 +60,11 @@ class Pulse:
         self.ready_within = STALLED
         """Seconds without a response after which a worker is not ready."""
 
-    async def beat(self) -> None:
+    async def watch_loop(self) -> None:
         """Record once a second that the event loop runs."""
         while True:
             self._turned = time.monotonic()
             await asyncio.sleep(1)
-
-    def asked(self) -> None:
-        """Record that a request was sent to the database, which has not responded yet."""
-        self.missed()
 
     @property
     def away_seconds(self) -> float:
@@ -81,7 +77,7 @@ class Pulse:
         self._away = None
 
     def missed(self) -> None:
-        """Record that the database did not respond."""
+        """Record that the database has not responded: to a request, or not yet to one that was just sent."""
         if self._away is None:
             self._away = time.monotonic()
 

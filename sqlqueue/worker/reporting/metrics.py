@@ -18,7 +18,7 @@ from ...operations.crashes import Recovered
 from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
-from ..handling.outcomes import Kind, Outcome
+from ..handling.outcomes import Outcome, OutcomeKind
 from .reports import Reports
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
@@ -84,20 +84,20 @@ class PrometheusReports(Reports):
             slots.add_metric([queue], total["slots"])
             busy.add_metric([queue], total["busy"])
         away = "Seconds for which the database has not responded to the worker."
-        yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, self.pulse.away_seconds))
+        yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, self.liveness.away_seconds))
         yield from queue_metrics(self._overviews if self.wants_overview else {})
 
     def claimed(self, jobs: Sequence[Job]) -> None:
         super().claimed(jobs)
         self._metrics.claimed(_queue(jobs[0])).inc(len(jobs))
 
-    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
         kind = super().finished(job, outcome, error)
         self._metrics.finished(_queue(job), kind).inc()
         self._metrics.seconds(_queue(job)).observe(job.seconds or 0)
         return kind
 
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[OutcomeKind]:
         kinds = super().crashed(spec, number, some)
         for kind, count in kinds.items():
             self._metrics.finished(spec.table.fullname, kind).inc(count)

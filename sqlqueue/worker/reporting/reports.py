@@ -17,14 +17,14 @@ from ..._support.error_text import error_text
 from ..._support.logs import ALL_FRAMES, logger_of
 from ...lifecycle.kind import recurs
 from ...operations import QueueOverview, QueueStats
-from ...operations.attempts import Prospect, brief, given_up, retry_text, spoken, task_name
+from ...operations.attempts import Consequence, brief, given_up, retry_text, spoken, task_name
 from ...operations.bulk import CRASHED
 from ...operations.crashes import Recovered
 from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
-from ..handling.outcomes import Kind, Outcome, is_signal
-from .health import Pulse
+from ..handling.outcomes import Outcome, OutcomeKind, is_signal
+from .health import Liveness
 
 logger = logger_of("sqlqueue.worker")
 _NOTHING = nullcontext()
@@ -34,7 +34,7 @@ class Reports:
     """Writes log lines, whose records carry the facts as attributes, and counts events."""
 
     def __init__(self) -> None:
-        self.pulse = Pulse()
+        self.liveness = Liveness()
         self.counts: Counter[str] = Counter()
         """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
         self.last_claim: float | None = None
@@ -73,7 +73,7 @@ class Reports:
         for job in jobs if _is_wordy() else ():
             self._say(logging.DEBUG, "%s claimed", job)
 
-    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
         """Report the end of a handler; ``error`` is what it raised.  Returns the resulting outcome of the task."""
         if error is not None:
             return self._ended_early(job, outcome, error)
@@ -82,9 +82,9 @@ class Reports:
             self._say(logging.DEBUG, "%s %s", job, outcome.kind, outcome=outcome.kind, seconds=job.seconds)
         return outcome.kind
 
-    def _ended_early(self, job: Job, outcome: Outcome, error: BaseException) -> Kind:
+    def _ended_early(self, job: Job, outcome: Outcome, error: BaseException) -> OutcomeKind:
         """Log a retry as a warning and a dead letter as an error; signals without a traceback."""
-        kind: Kind = outcome.kind
+        kind: OutcomeKind = outcome.kind
         level, text, retry_in = logging.DEBUG, str(kind), outcome.delay
         raised = None if is_signal(error) else error
         if job.handler.mode == "at-most-once":
@@ -108,7 +108,7 @@ class Reports:
             self._say(level, "%s failed (%s), %s", job, reason, text, exc_info=raised, **facts)
         return kind
 
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[OutcomeKind]:
         """Report ``number`` tasks whose last attempt crashed, of which ``some`` are known.  Returns their outcomes."""
         known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
         for claim, tries, again in known[: self.named]:
@@ -118,7 +118,7 @@ class Reports:
             logger.log(level, line, *shown, extra={**facts, "outcome": kind})
         if more := number - len(known[: self.named]):
             logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
-        kinds: Counter[Kind] = Counter(given_up(recurs=each.recurs).kind for each in known)
+        kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
         kinds[given_up(recurs=recurs(spec)).kind] += number - len(known)
         self.counts.update(kinds)
         return kinds
@@ -173,17 +173,17 @@ class Reports:
 
     def reached(self) -> None:
         """Report that the database responded."""
-        self.pulse.reached()
+        self.liveness.reached()
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Count and log an error of the worker's own statements, which are retried after ``pause``."""
-        self.pulse.missed()
+        self.liveness.missed()
         self.counts["database_errors"] += 1
         logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
 
     def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Report that a transaction of the worker itself lost a conflict with another one.  The database responded."""
-        self.pulse.reached()
+        self.liveness.reached()
         self.counts["retries"] += 1
         logger.info("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
 
@@ -207,11 +207,11 @@ class Reports:
             logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
 
 
-def _completed_before(outcome: Outcome) -> Prospect:
+def _completed_before(outcome: Outcome) -> Consequence:
     """Return what an outcome means for a task that was completed before its handler was called: it stays completed."""
     if outcome.kind in ("failed", "discarded"):
-        return Prospect("failed", logging.ERROR, "not retried: it was completed before its handler was called")
-    return Prospect("completed", logging.DEBUG, "stays completed")
+        return Consequence("failed", logging.ERROR, "not retried: it was completed before its handler was called")
+    return Consequence("completed", logging.DEBUG, "stays completed")
 
 
 def _is_wordy() -> bool:

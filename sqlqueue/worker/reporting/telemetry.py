@@ -19,7 +19,7 @@ from ...operations import QueueStats
 from ...operations.upkeep import Crashed
 from ...queue.spec import QueueSpec
 from ..handling.jobs import Job
-from ..handling.outcomes import Kind, Outcome, is_signal
+from ..handling.outcomes import Outcome, OutcomeKind, is_signal
 from .reports import Reports
 
 _SILENT = (trace.__name__, metrics.__name__)
@@ -87,7 +87,7 @@ class Telemetry(Reports):
                     span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
 
-    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> Kind:
+    def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
         kind = super().finished(job, outcome, error)
         if self._is_heard():
             queue = {"sqlqueue.queue": job.handler.spec.table.fullname}
@@ -95,7 +95,7 @@ class Telemetry(Reports):
             self._duration.record(job.seconds or 0, queue)
         return kind
 
-    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[Kind]:
+    def crashed(self, spec: QueueSpec, number: int, some: Sequence[Crashed]) -> Counter[OutcomeKind]:
         kinds = super().crashed(spec, number, some)
         for kind, count in kinds.items():
             self._tasks.add(count, {"sqlqueue.queue": spec.table.fullname, "sqlqueue.outcome": kind})

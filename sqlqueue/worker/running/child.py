@@ -63,28 +63,28 @@ def main(connection: Connection, place: Place, levels: Mapping[str, int]) -> Non
         return
     _forward_logs(channel, levels)
     settle_in()
-    with closing(_Desk(worker, handler, channel)) as desk:
+    with closing(_JobRunner(worker, handler, channel)) as runner:
         channel.send(Ready())
         while (call := channel.receive()) is not None:
-            channel.send(Answer.of(desk.serve(call), resident_memory()))
+            channel.send(Answer.of(runner.run(call), resident_memory()))
     end_soon()
 
 
-class _Desk:
+class _JobRunner:
     """Runs the jobs of one handler."""
 
     def __init__(self, worker: Any, handler: Handler, channel: Channel) -> None:
         self._channel = channel
         self._reports = _ChildReports(channel)
-        database = database_of(worker.sessions, self._reports.pulse)
+        database = database_of(worker.sessions, self._reports.liveness)
         self._handler = replace(handler, timeout=None)  # the worker kills this process
         engine = database.engine(handler.spec)
         track(engine, transaction_limit(handler.lease))
         adapter = adapter_for(engine.dialect)
         self._executor = Executor(self._handler, database, adapter, self._reports)
-        self._runner = asyncio.Runner() if handler.is_coroutine else None
+        self._loop_runner = asyncio.Runner() if handler.is_coroutine else None
 
-    def serve(self, call: Call) -> Ended:
+    def run(self, call: Call) -> Ended:
         self._reports.trace = call.trace
         try:
             job = _ChildJob(self._handler, pickle.loads(call.task), self._channel)
@@ -97,13 +97,13 @@ class _Desk:
         return ended
 
     def _attempt(self, job: Job) -> Ended:
-        if self._runner is None:
+        if self._loop_runner is None:
             return self._executor.attempt(job)
-        return self._runner.run(self._executor.attempt_coroutine(job))
+        return self._loop_runner.run(self._executor.attempt_coroutine(job))
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
+        if self._loop_runner is not None:
+            self._loop_runner.close()
 
 
 class _ChildJob(Job):

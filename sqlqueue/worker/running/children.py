@@ -67,7 +67,7 @@ class Children:
         except BaseException:
             child.kill()
             raise
-        if self._closed or self._is_worn(child, memory):
+        if self._closed or self._has_reached_limit(child, memory):
             child.retire()
         else:
             self._idle.append(child)
@@ -93,7 +93,7 @@ class Children:
         child.wait_until_ready()
         return child
 
-    def _is_worn(self, child: _Child, memory: int) -> bool:
+    def _has_reached_limit(self, child: _Child, memory: int) -> bool:
         tasks, size = self._handler.max_tasks, self._handler.max_memory
         return (tasks is not None and child.calls >= tasks) or (size is not None and memory > size * MIB)
 

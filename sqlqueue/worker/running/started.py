@@ -28,7 +28,7 @@ class End(IntEnum):
     DIED = 0
     """The process died before it could write another reason."""
     STOPPED = 1
-    WORN = 2
+    LIMIT_REACHED = 2
     """It has stopped because it had reached a limit."""
     REFUSED = 3
     """A restarted process would fail the same way again."""

@@ -188,7 +188,7 @@ class EngineCase:
     """A name may contain square brackets."""
     claims_in_schemas: bool = True
     """Tables outside the account's own schema can be claimed from."""
-    foresees: bool = False
+    plans_empty_tables: bool = False
     """Whether an index would be used can be determined for empty tables too."""
     without_indexes: str | None = None
     """Keeps a session's planner from using the order of an index."""
@@ -200,7 +200,7 @@ class EngineCase:
     """The SQL function that returns the current connection's id."""
     kill_sql: str | None = None
     """Ends a `{connection}`."""
-    hardships: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    faults: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     """Statements of the administrator that make the server read-only or refuse connections, and those that undo it."""
     impatient_sql: str | None = None
     """Limits a session's waits for locks to a second."""

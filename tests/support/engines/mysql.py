@@ -66,7 +66,7 @@ _MYSQL_WAITS = (
     " WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = {connection}"
 )
 
-_MYSQL_HARDSHIPS = (
+_MYSQL_FAULTS = (
     (("SET GLOBAL read_only = ON",), ("SET GLOBAL read_only = OFF",)),
     (("SET GLOBAL max_connections = 10",), ("SET GLOBAL max_connections = 200",)),
 )
@@ -98,7 +98,7 @@ MYSQL = EngineCase(
     reflects_descending=False,
     administrator="root",
     connections_sql=_MYSQL_CONNECTIONS,
-    hardships=_MYSQL_HARDSHIPS,
+    faults=_MYSQL_FAULTS,
     connection_id="connection_id",
     waits_sql=_MYSQL_WAITS,
     kill_sql="KILL {connection}",
@@ -110,7 +110,7 @@ MYSQL = EngineCase(
     naive_moments="warning",
     other_storage="MyISAM",
     misleading_index="status, subject(4), id, available_at",
-    foresees=True,
+    plans_empty_tables=True,
     definition_sql="SHOW CREATE TABLE `{table}`",
     odd_values=_MYSQL_VALUES,
     timeout_liftings=_MYSQL_LIFTINGS,

@@ -116,7 +116,7 @@ POSTGRESQL = EngineCase(
         "SELECT pid FROM pg_stat_activity WHERE usename = current_user AND datname = current_database()"
         " AND pid <> pg_backend_pid()"
     ),
-    hardships=(
+    faults=(
         (
             ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"),
             ("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"),
@@ -136,7 +136,7 @@ POSTGRESQL = EngineCase(
     read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
     naive_moments="error",
     misleading_index='status COLLATE "POSIX", subject, id, available_at',
-    foresees=True,
+    plans_empty_tables=True,
     without_indexes="SET enable_indexscan = off; SET enable_seqscan = off",
     definition_sql="SELECT indexdef FROM pg_indexes WHERE tablename = '{table}'",
     insert_returns=True,

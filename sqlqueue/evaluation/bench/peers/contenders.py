@@ -16,7 +16,7 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class PeerContender:
     """A library, and a form of handler."""
 
     who: str
@@ -35,19 +35,19 @@ class Contender:
         return f"sqlqueue_bench_{self.script.stem}_{self.form}".rstrip("_")
 
 
-def _own(who: str, script: str, form: str, *parts: Part, in_threads: bool = False) -> Contender:
-    return Contender(
+def _own(who: str, script: str, form: str, *parts: Part, in_threads: bool = False) -> PeerContender:
+    return PeerContender(
         who=who, script=_SCRIPTS / script, form=form, in_threads=in_threads, parts=frozenset(parts) or _ALL
     )
 
 
-def _library(name: str, *requirements: str) -> Contender:
-    return Contender(who=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
+def _library(name: str, *requirements: str) -> PeerContender:
+    return PeerContender(who=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
 
 
-YARD = "psycopg by hand"
+BASELINE = "psycopg by hand"
 CONTENDERS = (
-    _own(YARD, "by_hand.py", "psycopg"),
+    _own(BASELINE, "by_hand.py", "psycopg"),
     _own("SQLAlchemy ORM by hand", "by_hand.py", "orm", "enqueue", "drain"),
     _own("sqlqueue, handler(job)", "with_sqlqueue.py", "without", in_threads=True),
     _own("sqlqueue, handler(session, job)", "with_sqlqueue.py", "within", "drain", "pickup", in_threads=True),
@@ -57,5 +57,5 @@ CONTENDERS = (
     _library("oban"),
     _library("chancy"),
     _library("procrastinate", "psycopg[binary]"),
-    Contender(who="graphile-worker", script=_SCRIPTS / "with_graphile.cjs", requirements=("graphile-worker",)),
+    PeerContender(who="graphile-worker", script=_SCRIPTS / "with_graphile.cjs", requirements=("graphile-worker",)),
 )

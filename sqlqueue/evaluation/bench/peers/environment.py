@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from shutil import copy, which
 
-from .contenders import Contender, PeerError
+from .contenders import PeerContender, PeerError
 
 _PATIENCE = 600
 """Seconds for one command."""
 
 
-def command_of(contender: Contender, directory: Path) -> tuple[str, ...]:
+def command_of(contender: PeerContender, directory: Path) -> tuple[str, ...]:
     """Return the command that runs a contender's script, with its latest release installed.
 
     The environment is created in ``directory``, or upgraded if it exists.  Raises :class:`.PeerError` if it cannot be
@@ -26,7 +26,7 @@ def command_of(contender: Contender, directory: Path) -> tuple[str, ...]:
     return (_in_node if contender.script.suffix == ".cjs" else _in_python)(contender, place)
 
 
-def _in_python(contender: Contender, place: Path) -> tuple[str, ...]:
+def _in_python(contender: PeerContender, place: Path) -> tuple[str, ...]:
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         _run(sys.executable, "-m", "venv", str(place))
@@ -34,7 +34,7 @@ def _in_python(contender: Contender, place: Path) -> tuple[str, ...]:
     return (str(python), str(contender.script))
 
 
-def _in_node(contender: Contender, place: Path) -> tuple[str, ...]:
+def _in_node(contender: PeerContender, place: Path) -> tuple[str, ...]:
     node, npm = which("node"), which("npm")
     if node is None or npm is None:
         raise PeerError("cannot be installed: Node.js with npm is missing")

@@ -89,20 +89,20 @@ def latency(sent: Sequence[tuple[int, float, float]], marks: Sequence[tuple[int,
     )
 
 
-def _ratios(mine: Results, yard: Results) -> dict[int, Spread]:
+def _ratios(mine: Results, baseline: Results) -> dict[int, Spread]:
     return {
         processes: Spread.of(
             [
                 one.jobs_per_second / other.jobs_per_second
-                for one, other in zip(drains, yard.drains[processes], strict=True)
+                for one, other in zip(drains, baseline.drains[processes], strict=True)
             ]
         )
         for processes, drains in mine.drains.items()
     }
 
 
-def figure_of(results: Results, yard: Results | None) -> PeerFigure:
-    """Return the medians of ``results``, compared with ``yard`` in each round."""
+def figure_of(results: Results, baseline: Results | None) -> PeerFigure:
+    """Return the medians of ``results``, compared with ``baseline`` in each round."""
     first, *_ = results.drains.values()
     pickups = results.pickups
     return PeerFigure(
@@ -112,7 +112,7 @@ def figure_of(results: Results, yard: Results | None) -> PeerFigure:
             processes: Spread.of([each.jobs_per_second for each in drains])
             for processes, drains in results.drains.items()
         },
-        ratios=_ratios(results, yard) if yard else {},
+        ratios=_ratios(results, baseline) if baseline else {},
         cpu_ms_per_1000=round(median(each.cpu_ms_per_1000 for each in first), 1),
         enqueue_p50=round(median(results.enqueue_p50), 2) if results.enqueue_p50 else None,
         pickup=Latency(

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import URL, Engine, inspect, text
 
 from ...errors import EvaluationError
-from .contenders import CONTENDERS, YARD, Contender, PeerError
+from .contenders import BASELINE, CONTENDERS, PeerContender, PeerError
 from .environment import command_of
 from .figures import Drained, Latency, PeerFigure, Results, drained, figure_of, latency
 from .process import Script, script
@@ -51,7 +51,7 @@ class PeerReport:
 
 
 def measure_peers(
-    engine: Engine, plan: PeerPlan, directory: Path | None, say: Say, contenders: Sequence[Contender] = CONTENDERS
+    engine: Engine, plan: PeerPlan, directory: Path | None, say: Say, contenders: Sequence[PeerContender] = CONTENDERS
 ) -> PeerReport:
     """Measure all contenders that can be installed, in rounds.
 
@@ -62,7 +62,7 @@ def measure_peers(
     missing: dict[str, str] = {}
     with ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-bench-")))
-        ready: dict[Contender, tuple[tuple[str, ...], Results]] = {}
+        ready: dict[PeerContender, tuple[tuple[str, ...], Results]] = {}
         for each in contenders:
             say(f"installing {each.who}")
             with _reported(each, missing):
@@ -74,18 +74,18 @@ def measure_peers(
                     with _reported(each, missing), _schema(engine, each.schema):
                         _Turn(engine, plan, each, command, results).take()
     found = [results for each, (_, results) in ready.items() if each.who not in missing]
-    yard = next((results for results in found if results.who == YARD), None)
-    figures = [figure_of(results, yard) for results in found]
+    baseline = next((results for results in found if results.who == BASELINE), None)
+    figures = [figure_of(results, baseline) for results in found]
     return PeerReport(figures=figures, missing=missing)
 
 
-def _refuse_present(engine: Engine, contenders: Sequence[Contender]) -> None:
+def _refuse_present(engine: Engine, contenders: Sequence[PeerContender]) -> None:
     if present := {each.schema for each in contenders}.intersection(inspect(engine).get_schema_names()):
         raise EvaluationError(f"the schema {min(present)} already exists: drop it if an earlier run left it behind")
 
 
 @contextmanager
-def _reported(contender: Contender, missing: dict[str, str]) -> Iterator[None]:
+def _reported(contender: PeerContender, missing: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except PeerError as error:
@@ -113,7 +113,7 @@ class _Turn:
     """One contender in one round."""
 
     def __init__(
-        self, engine: Engine, plan: PeerPlan, contender: Contender, command: Sequence[str], results: Results
+        self, engine: Engine, plan: PeerPlan, contender: PeerContender, command: Sequence[str], results: Results
     ) -> None:
         self._engine = engine
         self._plan = plan

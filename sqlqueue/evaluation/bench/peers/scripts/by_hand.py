@@ -10,12 +10,12 @@ from typing import Any
 from common import Mark, Peer, main
 from sqlalchemy import make_url, text
 
+from sqlqueue.evaluation.bench.baselines import raw_connection
+from sqlqueue.evaluation.bench.baselines.psycopg import Psycopg
 from sqlqueue.evaluation.bench.clients import ByHand
 from sqlqueue.evaluation.bench.counter import StatementCounter
 from sqlqueue.evaluation.bench.models import Job, Key
 from sqlqueue.evaluation.bench.plan import Plan
-from sqlqueue.evaluation.bench.yardsticks import raw_connection
-from sqlqueue.evaluation.bench.yardsticks.psycopg import Psycopg
 
 _CHANNEL = "sqlqueue_bench_by_hand"
 _NOTIFY = f"SELECT pg_notify('{_CHANNEL}', '')"

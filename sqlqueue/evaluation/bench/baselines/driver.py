@@ -1,4 +1,4 @@
-"""The base class of the yardsticks."""
+"""The base class of the baselines."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OrderTerm: TypeAlias = ColumnElement[Any] | InstrumentedAttribute[Any]
 OrderBy: TypeAlias = OrderTerm | Sequence[OrderTerm]
 
 
-class Wanted:
+class ClaimQuery:
     """Reusable claim parameters; caches the statements of repeated claims."""
 
     def __init__(
@@ -46,24 +46,24 @@ class Wanted:
         self.options = options
         self.steps: tuple[Step, ...] = picks(spec, where, self.order)
 
-    def narrowed(self, where: Sequence[Where], *, named: bool = False) -> Wanted:
+    def narrowed(self, where: Sequence[Where], *, named: bool = False) -> ClaimQuery:
         """Return a copy restricted to rows that satisfy ``where``; ``named``: ``where`` selects by primary key."""
-        narrowed = Wanted(self.spec, where, self.order, self.options)
+        narrowed = ClaimQuery(self.spec, where, self.order, self.options)
         narrowed.steps = named_picks(self.spec, where) if named else narrowed.steps[: len(self.steps)]
         return narrowed
 
     @cached_property
-    def ready(self) -> Wanted:
+    def ready(self) -> ClaimQuery:
         """A copy that claims available rows only, for a caller that has just found no due rows."""
         ready = copy(self)
         ready.steps = self.steps[:1]
         return ready
 
 
-def scoped(session: Session, wanted: Wanted) -> Wanted:
-    """Restrict ``wanted`` to the rows that the session's loader criteria allow."""
-    scope = scope_of(session, wanted.spec, wanted.options)
-    return wanted.narrowed([*wanted.where, *scope]) if scope else wanted
+def scoped(session: Session, query: ClaimQuery) -> ClaimQuery:
+    """Restrict ``query`` to the rows that the session's loader criteria allow."""
+    scope = scope_of(session, query.spec, query.options)
+    return query.narrowed([*query.where, *scope]) if scope else query
 
 
 def _order(spec: QueueSpec, order_by: OrderBy) -> tuple[Any, ...]:

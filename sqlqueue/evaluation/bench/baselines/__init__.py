@@ -1,6 +1,6 @@
-"""Yardsticks: queues written by hand in SQL for one driver, without any library.
+"""Baselines: queues written by hand in SQL for one driver, without any library.
 
-A yardstick writes the same columns as sqlqueue, with the same meaning, in the same table.
+A baseline writes the same columns as sqlqueue, with the same meaning, in the same table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .psycopg import Psycopg
 from .pymysql import PyMySQL
 from .sqlite import SQLite
 
-YARDSTICKS: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMySQL, "pysqlite": SQLite}
-"""Yardsticks by SQLAlchemy's name of the driver."""
+BASELINES: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMySQL, "pysqlite": SQLite}
+"""Baselines by SQLAlchemy's name of the driver."""
 
 
 def raw_connection(engine: Engine) -> Any:

@@ -1,4 +1,4 @@
-"""The yardstick of Python's sqlite3, without implicit transactions: a claim begins a write transaction."""
+"""The baseline of Python's sqlite3, without implicit transactions: a claim begins a write transaction."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, select, update
 
 from sqlqueue import Status
+from sqlqueue.evaluation.bench.baselines import BASELINES
 from sqlqueue.evaluation.bench.clients import Client, Clients, by_driver, by_library, by_orm
 from sqlqueue.evaluation.bench.contest import Contest
 from sqlqueue.evaluation.bench.counter import StatementCounter
-from sqlqueue.evaluation.bench.figures import Entry, Kind, Round
+from sqlqueue.evaluation.bench.figures import ContenderKind, Entry, Round
 from sqlqueue.evaluation.bench.models import Key, Note
 from sqlqueue.evaluation.bench.plan import Plan
 from sqlqueue.evaluation.bench.processes import ProcessPool
@@ -30,7 +31,6 @@ from sqlqueue.evaluation.bench.workloads import (
     together,
     together_writing,
 )
-from sqlqueue.evaluation.bench.yardsticks import YARDSTICKS
 from sqlqueue.evaluation.errors import EvaluationError
 from sqlqueue.sql.clock import utcnow
 from tests.support.harness import Database
@@ -46,15 +46,15 @@ def plan_for(db: Database, key: Key = Key.INT) -> Plan:
 @pytest.fixture
 def compared(engine: Engine) -> list[tuple[str, Clients]]:
     """The hand-written clients with which the library is compared on this engine."""
-    if engine.driver not in YARDSTICKS:
-        pytest.skip(f"there is no yardstick for {engine.driver}")
-    orm = [("orm", by_orm)] if YARDSTICKS[engine.driver].skips_locked else []
+    if engine.driver not in BASELINES:
+        pytest.skip(f"there is no baseline for {engine.driver}")
+    orm = [("orm", by_orm)] if BASELINES[engine.driver].skips_locked else []
     return [("driver", by_driver), *orm]
 
 
 @pytest.mark.parametrize("key", Key)
 @pytest.mark.parametrize("cycle", [apart, together, at_most_once, apart_writing, together_writing])
-def test_yardsticks_do_each_job_once(
+def test_baselines_do_each_job_once(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: Key
 ) -> None:
     plan = plan_for(sync_db, key)
@@ -74,7 +74,7 @@ def test_yardsticks_do_each_job_once(
 
 
 @pytest.mark.parametrize("key", Key)
-def test_yardsticks_write_what_the_library_writes(
+def test_baselines_write_what_the_library_writes(
     sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], key: Key
 ) -> None:
     plan = plan_for(sync_db, key)
@@ -123,7 +123,7 @@ def offset(difference: timedelta) -> str:
 
 @pytest.mark.parametrize("enqueue", [one_by_one, in_bulk, by_copy])
 @pytest.mark.parametrize("key", Key)
-def test_yardsticks_enqueue_what_the_library_claims(
+def test_baselines_enqueue_what_the_library_claims(
     sync_db: Database,
     engine: Engine,
     compared: list[tuple[str, Clients]],
@@ -140,9 +140,9 @@ def test_yardsticks_enqueue_what_the_library_claims(
             assert sorted(job.payload for job in library.claim(10)) == ["a", "b", "c"]
 
 
-def test_a_yardstick_notices_that_its_claim_is_lost(sync_db: Database, engine: Engine) -> None:
-    if engine.driver not in YARDSTICKS:
-        pytest.skip(f"there is no yardstick for {engine.driver}")
+def test_a_baseline_notices_that_its_claim_is_lost(sync_db: Database, engine: Engine) -> None:
+    if engine.driver not in BASELINES:
+        pytest.skip(f"there is no baseline for {engine.driver}")
     plan = plan_for(sync_db)
     contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     for claims in (1, 2):
@@ -174,7 +174,7 @@ def test_a_job_that_is_not_done_exactly_once_ends_the_benchmark(tmp_path: Path, 
 
 
 def test_a_ratio_is_of_one_round_and_of_the_same_work() -> None:
-    def entry(form: str, processes: int, kind: Kind, *rates: float) -> Entry:
+    def entry(form: str, processes: int, kind: ContenderKind, *rates: float) -> Entry:
         rounds = [
             Round(jobs=1, seconds=1, jobs_per_second=rate, cpu_ms_per_1000=1, statements_per_job=1, commits_per_job=1)
             for rate in rates

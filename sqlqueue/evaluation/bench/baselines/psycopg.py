@@ -1,4 +1,4 @@
-"""The yardstick of psycopg 3, which prepares repeated statements by itself."""
+"""The baseline of psycopg 3, which prepares repeated statements by itself."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAX_KEYS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedAction:
     """An action on a queue."""
 
     action: Action
@@ -63,7 +63,7 @@ def permitted(request: Request, actions: Container[Action]) -> Action:
     return action
 
 
-def asked(request: Request, fields: Query) -> Asked:
+def requested_action(request: Request, fields: Query) -> RequestedAction:
     """Return the requested action.
 
     Errors as for :func:`permitted`, and 400 if the request names neither tasks nor all of them.
@@ -76,12 +76,12 @@ def asked(request: Request, fields: Query) -> Asked:
     if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MAX_KEYS:
         raise HTTPException(400, "Select tasks first.")
     filter = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
-    return Asked(action=action, spec=spec, filter=filter, keys=keys, texts=fields)
+    return RequestedAction(action=action, spec=spec, filter=filter, keys=keys, texts=fields)
 
 
-def checked(asked: Asked) -> list[Criterion]:
+def checked(what: RequestedAction) -> list[Criterion]:
     """Return the criteria of the tasks; 400 if they are invalid."""
     try:
-        return asked.criteria
+        return what.criteria
     except ArgumentError as error:
         raise HTTPException(400, str(error)) from error

@@ -1,4 +1,4 @@
-"""The yardstick of PyMySQL, which sends many rows in one INSERT if its VALUES contain only parameters."""
+"""The baseline of PyMySQL, which sends many rows in one INSERT if its VALUES contain only parameters."""
 
 from __future__ import annotations
 
