@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, MetaData, create_engine, event, inspect, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
@@ -59,3 +61,24 @@ def reached(url: str) -> Engine:
     except DBAPIError as error:
         raise EvaluationError(f"cannot connect: {error.orig}") from error
     return engine
+
+
+@contextmanager
+def created_tables(
+    engine: Engine, metadata: MetaData, *, drop: bool, advice: str, keep: bool = False
+) -> Iterator[None]:
+    """Create all tables of ``metadata``, and drop them afterwards unless ``keep``.
+
+    Raises :class:`.EvaluationError` with ``advice`` if some exist already; with ``drop`` they are replaced.
+    """
+    present = [name for name in metadata.tables if inspect(engine).has_table(name)]
+    if present and not drop:
+        exist = "exists" if len(present) == 1 else "exist"
+        raise EvaluationError(f"{' and '.join(present)} already {exist}: {advice}")
+    metadata.drop_all(engine)
+    try:
+        metadata.create_all(engine)
+        yield
+    finally:
+        if not keep:
+            metadata.drop_all(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from .._support.processes import CONTEXT, start
 from .errors import EvaluationError
@@ -14,7 +14,7 @@ PATIENCE = 60
 
 
 class ChildProcess:
-    """A process and the pipe to it.  It ignores Ctrl-C."""
+    """A process and the pipe to it.  It ignores Ctrl-C.  Leaving a ``with`` block kills it."""
 
     def __init__(self, name: str, target: Callable[..., object], *args: object) -> None:
         """Start ``target(channel, *args)``; ``channel`` is its end of the pipe."""
@@ -22,6 +22,12 @@ class ChildProcess:
         self.channel, far_end = CONTEXT.Pipe()
         self._process = start(target, far_end, *args, name=name, daemon=True)
         far_end.close()  # so that the end of the process is the end of the pipe
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def pid(self) -> int:

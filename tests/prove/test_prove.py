@@ -105,7 +105,7 @@ def test_existing_tables_are_not_touched(tmp_path: Path) -> None:
     Task.__table__.create(engine)
     ended = prove(url, *BRIEFLY)
     assert ended.returncode == 2
-    assert "sqlqueue_prove_task: these tables exist" in ended.stderr
+    assert "sqlqueue_prove_task already exists" in ended.stderr
     assert inspect(engine).get_table_names() == ["sqlqueue_prove_task"]
     engine.dispose()
 

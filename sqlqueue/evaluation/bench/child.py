@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import URL
 
 from sqlqueue import Worker
 
-from ..._support.processes import CONTEXT, start
 from ...dialects.postgresql.notifications import CHANNEL
 from ...queue.spec import spec_of
 from ..database import connect, sessions
+from ..processes import ChildProcess
 from .baselines import BASELINES, raw_connection
 from .counter import StatementCounter
 from .models import Probe
@@ -36,36 +36,24 @@ class TaskStart(NamedTuple):
 
 
 @contextmanager
-def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterator[Connection]:
-    """Yield the pipe of a worker, which sends a :class:`TaskStart` for each task, and its statement count on request.
+def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterator[ChildProcess]:
+    """Yield a worker, which sends a :class:`TaskStart` for each task, and its statement count on request.
 
     ``counter``: of the proxy in ``url``, if there is one.
     """
-    with _process(_work, url, counter, notify) as (process, channel):
-        yield channel
-        channel.send("stop")
-        process.join(30)
-
-
-@contextmanager
-def listener_process(url: URL, *, counter: Counter = None) -> Iterator[Connection]:
-    """Yield the pipe of a process that does the same by hand, using only the driver; it accepts no requests."""
-    with _process(_listen, url, counter) as (_, channel):
-        yield channel
-
-
-@contextmanager
-def _process(main: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Connection]]:
-    """Start a process, and yield it and its pipe when it is ready; kill it afterwards."""
-    here, there = CONTEXT.Pipe()
-    process = start(main, there, *arguments, daemon=True)
-    there.close()
-    try:
-        here.recv()
-        yield process, here
-    finally:
-        process.kill()
+    with ChildProcess("the worker", _work, url, counter, notify) as process:
+        process.receive()
+        yield process
+        process.send("stop")
         process.join()
+
+
+@contextmanager
+def listener_process(url: URL, *, counter: Counter = None) -> Iterator[ChildProcess]:
+    """Yield a process that does the same by hand, using only the driver; it accepts no requests."""
+    with ChildProcess("the listener", _listen, url, counter) as process:
+        process.receive()
+        yield process
 
 
 def _begun(task: int, counter: Counter) -> TaskStart:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -194,37 +194,28 @@ def _end(job: Any, now: datetime) -> None:
     job.status, job.available_at, job.finished_at = Status.COMPLETED.value, now, now
 
 
-@contextmanager
-def by_driver(plan: Plan, counter: StatementCounter, count: int) -> Iterator[Sequence[Client]]:
-    """Yield clients of the driver's baseline."""
-    with ExitStack() as stack:
-        engine = plan.engine()
-        stack.callback(engine.dispose)
-        baseline = BASELINES[engine.driver]
-        clients = [baseline(raw_connection(engine), plan.shape, counter) for _ in range(count)]
-        for client in clients:
-            stack.callback(client.close)
-        yield clients
+def by_driver(plan: Plan, counter: StatementCounter, count: int) -> AbstractContextManager[Sequence[Client]]:
+    """Return a context manager of clients of the driver's baseline, which count by themselves."""
+    engine = plan.engine()
+    make = BASELINES[engine.driver]
+    return _closing(engine, (make(raw_connection(engine), plan.shape, counter) for _ in range(count)))
 
 
 def by_library(plan: Plan, counter: StatementCounter, count: int) -> AbstractContextManager[Sequence[Client]]:
     """Return a context manager of clients that use sqlqueue."""
-    return _in_sessions(Library, plan, counter, count)
+    engine = counter.watch(plan.engine())
+    return _closing(engine, (Library(engine, plan) for _ in range(count)))
 
 
 def by_orm(plan: Plan, counter: StatementCounter, count: int) -> AbstractContextManager[Sequence[Client]]:
     """Return a context manager of clients that use SQLAlchemy's ORM by hand."""
-    return _in_sessions(ByHand, plan, counter, count)
+    engine = counter.watch(plan.engine())
+    return _closing(engine, (ByHand(engine, plan) for _ in range(count)))
 
 
 @contextmanager
-def _in_sessions(
-    kind: type[Library] | type[ByHand], plan: Plan, counter: StatementCounter, count: int
-) -> Iterator[Sequence[Client]]:
+def _closing(engine: Engine, clients: Iterable[Client]) -> Iterator[Sequence[Client]]:
+    """Yield the clients of ``engine``; close them and the engine afterwards, also if one cannot be made."""
     with ExitStack() as stack:
-        engine = counter.watch(plan.engine())
         stack.callback(engine.dispose)
-        clients = [kind(engine, plan) for _ in range(count)]
-        for client in clients:
-            stack.callback(client.close)
-        yield clients
+        yield [stack.enter_context(closing(client)) for client in clients]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from statistics import median, quantiles
 
 from sqlalchemy import Engine, delete, select
@@ -16,6 +15,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlqueue import QueueSession
 
 from ...sql.clock import utcnow
+from ..processes import ChildProcess
 from .baselines import BASELINES
 from .child import TaskStart, listener_process, worker_process
 from .models import Probe
@@ -88,7 +88,7 @@ def _by_hand(engine: Engine, sessions: sessionmaker[QueueSession], tasks: int, s
         return _enqueued(sessions, listener, tasks)
 
 
-def _enqueued(sessions: sessionmaker[QueueSession], worker: Connection, tasks: int) -> Delays:
+def _enqueued(sessions: sessionmaker[QueueSession], worker: ChildProcess, tasks: int) -> Delays:
     delays: list[float] = []
     for number in range(_WARM + tasks):
         time.sleep(random.uniform(0.005, 0.03))
@@ -97,32 +97,32 @@ def _enqueued(sessions: sessionmaker[QueueSession], worker: Connection, tasks: i
             session.flush()
             sent = time.monotonic()
             session.commit()
-        begun: TaskStart = worker.recv()
+        begun: TaskStart = worker.receive()
         delays.append(begun.monotonic - sent)
     return _delays(delays[_WARM:])
 
 
-def _scheduled(sessions: sessionmaker[QueueSession], worker: Connection, tasks: int) -> Delays:
+def _scheduled(sessions: sessionmaker[QueueSession], worker: ChildProcess, tasks: int) -> Delays:
     with sessions.begin() as session:
         asked = time.time()
         now = session.scalars(select(utcnow())).one()
         behind = (asked + time.time()) / 2 - now.timestamp()
         due = {-1 - n: now + _AHEAD + n * timedelta(milliseconds=150) for n in range(tasks)}
         session.enqueue(Probe, [{"id": key, "available_at": moment} for key, moment in due.items()])
-    found: list[TaskStart] = [worker.recv() for _ in due]
+    found: list[TaskStart] = [worker.receive() for _ in due]
     return _delays([begun.wall - behind - due[begun.task].timestamp() for begun in found])
 
 
-def _idle(worker: Connection, seconds: float) -> float:
+def _idle(worker: ChildProcess, seconds: float) -> float:
     time.sleep(1)
     before, begun = _statements(worker), time.monotonic()
     time.sleep(seconds)
     return (_statements(worker) - before) / (time.monotonic() - begun)
 
 
-def _statements(worker: Connection) -> int:
+def _statements(worker: ChildProcess) -> int:
     worker.send("statements")
-    count: int = worker.recv()
+    count: int = worker.receive()
     return count
 
 

@@ -68,9 +68,8 @@ class ProcessPool:
 def process_pool(plan: Plan) -> Iterator[ProcessPool]:
     """Start the processes of ``plan``, yield them, and kill them afterwards."""
     with ExitStack() as stack:
-        processes = [ChildProcess(f"process {n}", _main, plan) for n in range(1, max(plan.processes) + 1)]
-        for each in processes:
-            stack.callback(each.kill)
+        numbers = range(1, max(plan.processes) + 1)
+        processes = [stack.enter_context(ChildProcess(f"process {n}", _main, plan)) for n in numbers]
         yield ProcessPool([each.channel for each in processes])
 
 

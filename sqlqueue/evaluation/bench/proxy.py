@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import URL
 
-from ..._support.processes import CONTEXT, start
+from ..._support.processes import CONTEXT
 from ..errors import EvaluationError
+from ..processes import ChildProcess
 
 _PORTS = {"postgresql": 5432, "cockroachdb": 26257, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
 """Ports by SQLAlchemy's name of the dialect, for URLs without one."""
@@ -58,14 +59,8 @@ def proxy(url: URL, delay: float) -> Iterator[Proxy]:
             "a proxy needs the host and port of the server in the URL, as in dialect://user@host:port/name"
         )
     counter = CONTEXT.Value("q", 0)
-    here, there = CONTEXT.Pipe()
-    process = start(_serve, there, (url.host, port), delay, counter, daemon=True)
-    there.close()
-    try:
-        yield Proxy(url.set(host="127.0.0.1", port=here.recv()), counter)
-    finally:
-        process.kill()
-        process.join()
+    with ChildProcess("the proxy", _serve, (url.host, port), delay, counter) as process:
+        yield Proxy(url.set(host="127.0.0.1", port=process.receive()), counter)
 
 
 def _serve(channel: Connection, server: tuple[str, int], delay: float, counter: Counter) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from statistics import median
 from typing import NamedTuple
 
 from sqlalchemy import Engine
 
 from ..database import sessions
+from ..processes import ChildProcess
 from .child import TaskStart, listener_process, worker_process
 from .clients import Client, Clients
 from .contest import Contest
@@ -183,7 +183,7 @@ def _filled(contest: Contest, jobs: int) -> Callable[[], bool]:
     return is_done
 
 
-def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextManager[Connection]) -> RoundTrips:
+def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextManager[ChildProcess]) -> RoundTrips:
     """Measure what happens between a commit, which does not go through the proxy, and the start of the handler."""
     make, samples = sessions(engine), list[tuple[int, float]]()
     empty(make)
@@ -195,7 +195,7 @@ def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextMa
                 session.flush()
                 sent = time.monotonic()
                 session.commit()
-            begun: TaskStart = worker.recv()
+            begun: TaskStart = worker.receive()
             samples.append((begun.round_trips - before, begun.monotonic - sent))
     counted = samples[_WARM:]
     return RoundTrips(

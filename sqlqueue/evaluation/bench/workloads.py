@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from threading import Thread
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlqueue import Worker
 
@@ -29,12 +29,11 @@ _AGAIN = 0.001
 _POLL = timedelta(milliseconds=50)
 
 
-class Workload(Protocol):
+class Workload:
     """The work of one process.  It connects when it is created; each measurement begins and ends it."""
 
     def begin(self, jobs: int) -> None:
         """Start to work on ``jobs`` jobs."""
-        ...
 
     def check(self) -> None:
         """Raise any error of the work so far."""
@@ -44,13 +43,13 @@ class Workload(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
-        ...
+        raise NotImplementedError
 
 
 MakeWorkload: TypeAlias = Callable[[Plan, StatementCounter], Workload]
 
 
-class Draining:
+class Draining(Workload):
     """Loops in threads that claim and complete, each with its own client."""
 
     def __init__(
@@ -142,7 +141,7 @@ Register: TypeAlias = Callable[[Worker, Plan], None]
 """A function that registers what a worker does."""
 
 
-class Working:
+class Working(Workload):
     """A worker in a thread; the main thread takes the commands."""
 
     def __init__(self, plan: Plan, counter: StatementCounter, *, register: Register) -> None:
@@ -153,16 +152,10 @@ class Working:
         self._thread = Thread(target=worker.run, daemon=True)
         self._thread.start()
 
-    def begin(self, jobs: int) -> None:
-        """Do nothing: the worker finds the jobs by itself."""
-
     def check(self) -> None:
         """Raise :class:`.EvaluationError` if the worker has ended."""
         if not self._thread.is_alive():
             raise EvaluationError("the worker has exited")
-
-    def end(self) -> None:
-        """Do nothing: the worker keeps looking for jobs."""
 
     def close(self) -> None:
         """Stop the worker, wait for it, and close its connections."""
@@ -205,7 +198,7 @@ def run_calls(worker: Worker, plan: Plan) -> None:
     worker.task(Call, name=CALL, concurrency=plan.threads)(call)
 
 
-class Enqueueing:
+class Enqueueing(Workload):
     """Enqueues jobs with one client."""
 
     def __init__(self, plan: Plan, counter: StatementCounter, *, clients: Clients, enqueue: Enqueue) -> None:
@@ -217,12 +210,6 @@ class Enqueueing:
     def begin(self, jobs: int) -> None:
         """Enqueue ``jobs`` jobs."""
         self._enqueue(self._client, [self._payload] * jobs)
-
-    def check(self) -> None:
-        """Do nothing: :meth:`begin` has raised any error."""
-
-    def end(self) -> None:
-        """Do nothing: :meth:`begin` has enqueued all jobs."""
 
     def close(self) -> None:
         """Close the client."""

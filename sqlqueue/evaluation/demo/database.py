@@ -7,10 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine
 
-from ..database import reached
-from ..errors import EvaluationError
+from ..database import created_tables, reached
 from .models import Base
 
 
@@ -23,9 +22,8 @@ def tables(url: str | None, *, keep: bool, drop: bool) -> Iterator[Engine]:
     with ExitStack() as stack:
         engine = reached(url or _temporary(stack, keep=keep))
         stack.callback(engine.dispose)
-        _create(engine, drop=drop)
-        if url and not keep:
-            stack.callback(Base.metadata.drop_all, engine)
+        advice = "another demo runs, or was kept. --drop replaces it."
+        stack.enter_context(created_tables(engine, Base.metadata, drop=drop, advice=advice, keep=keep or not url))
         yield engine
 
 
@@ -34,13 +32,3 @@ def _temporary(stack: ExitStack, *, keep: bool) -> str:
     if not keep:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
     return f"sqlite:///{directory}/demo.db"
-
-
-def _create(engine: Engine, *, drop: bool) -> None:
-    present = [name for name in Base.metadata.tables if inspect(engine).has_table(name)]
-    if present and not drop:
-        raise EvaluationError(
-            f"{' and '.join(present)} already exist: another demo runs, or was kept. --drop replaces it."
-        )
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from sqlalchemy import URL, Engine, event, inspect
+from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
 from ...dialects import adapter_for
-from ..database import connect, reached
-from ..errors import EvaluationError
+from ..database import connect, created_tables, reached
 from .models import ACCOUNTS, Account, Base
 
 
@@ -35,18 +34,13 @@ def connected(url: URL) -> Engine:
 def tables(url: str, *, drop: bool) -> Iterator[Engine]:
     """Yield an engine with the proof's own tables, which are dropped at the end.
 
-    Raises :class:`EvaluationError` if tables with these names exist, unless ``drop`` is given.
+    Raises :class:`.EvaluationError` if tables with these names exist, unless ``drop`` is given.
     """
     with ExitStack() as stack:
         engine = reached(url)
         stack.callback(engine.dispose)
-        present = [name for name in Base.metadata.tables if inspect(engine).has_table(name)]
-        if present and not drop:
-            names = ", ".join(present)
-            raise EvaluationError(f"{names}: these tables exist. If an interrupted run left them behind, add --drop")
-        Base.metadata.drop_all(engine)
-        stack.callback(Base.metadata.drop_all, engine)
-        Base.metadata.create_all(engine)
+        advice = "if an interrupted run left them behind, add --drop"
+        stack.enter_context(created_tables(engine, Base.metadata, drop=drop, advice=advice))
         with Session(engine) as session, session.begin():
             session.add_all(Account(id=number, balance=0) for number in range(1, ACCOUNTS + 1))
         yield engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ class DriverClient:
     skips_locked: ClassVar[bool] = True
     """Whether SQLAlchemy's ``with_for_update(skip_locked=True)`` has an effect on this engine."""
     placeholder: ClassVar[str] = "%s"
+    completed: ClassVar[str]
+    """The assignments of a completion."""
     copies: ClassVar[bool] = False
     listens: ClassVar[bool] = False
     analyze: ClassVar[str | None] = None
@@ -35,6 +38,7 @@ class DriverClient:
         self.counter = counter
         self.claimer = f"{socket.gethostname()}:{os.getpid()}"
         self.cursor = connection.cursor()
+        self.update = f"UPDATE {shape.table}"
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """Execute and count a statement, and return the cursor."""
@@ -52,7 +56,13 @@ class DriverClient:
 
     def complete(self, rows: Sequence[Row]) -> None:
         """Complete claimed rows; ``RuntimeError`` if claims were lost."""
-        raise NotImplementedError
+        by_attempt: defaultdict[int, list[Any]] = defaultdict(list)
+        for row in rows:
+            by_attempt[row[1]].append(row[0])
+        for attempt, keys in by_attempt.items():
+            where = f"id IN ({self.places(keys)}) AND attempt = {self.placeholder} AND status = 'running'"
+            self.execute(f"{self.update} SET {self.completed} WHERE {where}", (*keys, attempt))
+            self.expect(len(keys))
 
     def write(self, text: str) -> None:
         """Insert a row of the application."""
@@ -91,7 +101,11 @@ class DriverClient:
 
     def key(self) -> Sequence[Any]:
         """Return the leading values of a new row: its key, unless the server generates it."""
-        return () if self.shape.makes_keys else (uuid.uuid4(),)
+        return () if self.shape.makes_keys else (uuid.uuid4().hex,)
+
+    def places(self, values: Sequence[Any]) -> str:
+        """Return placeholders for ``values``."""
+        return ", ".join([self.placeholder] * len(values))
 
     def expect(self, wanted: int) -> None:
         """Raise ``RuntimeError`` unless the last statement changed ``wanted`` rows: claims were lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,9 @@ class Psycopg(DriverClient):
         else:
             self.execute(self._complete_many, ([row[0] for row in rows], [row[1] for row in rows]))
         self.expect(len(rows))
+
+    def key(self) -> Sequence[Any]:
+        return () if self.shape.makes_keys else (uuid.uuid4(),)
 
     def add(self, payload: str) -> None:
         self.execute(self._insert, (*self.key(), payload))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +17,8 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 class PyMySQL(DriverClient):
     """A queue for MySQL and MariaDB, by PyMySQL alone."""
 
+    completed = _COMPLETED
+
     def __init__(self, connection: Any, shape: Shape, counter: StatementCounter) -> None:
         super().__init__(connection, shape, counter)
         self.cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -27,7 +27,7 @@ class PyMySQL(DriverClient):
         self._add = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, {_NOW}, {_NOW})"
         self._insert = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, %s, %s)"
         # InnoDB locks all rows that it reads, before sorting and filtering them: so the indexes are forced
-        self._update = f"UPDATE {shape.table} FORCE INDEX (PRIMARY)"
+        self.update = f"UPDATE {shape.table} FORCE INDEX (PRIMARY)"
         self._pick = (
             f"SELECT {', '.join(shape.columns)} FROM {shape.table} FORCE INDEX ({shape.index})"
             " WHERE status = 'available' ORDER BY priority, available_at, id LIMIT %s FOR UPDATE SKIP LOCKED"
@@ -44,19 +44,10 @@ class PyMySQL(DriverClient):
         if picked:
             stamp = f"claimed_by = %s, claimed_at = {_NOW}, attempt = attempt + 1"
             self.execute(
-                f"{self._update} SET {assignments}, {stamp} WHERE id IN ({_places(picked)})",
+                f"{self.update} SET {assignments}, {stamp} WHERE id IN ({self.places(picked)})",
                 (self.claimer, *(row[0] for row in picked)),
             )
         return [(key, attempt + 1, *rest) for key, attempt, *rest in picked]
-
-    def complete(self, rows: Sequence[Row]) -> None:
-        by_attempt: defaultdict[int, list[Any]] = defaultdict(list)
-        for row in rows:
-            by_attempt[row[1]].append(row[0])
-        for attempt, keys in by_attempt.items():
-            where = f"id IN ({_places(keys)}) AND attempt = %s AND status = 'running'"
-            self.execute(f"{self._update} SET {_COMPLETED} WHERE {where}", (*keys, attempt))
-            self.expect(len(keys))
 
     def add(self, payload: str) -> None:
         self.execute(self._add, (*self.key(), payload))
@@ -65,10 +56,3 @@ class PyMySQL(DriverClient):
         (now,) = self.execute(f"SELECT {_NOW}").fetchone()
         self.counter.statement()
         self.cursor.executemany(self._insert, [(*self.key(), payload, now, now) for payload in payloads])
-
-    def key(self) -> Sequence[Any]:
-        return () if self.shape.makes_keys else (uuid.uuid4().hex,)
-
-
-def _places(values: Sequence[Any]) -> str:
-    return ", ".join(["%s"] * len(values))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +20,7 @@ class SQLite(DriverClient):
 
     skips_locked = False
     placeholder = "?"
+    completed = _COMPLETED
 
     def __init__(self, connection: Any, shape: Shape, counter: StatementCounter) -> None:
         super().__init__(connection, shape, counter)
@@ -55,18 +54,9 @@ class SQLite(DriverClient):
         picked = f"SELECT id FROM {table} WHERE status = 'available' ORDER BY priority, available_at, id LIMIT ?"
         stamp = f"claimed_by = ?, claimed_at = {_NOW}, attempt = attempt + 1"
         returning = ", ".join(self.shape.columns)
-        update = f"UPDATE {table} SET {assignments}, {stamp} WHERE id IN ({picked}) RETURNING {returning}"
+        update = f"{self.update} SET {assignments}, {stamp} WHERE id IN ({picked}) RETURNING {returning}"
         rows: list[Row] = self.execute(update, (self.claimer, limit)).fetchall()
         return rows
-
-    def complete(self, rows: Sequence[Row]) -> None:
-        by_attempt: defaultdict[int, list[Any]] = defaultdict(list)
-        for row in rows:
-            by_attempt[row[1]].append(row[0])
-        for attempt, keys in by_attempt.items():
-            where = f"id IN ({', '.join('?' * len(keys))}) AND attempt = ? AND status = 'running'"
-            self.execute(f"UPDATE {self.shape.table} SET {_COMPLETED} WHERE {where}", (*keys, attempt))
-            self.expect(len(keys))
 
     def add(self, payload: str) -> None:
         self.execute(self._insert, (*self.key(), payload))
@@ -75,6 +65,3 @@ class SQLite(DriverClient):
         self._begin()
         self.counter.statement()
         self.cursor.executemany(self._insert, [(*self.key(), payload) for payload in payloads])
-
-    def key(self) -> Sequence[Any]:
-        return () if self.shape.makes_keys else (uuid.uuid4().hex,)
