@@ -25,7 +25,7 @@ R = TypeVar("R")
 def _awaited(
     operation: Callable[Concatenate[Session, P], R],
 ) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]]:
-    """``operation`` as a coroutine method, run on the session within."""
+    """Return ``operation`` as a coroutine method that runs on the underlying sync session."""
 
     @wraps(operation)
     async def method(self: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -37,7 +37,7 @@ def _awaited(
 def _awaited_block(
     operation: Callable[Concatenate[Session, P], AbstractContextManager[R]],
 ) -> Callable[Concatenate[AsyncSession, P], AbstractAsyncContextManager[R]]:
-    """``operation``, which returns a context manager, as a method for ``async with``."""
+    """Return ``operation``, which returns a context manager, as a method for ``async with``."""
 
     @wraps(operation)
     @asynccontextmanager
@@ -62,7 +62,7 @@ def _leave(session: Session, block: AbstractContextManager[object], error: BaseE
 class AsyncQueueSession(AsyncSession):
     """A :class:`sqlalchemy.ext.asyncio.AsyncSession` with the operations of :mod:`sqlqueue` as methods.
 
-    Each method is the function of the same name, run on the session within.
+    Each method is the function of the same name, run on the underlying sync session.
     """
 
     sync_session_class: type[Session] = QueueSession
@@ -109,7 +109,7 @@ class AsyncQueueSession(AsyncSession):
     history = _awaited(operations.history)
     prune_history = _awaited(operations.prune_history)
 
-    # a ParamSpec takes one signature, and these have two
+    # a ParamSpec captures one signature, but these have two
 
     @overload
     async def discard(self, tasks: Tasks, /, error: BaseException | str) -> None: ...

@@ -26,7 +26,7 @@ def queue_session() -> Any:
 
 @pytest.fixture
 def queue(queue_worker: Any, queue_session: Any) -> Queue[Any] | AsyncQueue[Any]:
-    """The functions of :mod:`sqlqueue.testing` with the worker and the session of the test.
+    """The functions of :mod:`sqlqueue.testing`, bound to the worker and the session of the test.
 
     A :class:`.Queue`, or an :class:`.AsyncQueue` if the session is an asyncio one.
     """

@@ -7,11 +7,11 @@ from datetime import timedelta
 from .exc import ArgumentError
 
 LONGEST_DURATION = timedelta(days=36_525)
-"""A hundred years, which every engine can add to and subtract from its clock."""
+"""The longest duration accepted: a hundred years, which every engine can add to its clock or subtract from it."""
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
-    """Return ``value`` if it is a positive ``timedelta``, or zero with ``zero``, of at most a hundred years."""
+    """Return ``value`` if it is a positive ``timedelta`` (or zero, if ``zero`` is true) of at most a hundred years."""
     if not isinstance(value, timedelta) or value < timedelta(0) or not (value or zero):
         kind = "a timedelta of at least zero" if zero else "a positive timedelta"
         raise ArgumentError(f"{name}={value!r}: give {kind}")
@@ -28,7 +28,7 @@ def count(name: str, value: object) -> int:
 
 
 def text(name: str, value: object, longest: int | None = None) -> str:
-    """Return ``value`` if it is a ``str`` that every engine can store, of at most ``longest`` UTF-16 code units."""
+    """Return ``value`` if it is a ``str`` of at most ``longest`` UTF-16 code units that every engine can store."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name}={value!r}: expected str, got {type(value).__name__}")
     if not is_storable(value):
@@ -41,7 +41,7 @@ def text(name: str, value: object, longest: int | None = None) -> str:
 
 
 def key(name: str, value: object, longest: int | None = None) -> str:
-    """Return ``value`` if it is a :func:`text` that all engines can distinguish from others.
+    """Return ``value`` if it is a valid :func:`text` that no engine confuses with another one.
 
     Oracle stores the empty string as NULL, and SQL Server ignores trailing blanks.
     """
@@ -52,14 +52,14 @@ def key(name: str, value: object, longest: int | None = None) -> str:
 
 
 def name(argument: str, value: object, longest: int) -> str:
-    """Return ``value`` if it is a :func:`text` that is not empty."""
+    """Return ``value`` if it is a valid :func:`text` and not empty."""
     if text(argument, value, longest) == "":
         raise ArgumentError(f"{argument}='': give a name of 1 to {longest} characters")
     return str(value)
 
 
 def is_storable(value: str) -> bool:
-    """Return whether ``value`` has neither NUL nor lone surrogates."""
+    """Return whether ``value`` contains neither NUL characters nor lone surrogates."""
     if "\0" in value:
         return False
     try:

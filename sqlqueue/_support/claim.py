@@ -12,8 +12,8 @@ from typing import Any
 class Claim:
     """One attempt at one task, held by a worker.
 
-    It can be pickled, and settled from another session, thread or process once the claim is committed.  It can settle
-    the row as long as that is running in the same ``attempt`` with the same ``token``.
+    A claim can be pickled, and settled from another session, thread or process once it is committed. It can settle the
+    row as long as the row is running with the same ``attempt`` and ``token``.
 
     No two claims are equal.  ``identity`` and ``attempt`` alone can repeat: an engine or an application may reuse the
     primary key of a deleted row, and a failover or a backup may return the database to an earlier state.
@@ -26,29 +26,30 @@ class Claim:
     """The model of the task."""
     identity: tuple[Any, ...]
     attempt: int
-    """The number of the attempt at the row, from 1 on."""
+    """The number of the attempt, starting at 1."""
     token: int = 0
-    """A new random number for each call that claims, negative if a worker makes it; 0 if no claim with a lease has
+    """A random number, new for each claiming call and negative if a worker makes it; 0 if no claim with a lease has
     written one to the row."""
     claimed_by: str | None = field(default=None, compare=False, repr=False)
     """The name of the claimer, for the history."""
     claimed_at: datetime | None = field(default=None, compare=False, repr=False)
-    """When it was made, for the history; ``None`` with ``lease=None``, and if loader options left the column out."""
+    """When the claim was made, for the history; ``None`` with ``lease=None``, or if loader options excluded the
+    column."""
 
 
 _TOKENS = 2**63 - 1
-"""The largest signed integer of every engine."""
+"""The largest integer that every engine can store."""
 
 
 def new_token() -> int:
-    """Return a random number that differs from all other claims' across processes, hosts and copies of the database."""
+    """Return a random token that no other claim has, across processes, hosts and copies of the database."""
     return 1 + secrets.randbelow(_TOKENS)
 
 
 class WorkerTokens:
     """The tokens of one worker's claims: negative, and in a range that no other worker has.
 
-    So a ``running`` row shows whether a worker holds it, and the rows that a worker held when its process died can be
+    A ``running`` row thus shows whether a worker holds it, and the rows that a worker held when its process died can be
     found without writing anything else.
     """
 

@@ -1,4 +1,4 @@
-"""Engines and sessions apart from the application's pools."""
+"""Engines and sessions that do not use the application's pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 
 def with_own_pool(shared: Engine | Connection) -> Engine:
-    """Return an engine with a pool of its own, and otherwise the settings and events of ``shared``."""
+    """Return an engine with its own pool and the settings and events of ``shared``."""
     engine = shared.engine
     return Engine(
         engine.pool.recreate(),
@@ -24,7 +24,7 @@ def with_own_pool(shared: Engine | Connection) -> Engine:
 
 @contextmanager
 def separate_session(session: Session, bind_arguments: dict[str, Any]) -> Iterator[Session]:
-    """Open a session on a connection of its own, outside the pool, which may be exhausted."""
+    """Open a session on a separate connection, outside the pool, which may be exhausted."""
     engine = with_own_pool(session.connection(bind_arguments))
     try:
         with Session(engine) as own:

@@ -1,4 +1,4 @@
-"""Text from outside: error text that every engine can store, and any text made safe to print."""
+"""Text from outside the library: making error text storable on every engine, and any text safe to print."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LONGEST = 2000
 
 
 def error_text(error: BaseException | str) -> str:
-    """Return ``"TypeName: message"`` of an exception, or the string.  Does not fail, whatever the exception.
+    """Return ``"TypeName: message"`` for an exception, or the string.  Works even if the exception's ``__str__`` fails.
 
-    NUL and lone surrogates, which engines reject, are escaped; text that is too long is cut, with an ellipsis.
+    NUL and lone surrogates, which engines reject, are escaped; text that is too long is truncated with an ellipsis.
     Raises :class:`.ArgumentError` for other types.
     """
     if not isinstance(error, (str, BaseException)):
@@ -47,7 +47,7 @@ def readable(value: object, *, lines: bool = False) -> str:
 
 
 def key_text(identity: Sequence[object]) -> str:
-    """Return a primary key as text; several columns as in a line of CSV."""
+    """Return a primary key as text: a line of CSV if it has several columns."""
     if len(identity) == 1:
         return str(identity[0])
     line = io.StringIO()

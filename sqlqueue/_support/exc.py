@@ -15,7 +15,7 @@
     ├── SchemaMismatchError         the live schema does not match the models
     └── ProcessDiedError            the child process of a handler died
 
-All errors carry their facts as attributes, and their messages contain the fix.  None is ever wrapped in
+Every error has its details as attributes, and its message says how to fix the problem.  No error is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
 """
 
@@ -34,15 +34,15 @@ class SQLQueueError(DontWrapMixin, Exception):
 
 
 class SQLQueueWarning(UserWarning):
-    """A warning about a suboptimal configuration; the text names the setting to change."""
+    """Issued for a suboptimal configuration; the text names the setting to change."""
 
 
 class ArgumentError(SQLQueueError, ValueError):
-    """An error for a call that cannot be carried out as written.  Nothing was sent to the database."""
+    """Raised for a call that cannot be carried out as written.  Nothing was sent to the database."""
 
 
 class ConfigurationError(SQLQueueError):
-    """An error for a model that cannot be a queue as declared.  ``model`` is its class."""
+    """Raised for a model that cannot be a queue as declared.  ``model`` is its class."""
 
     def __init__(self, message: str, *, model: type[Any] | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class ConfigurationError(SQLQueueError):
 
 
 class UnsupportedDialectError(SQLQueueError):
-    """An error for an engine or a server that cannot be used for queues, or not in this way.
+    """Raised for an engine or a server that cannot be used for queues, or not in this way.
 
     ``dialect`` is its name, ``version`` the server's version, and ``needed`` what is required instead.
     """
@@ -63,7 +63,7 @@ class UnsupportedDialectError(SQLQueueError):
 
 
 class UnsupportedIsolationError(SQLQueueError):
-    """An error for a claim at an isolation ``level`` at which ``dialect`` rejects it, or at which a claim would be
+    """Raised for a claim at an isolation ``level`` that ``dialect`` does not allow, or at which a claim would be
     wrong."""
 
     def __init__(self, message: str, *, dialect: str, level: str) -> None:
@@ -73,12 +73,12 @@ class UnsupportedIsolationError(SQLQueueError):
 
 
 class ClaimLostError(SQLQueueError):
-    """An error for claims that no longer hold their rows when they are settled.
+    """Raised when claims no longer hold the rows that they are to settle.
 
     Their leases expired and another worker took the rows over, or the rows were cancelled, retried, settled or deleted.
     Roll the transaction back: what it wrote for a lost claim must not be committed.
 
-    ``claims`` are all lost claims; ``model``, ``identity`` and ``attempt`` are those of the first.
+    ``claims`` contains all lost claims; ``model``, ``identity`` and ``attempt`` are those of the first.
     """
 
     def __init__(self, claims: Sequence[Claim]) -> None:
@@ -98,7 +98,7 @@ class ClaimLostError(SQLQueueError):
 
 
 class UnsettledClaimError(SQLQueueError):
-    """An error for a commit that would drop ``claims``, which were made with ``lease=None`` and are not settled."""
+    """Raised for a commit that would drop ``claims``, which were made with ``lease=None`` and are not settled."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         super().__init__(
@@ -112,7 +112,7 @@ class UnsettledClaimError(SQLQueueError):
 
 
 class IllegalTransitionError(SQLQueueError):
-    """An error for settling ``task`` when it was never claimed, or is already settled."""
+    """Raised when ``task`` is settled although it was never claimed, or is already settled."""
 
     def __init__(self, message: str, *, task: object = None) -> None:
         super().__init__(message)
@@ -120,10 +120,10 @@ class IllegalTransitionError(SQLQueueError):
 
 
 class DuplicateTaskError(SQLQueueError):
-    """An error for a task of ``model`` whose key already exists.  The cause is the driver's error.
+    """Raised for a task of ``model`` whose key already exists.  ``__cause__`` is the driver's error.
 
-    ``keys``: the keys of the tasks to insert, by attribute name, one of which exists; empty if the conflict is about
-    the ``unique_key`` of a task to retry, or about a unique constraint of the application.
+    ``keys`` contains the keys of the tasks to insert, by attribute name, at least one of which exists.  It is empty if
+    the conflict is on the ``unique_key`` of a task to retry, or on a unique constraint of the application.
     """
 
     def __init__(self, message: str, *, model: type[Any], keys: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -133,7 +133,7 @@ class DuplicateTaskError(SQLQueueError):
 
 
 class HandlerNotFoundError(SQLQueueError):
-    """An error for a task without a handler: none is registered for ``name``."""
+    """Raised for a task without a handler: none is registered for ``name``."""
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
@@ -141,7 +141,7 @@ class HandlerNotFoundError(SQLQueueError):
 
 
 class SchemaMismatchError(SQLQueueError):
-    """An error for a live schema that does not match the models; ``differences`` lists how."""
+    """Raised when the live schema does not match the models; ``differences`` lists the mismatches."""
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -149,7 +149,7 @@ class SchemaMismatchError(SQLQueueError):
 
 
 class ProcessDiedError(SQLQueueError):
-    """An error for a handler whose process died.  ``status``: its exit status, or the negative number of a signal."""
+    """Raised for a handler whose process died.  ``status`` is its exit status, or the negative number of a signal."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)

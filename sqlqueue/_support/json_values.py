@@ -23,7 +23,7 @@ def check_json(name: str, value: object) -> None:
 
 
 def not_json(value: object, name: str, *, tuples: bool = False) -> str | None:
-    """Return what in ``value`` is not JSON that every engine returns unchanged; ``None`` if nothing is."""
+    """Describe the first part of ``value`` that some engine would not return unchanged; ``None`` if there is none."""
     try:
         return _not_json(value, name, tuples)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""The library's loggers, which escape text from outside."""
+"""The library's loggers, which escape text from outside the library."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LIBRARIES = {"sqlqueue", "sqlalchemy", "greenlet"}
 
 
 def logger_of(name: str) -> logging.Logger:
-    """Return the logger of this name.  Its records are made readable before the application's handlers get them.
+    """Return the logger of this name.  Its records are made safe to print before the application's handlers get them.
 
-    The arguments of messages are escaped, line breaks included, so that each record is one line.  Its traceback, whose
-    messages are escaped too, shows only the application's frames unless the logger's level is DEBUG.  ``exc_info`` is
+    The arguments of messages are escaped, line breaks included, so that each message is one line.  Tracebacks are
+    escaped too, and show only the application's frames unless the logger's level is DEBUG.  ``exc_info`` is left
     unchanged, for handlers that read it.
     """
     logger = logging.getLogger(name)
@@ -44,8 +44,9 @@ class _MakeReadable(logging.Filter):
 def traceback_text(error: BaseException, *, whole: bool = False) -> str:
     """Return the traceback of ``error`` and its causes, escaped, with only the application's frames unless ``whole``.
 
-    These are in files that belong neither to Python nor to an installed package.  If the application is an installed
-    package itself, it is that of the outermost frame outside Python, sqlqueue, SQLAlchemy and greenlet.
+    The application's frames are those in files that belong neither to Python nor to an installed package.  If the
+    application is itself an installed package, it is the one of the outermost frame outside Python, sqlqueue,
+    SQLAlchemy and greenlet.
     """
     told = traceback.TracebackException.from_exception(error, compact=True)
     chain = list(_chain(told))

@@ -1,6 +1,6 @@
 """Starting and ending processes.
 
-They are not forked from the calling process, since a child would share its connections.
+Processes are never forked from the calling process, because the child would share its connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 def start(target: Callable[..., object], *args: object, name: str | None = None, daemon: bool = False) -> Any:
     """Start and return a process that ignores Ctrl-C, which a terminal sends to all of its processes.
 
-    So only its parent stops it.  In this process, a Ctrl-C that arrives meanwhile takes effect afterwards.
+    Only its parent then decides when it stops.  A Ctrl-C in this process is deferred until the process has started.
     """
     process = CONTEXT.Process(target=_undisturbed, args=(target, *args), name=name, daemon=daemon)
     with _interrupts_deferred():
@@ -41,11 +41,11 @@ def _undisturbed(target: Callable[..., object], *args: object) -> None:
 
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Block SIGINT, also in processes that start meanwhile: the fork server is one of them, and passes this on."""
+    """Block SIGINT here and in processes that start meanwhile, such as the fork server, whose children inherit this."""
     if not _CAN_BLOCK:
         yield
         return
-    resource_tracker.ensure_running()  # once it has started its process, it unblocks the signal
+    resource_tracker.ensure_running()  # must start first: it unblocks the signal after starting its process
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -54,7 +54,7 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def lead_group() -> None:
-    """Make this process the leader of its own group, which ends by :func:`kill_group` or when its parent dies.
+    """Make this process the leader of its own group, which :func:`kill_group` ends, as does the death of its parent.
 
     Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, because service managers
     send them to every process; the programs that it starts react to them.
@@ -67,7 +67,7 @@ def lead_group() -> None:
     with suppress(ImportError, OSError):  # only Linux has this
         from fcntl import F_GETFL, F_SETFL, F_SETOWN, F_SETSIG, fcntl  # noqa: PLC0415
 
-        # by the kernel: C code that keeps the interpreter's lock would stop the thread below
+        # by the kernel: C code that holds the GIL would block the thread below
         fcntl(parent.sentinel, F_SETOWN, -os.getpgrp())
         fcntl(parent.sentinel, F_SETSIG, signal.SIGKILL)
         fcntl(parent.sentinel, F_SETFL, fcntl(parent.sentinel, F_GETFL) | os.O_ASYNC)
@@ -105,7 +105,7 @@ MIB = 1024 * 1024
 
 
 def resident_memory() -> int:
-    """Return the bytes of memory that this process occupies; where there is no ``/proc``, the most so far."""
+    """Return the resident memory of this process in bytes; where there is no ``/proc``, its peak so far."""
     import resource  # noqa: PLC0415 (Windows has none)
 
     try:
@@ -117,7 +117,7 @@ def resident_memory() -> int:
 
 
 CLEANUP_LIMIT = 3.0
-"""Seconds that a process has for its cleanup at the end."""
+"""The time limit for the cleanup of a process that ends, in seconds."""
 
 
 def end_soon() -> None:
@@ -131,11 +131,12 @@ def end_soon() -> None:
 
 
 YOUNG_OBJECTS = 10_000
-"""New objects between garbage collections, enough that most objects of a job are freed before."""
+"""The number of new objects between garbage collections: enough that most objects of a job are freed before the
+next."""
 
 
 def settle_in() -> None:
-    """Exclude all objects loaded so far from garbage collection, since they stay as long as the process."""
+    """Exclude all objects loaded so far from garbage collection, since they live as long as the process."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()

@@ -8,11 +8,11 @@ from contextlib import suppress
 from datetime import timedelta
 
 _PROBES = 3
-"""Unanswered keepalive probes after which the kernel ends a connection."""
+"""Unanswered keepalive probes after which the kernel closes a connection."""
 
 
 class Socket:
-    """The socket of a connection, which any thread may shut down, even while another one waits for it."""
+    """The socket of a connection, which any thread can shut down, even while another one waits for data."""
 
     __slots__ = ("__weakref__", "_descriptor", "_identity")
 
@@ -28,7 +28,7 @@ class Socket:
         """
         try:
             with _opened(self._descriptor) as copy:
-                # its owner may have closed it, and its number may be that of another connection now
+                # its owner may have closed it, and its number may belong to another connection by now
                 if os.fstat(copy.fileno()).st_ino != self._identity:
                     return False
                 copy.shutdown(socket.SHUT_RDWR)
@@ -38,9 +38,10 @@ class Socket:
 
 
 def keep_alive(descriptor: int, within: timedelta) -> None:
-    """Let the kernel end the connection once the other end's kernel has been silent for ``within``.
+    """Have the kernel close the connection once the other end's kernel has been silent for ``within``.
 
-    Does nothing for sockets that are not TCP, for options that the platform lacks, and where shorter times are set.
+    Does nothing for sockets that are not TCP, for options that the platform lacks, or where shorter times are already
+    set.
     """
     seconds = max(int(within.total_seconds()), 2 * _PROBES)
     limits = {
@@ -60,7 +61,7 @@ def keep_alive(descriptor: int, within: timedelta) -> None:
 
 
 def is_local(descriptor: int) -> bool:
-    """Return whether both ends are on this machine without a network between them: a socket with a file's name."""
+    """Return whether the socket is a Unix domain socket, whose ends are on the same machine."""
     try:
         with _opened(descriptor) as copy:
             return copy.family == getattr(socket, "AF_UNIX", None)

@@ -14,8 +14,8 @@ CACHE_SIZE = 100
 class StatementCache:
     """A cache of statements by the values they were built from.
 
-    SQLAlchemy caches compiled statements, but needs a statement to look them up: building one each time would take most
-    of the time of a short operation.
+    SQLAlchemy caches compiled statements, but needs a statement to look one up, and building it takes most of the time
+    of a short operation.
     """
 
     def __init__(self, most: int = CACHE_SIZE) -> None:

@@ -25,7 +25,7 @@ def present_trace() -> str | None:
 
 @contextmanager
 def within_trace(header: str | None) -> Iterator[None]:
-    """Continue the trace of another process, by its :func:`present_trace`."""
+    """Continue the trace whose header :func:`present_trace` returned in another process."""
     if not HAS_OPENTELEMETRY or header is None:
         yield
         return

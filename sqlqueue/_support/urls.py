@@ -12,7 +12,8 @@ _LARGEST_PORT = 65_535
 
 
 def parsed_url(text: str | URL) -> URL:
-    """Return ``text`` as a URL of a known dialect; :class:`.ArgumentError`, without the password, otherwise."""
+    """Return ``text`` as a URL of a known dialect.  Raises :class:`.ArgumentError`, which never contains the
+    password."""
     try:
         url = make_url(text)
     except NotAURL as error:

@@ -1,7 +1,6 @@
 """The plugin for Alembic 1.18 and newer that makes autogenerate handle queues. Alembic loads it automatically.
 
-Without it, migrations of new queues are correct too, on the engine that they were generated on.  With it, a revision
-also
+Without it, migrations of new queues are correct on the engine that they were generated on.  With it, a revision also
 
 - sets the status of the existing rows of a table that becomes a queue: completed by default, and never pruned;
 - replaces an index of a queue that differs from the one that claims need, which Alembic does not notice;
@@ -20,7 +19,7 @@ from .verification import verify
 
 __all__ = ["PLUGIN", "MigrationOptions", "verify"]
 
-if not entry_points(group="alembic.plugins", name=PLUGIN):  # run from its source, not installed
+if not entry_points(group="alembic.plugins", name=PLUGIN):  # run from the source tree, not installed
     from contextlib import suppress
 
     from alembic.runtime.plugins import Plugin

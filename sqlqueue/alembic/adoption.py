@@ -2,7 +2,7 @@
 
 A column is added with a constant default, whose value existing rows keep, and gets the model's default in a second
 step.  On PostgreSQL, MySQL and MariaDB both steps change only the catalog: they write no rows and hold locks only
-briefly.  (If the default were an expression, MySQL would copy the table.)
+briefly.  With an expression as the default, MySQL would copy the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..queue.status import FINAL, Status
 from ..sql.clock import NEVER
 
 _PLACEHOLDER = "-"
-"""The value of text columns that have no default and are not nullable.  Not empty: Oracle treats that as NULL."""
+"""The value of text columns that have no default and are not nullable.  Oracle would treat an empty string as NULL."""
 
 
 class MomentDefault(DefaultClause):
@@ -69,7 +69,7 @@ def added(columns: Sequence[Column[Any]], adoption: Adoption | None) -> list[Col
 
 
 def render_default(context: AutogenContext, default: Any) -> str:
-    """Return the Python source of a constant default: a text, SQL, or a time."""
+    """Return the Python source of a constant default: a string, SQL, or a time."""
     prefix = context.opts["sqlalchemy_module_prefix"] or ""
     if isinstance(default, MomentDefault):
         context.imports.add("import datetime")

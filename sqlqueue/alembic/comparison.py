@@ -1,4 +1,4 @@
-"""Additions to the operations that Alembic's own comparison has found."""
+"""Additions to the operations that Alembic's own comparison finds."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ class MigrationOptions:
 
     existing_rows: Status | Literal["completed", "cancelled", "discarded", "available"] = Status.COMPLETED
     """The status of the existing rows of a table that becomes a queue: ``completed``, ``cancelled`` or ``discarded``,
-    which leaves their ``finished_at`` NULL, so that ``prune`` does not delete them; or ``available``, and workers
+    which leaves their ``finished_at`` NULL, so that ``prune`` does not delete them; or ``available``, so that workers
     claim all of them."""
     concurrently: bool = False
     """Whether PostgreSQL creates and drops the indexes of queues on existing tables ``CONCURRENTLY``, without blocking
-    writers.  This cannot be rolled back, and it commits what the revision did before: put it into a revision of its
-    own, or set ``transaction_per_migration=True``.  The next autogenerate notices an index that failed to build.  Other
+    writers.  This cannot be rolled back, and it commits what the revision did before: put it into a separate revision,
+    or set ``transaction_per_migration=True``.  The next autogenerate notices an index that failed to build.  Other
     engines ignore the option."""
     postgresql_storage: bool = False
     """Whether the tables of queues get storage parameters on PostgreSQL.  A queue updates each row several times, and

@@ -1,6 +1,6 @@
-"""The object that Alembic loads by the entry point ``alembic.plugins``.
+"""The object that Alembic loads through the entry point ``alembic.plugins``.
 
-It does so while it is being imported, so this module may not import Alembic before it is called.
+Alembic loads it during its own import, so this module must not import Alembic until it is called.
 """
 
 from __future__ import annotations

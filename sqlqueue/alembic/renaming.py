@@ -1,4 +1,4 @@
-"""Columns of a queue that were renamed in the model: revisions rename them, so that they keep their data."""
+"""Columns of a queue that were renamed in the model: revisions rename them too, so that their data is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def renamed(op: ModifyTableOps, spec: QueueSpec, live: Mapping[str, LiveIndex]) 
 
 
 def _only(column: Column[object], dropped: Mapping[str, Column[object]]) -> str | None:
-    """Return the name of the only one of the ``dropped`` columns that could have been ``column``, if there is one."""
+    """Return the name of the ``dropped`` column that can only have been ``column``; ``None`` if there is none or
+    several."""
     alike = [
         name
         for name, each in dropped.items()

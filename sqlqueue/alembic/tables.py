@@ -26,7 +26,7 @@ _KINDS = ("claim", "due")
 
 
 def with_new_names(op: ModifyTableOps, names: Mapping[str, str]) -> Iterator[MigrateOperation]:
-    """Yield the operations that rename columns to the new ``names``, and leave those that follow in ``op``."""
+    """Yield the operations that rename columns to the new ``names``; the later ones stay in ``op``."""
     if not names:
         return
     dropped = [each for each in op.ops if isinstance(each, DropIndexOp)]
@@ -71,7 +71,8 @@ def was_queue(op: ModifyTableOps) -> bool:
 
 
 def of_former_queue(op: ModifyTableOps, options: MigrationOptions) -> Iterator[MigrateOperation]:
-    """Yield the operations that end a queue; their downgrade makes it a queue again and adopts its rows."""
+    """Yield the operations that turn a queue into an ordinary table; their downgrade makes it a queue and adopts its
+    rows."""
     dropped = [each for each in op.ops if isinstance(each, DropColumnOp)]
     rest = [each for each in op.ops if each not in dropped]
     yield from _rest(op, rest, _index_names(op) if options.concurrently else ())

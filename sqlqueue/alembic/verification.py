@@ -13,7 +13,7 @@ from ..model.mixins import queues
 def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> None:
     """Raise :class:`.UnsupportedDialectError` if this server does not support the queues of ``metadata``.
 
-    It changes nothing.  Autogenerate calls it by itself.  For ``alembic upgrade``, call it in ``env.py`` before
+    Nothing is changed.  Autogenerate calls this automatically.  For ``alembic upgrade``, call it in ``env.py`` before
     ``context.configure``: most engines do not roll back a migration that fails halfway.
     """
     if not any(queues(each) for each in listed(metadata)):
@@ -21,9 +21,9 @@ def verify(connection: Connection, metadata: MetaData | Sequence[MetaData]) -> N
     within = connection.in_transaction()
     adapter_for(connection.dialect).server.verify(connection)
     if not within:
-        connection.rollback()  # Alembic would leave a transaction that had begun for the caller to commit
+        connection.rollback()  # otherwise Alembic would take the transaction for the caller's, and not commit it
 
 
 def listed(metadata: MetaData | Sequence[MetaData] | None) -> Sequence[MetaData]:
-    """Return ``metadata``, of which a project may have one, several or none, as a sequence."""
+    """Return ``metadata`` as a sequence, since a project can have one, several or none."""
     return [metadata] if isinstance(metadata, MetaData) else metadata or ()

@@ -1,4 +1,4 @@
-"""Changes that take many transactions: their progress, and stopping them."""
+"""Changes that take many transactions: showing their progress, and stopping them with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def in_transactions(
 ) -> None:
     """Run ``batches``, each of which commits, and add their results to ``totals``, until the end or Ctrl-C.
 
-    Progress is shown on standard error, if that is a terminal.  The first Ctrl-C stops after the current batch, a
-    second one at once, which rolls back the current batch.
+    Progress is shown on standard error, if that is a terminal.  The first Ctrl-C stops after the current batch; a
+    second one stops at once and rolls the current batch back.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -67,7 +67,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C was pressed; the second one raises KeyboardInterrupt."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set  # only the main thread may handle signals
+        yield asked.is_set  # only the main thread can handle signals
         return
 
     def ask(*_: object) -> None:

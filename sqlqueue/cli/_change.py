@@ -52,7 +52,7 @@ class ConfirmedChange:
     hung: bool = False
     """Whether running tasks whose lease has expired are affected too."""
     deletes: bool = False
-    """Whether rows are deleted; rows that foreign keys reference stay."""
+    """Whether rows are deleted; rows that foreign keys reference are kept."""
 
     def carry_out(self, url: str, *, yes: bool, as_json: bool) -> None:
         """Count the tasks, ask for confirmation if there are several, change them, and print how many were changed."""
@@ -71,7 +71,7 @@ class ConfirmedChange:
             if number:
                 in_transactions(url, self.batches, totals, what=self.verb, total=None if is_capped else number)
         except DBAPIError:
-            complain(f"{self._told(totals)} This is committed; then an error occurred.")
+            complain(f"{self._told(totals)} These changes are committed; then an error occurred.")
             raise
         if as_json:
             done = {"tasks": totals.changed, **self._kept(totals), "stopped": totals.stopped}
@@ -85,7 +85,8 @@ class ConfirmedChange:
             raise typer.Exit(STOPPED)
 
     def _counted(self, session: Session) -> QueueStats:
-        """Count the named tasks, or else the affected ones alone: the cap on counting could hide them among others."""
+        """Count the named tasks, or otherwise only the affected ones: among others, the cap on counting could hide
+        them."""
         where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
         return operations.stats(session, self.spec.entity, *where, cap=CAP)
 

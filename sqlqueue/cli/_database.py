@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class CannotConnect(Exception):
-    """The driver's error on opening a connection."""
+    """Raised when the driver fails to open a connection."""
 
 
 def connect(url: str, work: Callable[[Connection], R]) -> R:
@@ -60,7 +60,7 @@ def _transact_async(url: URL, work: Callable[[Session], R]) -> R:
     from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415
 
     async def transacted(engine: AsyncEngine) -> R:
-        async with AsyncSession(engine) as session:  # which may choose the isolation level
+        async with AsyncSession(engine) as session:
             return await session.run_sync(_committed, work)
 
     return _run_async(url, transacted)
@@ -84,7 +84,7 @@ def _run_async(url: URL, work: Callable[[AsyncEngine], Coroutine[Any, Any, R]]) 
 
 
 async def _open_one(engine: AsyncEngine) -> None:
-    """Open a connection, which the pool keeps; aiomysql by itself waits without end for a server's greeting."""
+    """Open a connection for the pool, within a time limit: aiomysql waits indefinitely for a server's greeting."""
     import asyncio  # noqa: PLC0415
 
     try:
@@ -109,7 +109,7 @@ def prepared(engine: Engine) -> Engine:
 
 
 def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
-    """Open a connection; drivers raise all kinds of errors, also for unknown parameters of the URL."""
+    """Open a connection; drivers raise all kinds of errors, including for unknown parameters of the URL."""
     try:
         return dialect.connect(*arguments, **options)
     except Exception as error:
@@ -117,7 +117,7 @@ def _open(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
 
 
 def parsed(url: str) -> tuple[URL, bool]:
-    """Return the URL, and whether its driver is async; refuses bad URLs and database files that do not exist."""
+    """Return the URL, and whether its driver is async; a bad URL or a missing database file is a usage error."""
     try:
         where = database_url(url)
     except ArgumentError as error:
@@ -141,6 +141,6 @@ def refusals(command: str) -> Iterator[None]:
     except DBAPIError as error:
         complain(f"sqlqueue {command}: the database raised an error: {error.orig}")
         raise typer.Exit(2) from error
-    except OSError as error:  # some drivers do not wrap it
+    except OSError as error:  # some drivers do not wrap these
         complain(f"sqlqueue {command}: {error}")
         raise typer.Exit(2) from error

@@ -23,9 +23,7 @@ Statuses = Annotated[
 Topic = Annotated[str | None, typer.Option(help="Only tasks of this topic.")]
 Ids = Annotated[
     list[str] | None,
-    typer.Option(
-        "--id", metavar="KEY", help="Only this task; may be repeated. For a key of several columns: 'line 1,7'."
-    ),
+    typer.Option("--id", metavar="KEY", help="Only this task; may be repeated. For a composite key: 'line 1,7'."),
 ]
 ErrorLike = Annotated[
     str | None,
@@ -33,7 +31,9 @@ ErrorLike = Annotated[
 ]
 Age = Annotated[
     timedelta | None,
-    typer.Option("--older-than", metavar="AGE", parser=age, help="Only tasks created longer ago: 90s, 15m, 2h, 7d."),
+    typer.Option(
+        "--older-than", metavar="AGE", parser=age, help=("Only tasks created longer ago than this: 90s, 15m, 2h, 7d.")
+    ),
 ]
 Equal = Annotated[
     list[str] | None,
@@ -66,7 +66,7 @@ class Filters:
 
 
 def order(spec: QueueSpec, names: Iterable[str]) -> list[ColumnElement[Any]]:
-    """Return ORDER BY terms: ``NAME`` ascending, ``-NAME`` descending; by default the last primary key first."""
+    """Return ORDER BY terms: ``NAME`` ascending, ``-NAME`` descending; by default descending primary keys."""
     terms: list[ColumnElement[Any]] = [
         column(spec, name.removeprefix("-")).desc() if name.startswith("-") else column(spec, name).asc()
         for name in names

@@ -30,7 +30,7 @@ class _Column(NamedTuple):
         return self.name.replace("_", " ") if self.is_role else self.name
 
     def value(self, task: Facts) -> object:
-        """Return the value of ``task`` in this column, cut to fit in a line."""
+        """Return the value of ``task`` in this column, shortened to fit on a line."""
         if not self.is_role:
             return _cut(task["columns"][self.name])
         if self.name == "attempt":

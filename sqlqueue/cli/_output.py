@@ -59,8 +59,8 @@ def print_table(
 ) -> None:
     """Print a table as wide as the terminal; columns that do not fit follow below, with the first one repeated.
 
-    ``numbers``: how many columns, from the second on, are right-aligned.  A last column that does not fit is wrapped,
-    or cut if ``one_line``.
+    ``numbers`` columns, starting with the second, are right-aligned.  A last column that does not fit is wrapped, or
+    truncated if ``one_line``.
     """
     console = Console(highlight=False)
     columns = list(zip(*[[plain(each) for each in line] for line in (headings, *rows)], strict=True))
@@ -85,7 +85,7 @@ def print_table(
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
-    """Yield groups of columns after the first that fit into a line, as widths by position."""
+    """Yield the columns after the first in groups that fit on a line, as widths by position."""
     part: dict[int, int] = {}
     left = room
     for place, wanted in enumerate(widths[1:], 1):
@@ -99,7 +99,7 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[dict[int, int]]:
 
 
 def width(text: Text) -> int:
-    """Return the terminal cells that the longest line of ``text`` takes."""
+    """Return the width of the longest line of ``text``, in terminal cells."""
     return max((line.cell_len for line in text.split("\n")), default=0)
 
 
@@ -114,7 +114,7 @@ def complain(text: str) -> None:
 
 
 def refusal(text: str) -> typer.BadParameter:
-    """Return the error for bad usage, for the caller to raise; the exit status is 2."""
+    """Return the exception for a usage error, for the caller to raise; the exit status is 2."""
     return typer.BadParameter(readable(text, lines=True))
 
 

@@ -25,7 +25,8 @@ Queue = Annotated[
 
 
 def queues_of(target: str, name: str | None) -> list[QueueSpec]:
-    """Return the queues of ``target`` that hold tasks, or the one called ``name``; refuses if there is none."""
+    """Return the queues of ``target`` that hold tasks, or the one called ``name``; it is a usage error if there is
+    none."""
     every = specs_of(load(target))
     found = [spec for spec in every if holds_tasks(spec)]
     if not found:
@@ -37,7 +38,7 @@ def queues_of(target: str, name: str | None) -> list[QueueSpec]:
 
 
 def queue_of(target: str, name: str | None) -> QueueSpec:
-    """Return the queue called ``name``, or the only one of ``target``; refuses if there are several."""
+    """Return the queue called ``name``, or the only one of ``target``; it is a usage error if there are several."""
     found = queues_of(target, name)
     if len(found) > 1:
         raise refusal(f"{target} has {len(found)} queues: use --queue with one of {_names(found)}")

@@ -37,8 +37,8 @@ def print_figures(found: Sequence[QueueFigures], *, as_json: bool) -> None:
     for spec, each, _ in found:
         for name, age in each.unserved_functions.items():
             say(
-                f"{spec.entity.__name__}: no worker seems to have the function {name} registered; calls of it have"
-                f" waited for {_whole(age)}."
+                f"{spec.entity.__name__}: no worker seems to have the function {name} registered; its calls have been "
+                f"waiting for {_whole(age)}."
             )
     if any(each.capped for _, each, _ in found):
         say(f"+ means at least: at most {CAP:,} tasks are counted per group of states. --exact counts all.")
@@ -140,7 +140,7 @@ def _spread(found: Durations) -> list[str]:
 
 
 def _short(time: timedelta | None) -> str:
-    """Return ``7ms`` or ``1.5s``, or whole seconds from a minute on."""
+    """Return ``7ms`` or ``1.5s``, or whole seconds for a minute and more."""
     if time is None or abs(time) >= timedelta(minutes=1):
         return _whole(time)
     seconds = time.total_seconds()

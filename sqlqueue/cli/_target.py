@@ -32,7 +32,7 @@ Url = Annotated[
 
 
 def load(target: str) -> Any:
-    """Import and return the object at ``module:attribute``; refuses if there is none."""
+    """Import and return the object at ``module:attribute``; it is a usage error if there is none."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise refusal(f"{target!r} is not of the form module:attribute, as in myapp.models:Base")

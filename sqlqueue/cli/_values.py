@@ -10,7 +10,7 @@ from ._output import refusal
 
 
 def age(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; refuses anything else."""
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; anything else is a usage error."""
     try:
         return text_values.age(text)
     except ArgumentError as error:

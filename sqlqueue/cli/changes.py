@@ -35,7 +35,7 @@ def retry(
 ) -> None:
     """Retry failed or hung tasks: retryable and discarded ones, and running ones whose lease has expired.
 
-    They become available, with all their attempts again.
+    They become available, and may use all their attempts again.
 
         sqlqueue retry --url postgresql+psycopg://me@host/shop shop.models:Email --error 'ConnectionError%'
 

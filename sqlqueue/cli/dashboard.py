@@ -35,7 +35,7 @@ Token = Annotated[
         "--token",
         metavar="TOKEN",
         envvar="SQLQUEUE_DASHBOARD_TOKEN",
-        help="The token to log in with, 16 characters or more. Prefer the variable: other users can see arguments.",
+        help="The token to log in with, 16 characters or more. Prefer the variable: other users can see command lines.",
     ),
 ]
 
@@ -54,8 +54,8 @@ def dashboard(
         sqlqueue dashboard --url postgresql+psycopg://me@host/shop shop.models:Base --allow retry --allow pause
 
     It listens on the loopback address, where any program on this machine can read it. On other addresses, and for
-    machines with several users, set SQLQUEUE_DASHBOARD_TOKEN to a random text: viewers log in with it. In that case,
-    also put a TLS proxy in front of it.
+    machines with several users, set SQLQUEUE_DASHBOARD_TOKEN to a random string, with which viewers log in. In that
+    case, also put a TLS proxy in front of it.
 
     Applications can mount the dashboard instead and use their own user accounts: see the documentation of
     sqlqueue.dashboard.
@@ -71,7 +71,7 @@ def dashboard(
             raise refusal(f"--host {host}: on addresses other than loopback, set SQLQUEUE_DASHBOARD_TOKEN")
         app = _application(load(target), url, allow or [], token)
         say(f"http://{host if ':' not in host else f'[{host}]'}:{port}/  (Ctrl-C stops it)")
-        # headers of proxies are not trusted: with them, a request from elsewhere could claim to come from loopback
+        # proxy headers are not trusted: with them, a remote request could claim to come from loopback
         uvicorn.run(app, host=host, port=port, log_level="warning", proxy_headers=False, server_header=False)
 
 

@@ -25,8 +25,8 @@ def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = F
 
         sqlqueue limits --url postgresql+psycopg://me@host/shop shop.models:Base
 
-    After a limit was lowered, more may be running than it allows: no more of that key are claimed until enough of them
-    have ended.
+    After a limit has been lowered, more tasks may be running than it allows: no more tasks with that key are claimed
+    until enough of them have ended.
 
     With --json: an array of objects with queue (its table), key, limit and running.
 
@@ -59,8 +59,9 @@ def set_limit(
 
         sqlqueue set-limit --url postgresql+psycopg://me@host/shop shop.models:Crawl a.org 3
 
-    Running tasks continue. If they exceed the limit, no more of the key are claimed until the excess has ended. The
-    command asks for confirmation of a limit of 0, which stops the key, and of a key that no task has used yet.
+    Running tasks continue. If they exceed the limit, no more tasks with the key are claimed until enough of them have
+    ended. The command asks for confirmation of a limit of 0, which stops the key, and of a key that no task has used
+    yet.
 
     With --json: an object of queue (its table), key, limit, before (null for an unknown key) and running.
 

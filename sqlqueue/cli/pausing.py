@@ -38,8 +38,8 @@ def pause(
 
         sqlqueue pause --url postgresql+psycopg://me@host/shop shop.models:Email --reason 'the mail server is down'
 
-    Within seconds, workers claim no more of its tasks; running ones continue to their end. Pauses are stored in the
-    table of a model that derives from PauseMixin, which the application must have.
+    Within seconds, workers stop claiming its tasks; running tasks are not interrupted. Pauses are stored in the table
+    of a model that derives from PauseMixin, which the application must have.
 
     With --json: an object of queue, topic, changed (false if it was already paused) and paused, an array of topic (null
     for the whole queue), paused_at, paused_by and reason.

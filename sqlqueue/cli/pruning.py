@@ -62,16 +62,16 @@ def prune(
 
         sqlqueue prune --url postgresql+psycopg://me@host/shop shop.models:Email --older-than 30d
 
-    Rows from before the table became a queue stay, unless --adopted selects exactly these. Rows that foreign keys
-    reference stay too. For more than one task, the command shows their number and asks for confirmation.
+    Rows from before the table became a queue are kept, unless --adopted selects exactly these. Rows that foreign keys
+    reference are kept too. For more than one task, the command shows their number and asks for confirmation.
 
-    With --history: deletes finished attempts at tasks of the queue instead, those that ended longer ago than the
-    retention of the HistoryMixin, or --older-than. Tasks stay as they are.
+    With --history: deletes finished attempts at tasks of the queue instead, if they ended longer ago than the retention
+    of the HistoryMixin, or than --older-than. Tasks are left unchanged.
 
     Each transaction takes a thousand rows. Ctrl-C stops after the current one; finished transactions stay committed.
 
-    With --json: an object of queue, action, tasks (how many were deleted), protected (how many stay, because foreign
-    keys reference them) and stopped (by Ctrl-C). With --history: queue, action, attempts and stopped.
+    With --json: an object of queue, action, tasks (how many were deleted), protected (how many are kept, because
+    foreign keys reference them) and stopped (by Ctrl-C). With --history: queue, action, attempts and stopped.
 
     Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
     missing --yes without a terminal; 130 if it was stopped.

@@ -64,14 +64,15 @@ def stats(
 
     "hung" counts running tasks whose lease has expired: their workers have crashed or stalled, and any worker may take
     them over. "oldest" is how long the first claimable task has been waiting, "last hour" the number of tasks finished
-    within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks each are
-    counted that are available, otherwise unfinished, or final; --exact counts all. Below the table are the functions
-    whose calls have waited for more than five minutes while none was running: no worker seems to have them registered.
+    within it. States without tasks are left out. A figure with a + is a lower bound: at most 50,000 tasks are counted
+    in each of three groups (available, otherwise unfinished, final); --exact counts all. Below the table are the
+    functions whose calls have waited for more than five minutes while none was running: no worker seems to have them
+    registered.
 
     With --timeline: the tasks finished in each hour (--bucket) of the last day (--since), in UTC. With a HistoryMixin,
-    and without options that select tasks, the attempts that ended: "failed" counts those that failed, were discarded or
-    crashed, retried or not. For the completed ones, p50 and p95 are the median and 95th percentile of their run time,
-    and of the waiting time of tasks since creation.
+    and without options that select tasks, it shows the attempts that ended instead: "failed" counts those that failed,
+    were discarded or crashed, retried or not. For the completed ones, p50 and p95 are the median and 95th percentile of
+    their run time, and of the waiting time of tasks since creation.
 
     With --json: an array of objects with queue (its table), model, a number for each state, hung, total, unfinished,
     claimable, overdue, oldest_claimable, oldest_running, finished_last_minute, finished_last_hour, unserved_functions
@@ -133,8 +134,8 @@ def errors(
 
     With a HistoryMixin and without options that select tasks, each failed attempt in the history counts, whatever
     became of its task. Otherwise each task that is not completed counts once, by its last error. "example" is the key
-    of one of the tasks, for sqlqueue show. Of more than 20,000 failures only the last are counted, of tasks by primary
-    key, and each figure has a +; --exact counts all.
+    of one of the tasks, for sqlqueue show. Only the last 20,000 failures are counted, for tasks in the order of their
+    primary keys; if there are more, each figure has a +. --exact counts all.
 
     With --json: an array of objects with message, count, first_seen, last_seen (when attempts ended, or tasks were
     claimed), example (null if the history has only a hash of its key), capped (whether count is a lower bound) and

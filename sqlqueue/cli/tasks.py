@@ -34,7 +34,7 @@ OrderBy = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN", help="Order by this column, -COLUMN for descending. Default: descending key."),
 ]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's primary key; for several columns: 'line 1,7'.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's primary key; if it is composite: 'line 1,7'.")]
 Columns = Annotated[
     str | None,
     typer.Option("--columns", metavar="NAMES", help="Columns to show, separated by commas. Default: as many as fit."),
@@ -58,7 +58,7 @@ def list_tasks(
     columns: Columns = None,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks of a queue, the last ones first.
+    """List tasks of a queue, by default in descending order of their primary keys.
 
         sqlqueue list --url postgresql+psycopg://me@host/shop shop.models:Email --status discarded --error '%timeout%'
 

@@ -114,7 +114,8 @@ def work(
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """End this process with status 0 on SIGTERM, until the supervisor handles it: importing a worker may take long."""
+    """End this process with status 0 on SIGTERM, until the supervisor handles it: importing a worker can take a long
+    time."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         yield

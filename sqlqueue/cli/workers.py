@@ -41,7 +41,7 @@ def workers(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the running workers, and the queues that none of them serves; or give workers a command.
+    """Show the running workers, and the queues that none of them serves; or send workers a command.
 
         sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base
         sqlqueue workers --url postgresql+psycopg://me@host/shop shop.models:Base drain --worker web-1:211

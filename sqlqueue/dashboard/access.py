@@ -1,4 +1,4 @@
-"""The actions of viewers, and the default permission: only programs on the same machine may view."""
+"""The actions of viewers, and the default permission: programs on the same machine may view, and change nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "
 
 
 async def decide(authorize: Authorize, request: Request) -> Decision:
-    """Return what ``authorize`` returns; functions run in a thread, because they may query a database."""
+    """Return the result of ``authorize``; plain functions run in a thread, because they may query a database."""
     decision: Any = (
         authorize(request) if inspect.iscoroutinefunction(authorize) else await _threaded(authorize, request)
     )

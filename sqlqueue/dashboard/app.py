@@ -37,19 +37,19 @@ class Dashboard:
     single queue model, as for :func:`.check`; the dashboard shows the queues that it has at the time of a request.
 
     ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
-    with the actions that are permitted; ``None`` to refuse; or a response, such as a redirect to a login page.  Without
-    it, only programs on the same machine may see the dashboard, and nothing can be changed.
+    with the actions that are permitted; ``None`` to deny access; or a response, such as a redirect to a login page. By
+    default, only programs on the same machine may see the dashboard, and nothing can be changed.
 
-    ``columns``: which attributes of the application's models are shown, by model, besides the queue's own columns.
-    Columns with the application's data, as ``payload``, ``arguments`` and ``result``, are shown only if named here.
+    ``columns``: the attributes of the application's models to show besides the queue's own columns, by model. Columns
+    with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if named here.
     ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead.
-    ``filters``: the attributes by whose values tasks may be filtered, by model; an index should have them.
-    ``link``: called with a task; returns the URL of the application's own page for it, or ``None``.
-    ``title``: the heading of all pages.  ``statement_limit``: the longest time that a statement of a page may take.
+    ``filters``: the attributes that tasks can be filtered by, by model; they should be indexed. ``link``: called with a
+    task; returns the URL of the application's own page for it, or ``None``. ``title``: the heading of all pages.
+    ``statement_limit``: the longest time that a statement of a page may take.
 
-    Pages read the database only when they are requested, and share the results for three seconds.  ``/metrics``
-    has figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is
-    logged to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
+    Pages read the database only when they are requested, and share the results for three seconds.  ``/metrics`` serves
+    figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is logged
+    to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Changes to many tasks, which run in this process in batches that each commit. Pages show their progress."""
+"""Changes to many tasks, which run in this process, in batches that each commit.  Pages show their progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("sqlqueue.dashboard")
 MAX_CHANGES = 100
 """The maximum number of changes that are kept."""
 SOON = 1.0
-"""Seconds for which a request waits for its change, so that most are finished when their page is shown."""
+"""Seconds that a request waits for its change, so that most changes are finished when the page is shown."""
 
 
 Batches: TypeAlias = Callable[[Session], Iterable[Batch]]
@@ -34,10 +34,10 @@ class Change:
     """A description: ``retry 3 tasks of Email``."""
     by: str
     total: int | None
-    """How many tasks were counted; ``None`` if counting stopped at the cap."""
+    """The number of tasks counted beforehand; ``None`` if counting stopped at the cap."""
     changed: int = 0
     taken: int = 0
-    """How many could not be changed because another task has their ``unique_key``."""
+    """The number of tasks that could not be changed because another task has their ``unique_key``."""
     state: Literal["running", "done", "stopped", "failed"] = "running"
     stop: bool = False
     """Whether to stop after the current batch."""
@@ -51,7 +51,7 @@ class Changes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, id: str | None, by: str) -> Change | None:
-        """Return the change with this id, if this viewer has started it."""
+        """Return the change with this id, if this viewer started it."""
         change = self._known.get(id or "")
         return change if change is not None and change.by == by else None
 
@@ -62,7 +62,7 @@ class Changes:
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
-        """Start a change, and wait up to a second for its end. ``then`` is called when it has ended."""
+        """Start a change, and wait up to a second for it to finish.  ``then`` is called when it has finished."""
         self._remember(change)
         task = asyncio.create_task(self._run(change, database, batches, then))
         self._tasks.add(task)

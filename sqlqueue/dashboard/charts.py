@@ -18,7 +18,7 @@ from .rendering import span
 WIDTH, HEIGHT = 480, 96
 _FOOT = 2
 ROWS = 5_000
-"""The number of finished tasks that a chart reads, at most: the last ones."""
+"""The maximum number of finished tasks that a chart reads, starting with the last."""
 
 
 class Period(NamedTuple):
@@ -36,7 +36,7 @@ DAY = Period("day", timedelta(days=1), timedelta(hours=1), 30)
 
 
 class Bar(NamedTuple):
-    """A rectangle; ``kind`` is what it counts."""
+    """A rectangle; ``kind`` names what it counts."""
 
     kind: str
     x: float
@@ -66,9 +66,9 @@ class Chart:
     longest: timedelta
     """The duration at the top of the lines' chart."""
     summary: str
-    """A description of what it shows."""
+    """A description of the chart."""
     is_partial: bool
-    """Whether there are more finished tasks than it reads, so that its beginning is empty."""
+    """Whether there are more finished tasks than were read, so that the chart begins with a gap."""
 
 
 def chart_of(session: Session, spec: QueueSpec, period: Period) -> Chart | None:

@@ -28,13 +28,13 @@ FEW = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCommand:
-    """A command, and the workers that it is for."""
+    """A command, and the workers to send it to."""
 
     action: Action
     worker: str | None
-    """The ``id`` of the only worker; ``None``: all."""
+    """The ``id`` of one worker; ``None`` for all."""
     number: str
-    """How many calls at a time, as entered; empty: as many as the handlers were registered with."""
+    """The number of calls at a time, as entered; if empty, as many as the handlers were registered with."""
 
 
 async def confirm(request: Request) -> Response:
@@ -56,7 +56,7 @@ async def act(request: Request) -> Response:
     finally:
         site.snapshots.forget()
     if not number:
-        raise HTTPException(409, "No such worker is live any more.")
+        raise HTTPException(409, "This worker is no longer live.")
     return RedirectResponse(links_of(request)("workers"), 303)
 
 
@@ -70,7 +70,7 @@ def _command(request: Request, fields: Query) -> WorkerCommand:
 
 
 async def _concerned(request: Request, command: WorkerCommand) -> list[WorkerInfo]:
-    """Return the live workers that a command is for."""
+    """Return the live workers that would receive a command."""
     site = site_of(request)
     found = await site.database.run(site.time_limited(lambda session: workers(session, site.target), site.first))
     return [each for each in found if each.is_live and command.worker in (None, each.id)]

@@ -1,4 +1,4 @@
-"""Runs functions of a session for the dashboard, with a sessionmaker or an async_sessionmaker."""
+"""Calls functions with a session for the dashboard, from a sessionmaker or an async_sessionmaker."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
 
 class Database(Protocol):
-    """Runs functions of a session."""
+    """Calls functions with a session."""
 
     async def run(self, work: Callable[[Session], R]) -> R:
-        """Run ``work`` with a session of its own, commit what it left uncommitted, and return its result."""
+        """Call ``work`` with a new session, commit what it left uncommitted, and return its result."""
         ...
 
 
 def database_of(sessions: Sessions) -> Database:
-    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``; :class:`.ArgumentError` otherwise."""
+    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError` for
+    others."""
     if isinstance(sessions, sessionmaker):
         return _Threaded(sessions)
     if type(sessions).__name__ == "async_sessionmaker":

@@ -40,7 +40,7 @@ class Exposure:
         return {role: getattr(task, name) for role, name in spec.attributes.items() if role not in DATA}
 
     def named(self, spec: QueueSpec, task: object) -> dict[str, object]:
-        """Return the columns that the application names, by attribute, as it wants them shown."""
+        """Return the values of the columns that the application names, by attribute, redacted."""
         values = {name: getattr(task, name) for name in self.columns.get(spec.entity, ())}
         redact = self.redact
         return values if redact is None else {name: redact(task, name, value) for name, value in values.items()}

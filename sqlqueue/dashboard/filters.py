@@ -39,17 +39,17 @@ class Filter:
     message: str = ""
     """The whole text of the error."""
     older: str = ""
-    """A duration: only tasks created longer ago."""
+    """A duration: only tasks created longer ago than this."""
     newer: str = ""
     since: str = ""
-    """A time in UTC, as browsers send it: only tasks created then or later."""
+    """A time in UTC, as browsers send it: only tasks created at that time or later."""
     until: str = ""
     equal: Mapping[str, str] = field(default_factory=dict)
     """Values of the columns that the application has named."""
 
     @classmethod
     def of(cls, query: Query, columns: Sequence[str]) -> Filter:
-        """Return the filter in a URL or a form; ``columns`` are those by which tasks may be filtered."""
+        """Return the filter in a URL or a form; ``columns`` are those that tasks can be filtered by."""
         texts = {name: query.get(name, "").strip() for name in _TEXTS}
         equal = {name: text for name in columns if (text := query.get(f"column.{name}", "").strip())}
         return cls(**texts, equal=equal)
@@ -69,7 +69,8 @@ class Filter:
         return None
 
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
-        """Return its criteria besides :attr:`state`; :class:`.ArgumentError` if they are invalid for this queue."""
+        """Return its criteria besides :attr:`state`.  Raises :class:`.ArgumentError` if they are invalid for this
+        queue."""
         if self.status and self.state is None:
             raise ArgumentError(f"{self.status!r} is not a state")
         return criteria(
@@ -100,7 +101,7 @@ def cursor(position: Position | None) -> str | None:
 
 
 def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Position | None:
-    """Return the position that :func:`cursor` made into text; :class:`.ArgumentError` for other text."""
+    """Return the position that :func:`cursor` made into text.  Raises :class:`.ArgumentError` for other text."""
     if not text:
         return None
     try:

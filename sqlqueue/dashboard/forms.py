@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 LARGEST = 1_000_000
-"""Bytes; a selection of a page of tasks is far smaller."""
+"""Maximum bytes of a form; selecting a whole page of tasks takes far fewer."""
 
 
 async def fields_of(request: Request) -> MultiDict:

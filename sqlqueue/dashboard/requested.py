@@ -28,7 +28,7 @@ class RequestedAction:
     spec: QueueSpec
     filter: Filter
     keys: Sequence[str]
-    """The keys of the tasks; empty: all tasks that the filter matches."""
+    """The keys of the tasks; if empty, all tasks that the filter matches."""
     texts: Query
     """The other fields of the form."""
 

@@ -19,7 +19,7 @@ HEADERS = {
     " frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # not no-referrer, with which browsers send forms with "Origin: null"
+    # not no-referrer, because browsers would send forms with "Origin: null"
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -46,7 +46,7 @@ class StrictHeaders:
 
 
 class SameOrigin:
-    """Middleware that rejects writes that a page of another site may have triggered (CSRF)."""
+    """Middleware that rejects writes that a page of another site could have triggered (CSRF)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class SameOrigin:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Whether the browser reports the same origin; false if it sends neither header."""
+    """Return whether the browser reports the same origin; false if it sends neither header."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -91,7 +91,7 @@ class Permission:
 
 
 def is_static(scope: Scope) -> bool:
-    """Whether the request is for the style sheet or the script."""
+    """Return whether the request is for the style sheet or the script."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path.startswith("/static/")
 

@@ -28,7 +28,7 @@ from .snapshots import Snapshots
 
 R = TypeVar("R")
 CAP = 10_000
-"""Up to this many tasks are counted of each group of states."""
+"""The maximum number of tasks counted in each group of states."""
 LIFETIME = 3.0
 """Seconds for which viewers share results."""
 
@@ -73,7 +73,7 @@ class Site:
     async def read(
         self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME
     ) -> R:
-        """Return what ``read`` returns, or returned a moment ago; each of its statements has a time limit."""
+        """Return the result of ``read``, which may be a few seconds old; each of its statements has a time limit."""
         return await self.snapshots.get(key, partial(self.database.run, self.time_limited(read, spec)), lifetime)
 
     def time_limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
@@ -88,7 +88,7 @@ class Site:
         *,
         lifetime: float = LIFETIME,
     ) -> list[R]:
-        """Return what ``read`` returns for each queue, in their order; a few at a time."""
+        """Return the result of ``read`` for each queue, in the order of ``specs``; a few are read at a time."""
         few = asyncio.Semaphore(4)
 
         async def one(spec: QueueSpec) -> R:
@@ -114,7 +114,7 @@ def site_of(request: Request) -> Site:
 
 
 def viewer_of(request: Request) -> Viewer:
-    """Return the viewer that the permission check has found."""
+    """Return the viewer that the permission check found."""
     viewer: Viewer = request.state.viewer
     return viewer
 
@@ -126,7 +126,7 @@ class Links:
     root: str
 
     def __call__(self, *parts: str, **query: str | Sequence[str] | None) -> str:
-        """Return the path of these parts, with a query of what is given."""
+        """Return the path of these parts, with the non-empty parameters as its query."""
         path = "/".join([self.root, *(quote(part, safe="") for part in parts)]) if parts else f"{self.root}/"
         given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
         return f"{path}?{urlencode(given, doseq=True)}" if given else path

@@ -10,11 +10,12 @@ from typing import Any, TypeVar, cast
 
 R = TypeVar("R")
 MAX_SNAPSHOTS = 200
-"""The number of snapshots kept; each is a page with some filter."""
+"""The maximum number of snapshots; each is a page with some filter."""
 TIMES = 200
-"""A snapshot is kept this many times as long as it took to read, so that each uses at most 0.5 % of the time ..."""
+"""A snapshot is kept for this many times as long as it took to read, so that reading it takes at most 0.5 % of the
+time."""
 LONGEST = 15.0
-"""... but for at most this many seconds."""
+"""The longest time, in seconds, for which a snapshot is kept because it took long to read."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Snapshots:
     async def get(self, key: Hashable, read: Callable[[], Awaitable[R]], lifetime: float) -> R:
         """Return what ``read`` returned at most ``lifetime`` seconds ago, or call it.  Failures are not kept.
 
-        If it took long, what it returned is used for up to :data:`LONGEST` seconds.
+        A result that took long to read is used for up to :data:`LONGEST` seconds.
         """
         snapshot = self._kept.get(key)
         if snapshot is not None and snapshot.until > time.monotonic():

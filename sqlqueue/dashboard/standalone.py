@@ -23,7 +23,7 @@ from .security import SameOrigin, StrictHeaders
 from .site import links_of
 
 SHORTEST = 16
-"""Characters of a token: shorter ones can be guessed."""
+"""Minimum characters of a token: shorter ones can be guessed."""
 COOKIE = "sqlqueue_dashboard"
 LASTS = 12 * 3_600
 """Seconds for which a login is valid."""
@@ -31,7 +31,7 @@ _DELAY = 0.5
 
 
 class Token:
-    """Admits viewers with a token: sent as a bearer token, or entered in the login form, which sets a cookie.
+    """Admits viewers with a token, which is sent as a bearer token or entered in the login form, which sets a cookie.
 
     The cookie contains a random number that is valid only for this process, never the token.
     """

@@ -1,4 +1,4 @@
 """Checks whether a live database can run the queues: its schema, settings, query plans and rows.
 
-Everything here only reads.
+All checks are read-only.
 """

@@ -69,9 +69,9 @@ def verify_schema(connection: Connection, target: Target) -> None:
 
     That includes the tables of the history and of the workers, if there are models for them.
 
-    Its ``differences`` list all of them.  Reads only the catalog, so it is fast enough for the start of a program;
-    :func:`check` checks more.  Transactions and other errors are as for :func:`check`, except that a server which is
-    too old raises :class:`.UnsupportedDialectError`.
+    The error's ``differences`` list all of them.  Reads only the catalog, so it is fast enough for the start of a
+    program; :func:`check` checks more.  Transactions and other errors are as for :func:`check`, except that a server
+    which is too old raises :class:`.UnsupportedDialectError`.
     """
     specs = specs_of(target)
     verify_queues(connection, specs)

@@ -23,7 +23,8 @@ _ALTER = "in a migration, alter the column to what the model declares"
 def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Finding]:
     """Yield findings about the history and the register of workers, if the application has them.
 
-    A table that settlements or workers could not write to is an error; without an index, reading and pruning are slow.
+    It is an error if settlements or workers cannot write to a table; a missing index only slows reading and pruning
+    down.
     """
     history, workers = history_of(metadata), worker_table(metadata)
     if history is not None:

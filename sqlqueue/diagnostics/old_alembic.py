@@ -1,4 +1,5 @@
-"""A guard for Alembic before 1.18, which loads no plugins: old rows of a table that becomes a queue would be tasks."""
+"""A guard for Alembic before 1.18, which loads no plugins: existing rows of a table that becomes a queue would be
+tasks."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from ..sql.selection import Pick, picks
 from .schema_drift import needed_indexes
 
 LARGE = 10_000
-"""A number of rows that no planner reads to find one, unless an index or good statistics are missing."""
+"""A number of rows that no planner would read to find one, unless it lacks an index or good statistics."""
 
 FEW = 100
 """A number of rows that is cheap to sort: engines that lock after the sort may choose to."""
 
 
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
-    """Yield findings about claims that do not use an index, or could not, of a queue whose schema is correct."""
+    """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
     for pick in _claims(spec):
         statement = adapter.locking.finding(pick, *spec.primary_key)
         plan = adapter.plans.of(connection, statement)
@@ -42,7 +42,7 @@ def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Itera
 
 def _useless(spec: QueueSpec, unused: str, severity: Severity) -> Finding:
     if severity is Severity.NOTE:
-        message = f"{unused}; with so few rows this may be correct"
+        message = f"{unused}; with so few rows, that may be the best plan"
         return Finding.of(spec, severity, "index-not-used", message, "check again when the table has grown")
     message = f"{unused}: it reads all ready tasks, and blocks other claims on engines that lock what they read"
     fix = "compare that index and its columns with what the model declares: collations, prefixes, types"

@@ -18,7 +18,7 @@ from ..queue.spec import QueueSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingTable:
-    """The difference that the table of ``spec`` does not exist."""
+    """A difference: the table of ``spec`` does not exist."""
 
     spec: QueueSpec
 
@@ -30,7 +30,7 @@ class MissingTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingColumn:
-    """The difference that ``column``, which the queue needs, is not in its table."""
+    """A difference: the table lacks ``column``, which the queue needs."""
 
     spec: QueueSpec
     column: Column[Any]
@@ -43,7 +43,7 @@ class MissingColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissingIndex:
-    """The difference that ``index``, which the queue's statements use, does not exist."""
+    """A difference: ``index``, which the queue's statements use, does not exist."""
 
     spec: QueueSpec
     index: Index
@@ -56,7 +56,7 @@ class MissingIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongIndex:
-    """The difference that the live index with the name of ``index`` is not as declared; ``reason`` says how."""
+    """A difference: the live index with the name of ``index`` is not as declared; ``reason`` says how."""
 
     spec: QueueSpec
     index: Index
@@ -71,7 +71,8 @@ class WrongIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WrongDefault:
-    """The difference that ``column`` has another default than the model declares, for rows of other programs."""
+    """A difference: the default of ``column``, which rows of other programs get, is not the one that the model
+    declares."""
 
     spec: QueueSpec
     column: Column[Any]
@@ -92,7 +93,7 @@ Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex
 
 
 def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:
-    """Return what ``specs`` need and the live schema lacks, table by table: columns first, then indexes.
+    """Return how the live schema differs from what ``specs`` need, table by table: columns first, then indexes.
 
     Reads only the catalog, in the transaction of ``connection``.  Anything else that a table has is ignored.
     Raises :class:`.UnsupportedDialectError` for an engine without an adapter.
@@ -129,7 +130,7 @@ def _declared(column: Column[Any]) -> str | None:
 
 
 def constant(default: str | None) -> str | None:
-    """Return the value of a default that is a number or a string, without the server's decoration; else ``None``.
+    """Return the value of a default that is a number or a string, without what the server adds to it; else ``None``.
 
     ``'available'::character varying`` and ``(('available'))`` are both ``available``.
     """
@@ -151,8 +152,8 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
 def unlike_indexes(
     connection: Connection, table: Table, indexes: Iterable[Index]
 ) -> Iterator[tuple[Index, LiveIndex | None, str]]:
-    """Yield those of ``indexes`` that the live table lacks or has in another form, each with the difference and the
-    reason."""
+    """Yield those of ``indexes`` that the live table lacks or has in another form, each with the live index, if any,
+    and the difference in words."""
     adapter = adapter_for(connection.dialect)
     live = adapter.schema.live_indexes(connection, table)
     for index in indexes:
@@ -185,7 +186,7 @@ def queue_indexes(spec: QueueSpec) -> list[Index]:
 
 
 def helpful_indexes(spec: QueueSpec) -> list[Index]:
-    """Return the indexes that only operations other than claims need, which are slow without them."""
+    """Return the indexes that claims do not need, but without which other operations are slow."""
     return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
 
 

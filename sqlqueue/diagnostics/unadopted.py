@@ -14,7 +14,7 @@ from ..queue.spec import QueueSpec
 from ..queue.status import FINAL, Status
 
 SAMPLE = 100
-"""How many rows are read, the first by primary key: with ascending keys, those from before the table became a queue."""
+"""The number of rows read, the lowest keys first: if keys ascend, these are from before the table became a queue."""
 
 
 def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:

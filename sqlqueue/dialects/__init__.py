@@ -46,8 +46,8 @@ def adapter_for(dialect: Dialect) -> Adapter:
     adapter = adapters().get(dialect.name)
     if adapter is None:
         raise UnsupportedDialectError(
-            f"there is no adapter for the dialect {dialect.name!r}; there are {', '.join(sorted(adapters()))}."
-            f" A package can bring one as an entry point {ENTRY_POINTS!r}.",
+            f"there is no adapter for the dialect {dialect.name!r}; there are {', '.join(sorted(adapters()))}. A"
+            f" package can provide one as an entry point {ENTRY_POINTS!r}.",
             dialect=dialect.name,
             needed=f"an entry point {ENTRY_POINTS!r}",
         )
@@ -66,7 +66,7 @@ def _compile_utcnow(element: utcnow, compiler: Any, **kw: Any) -> str:
 def _compile_utcdefault(element: utcdefault, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == StrCompileDialect.name:
         return "utcdefault()"
-    # most engines accept no other expression than CURRENT_TIMESTAMP without parentheses
+    # without parentheses, most engines accept no expression but CURRENT_TIMESTAMP
     return f"({compiler.process(adapter_for(compiler.dialect).types.default(), **{**kw, 'literal_binds': True})})"
 
 
@@ -139,7 +139,7 @@ def _in_words_of(name: str, criterion: Criterion) -> TextClause:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether SQLAlchemy finds this dialect; some are separate packages."""
+    """Return whether SQLAlchemy finds this dialect; some are separate packages."""
     try:
         _dialect(name)
     except NoSuchModuleError:

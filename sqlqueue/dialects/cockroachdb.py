@@ -33,11 +33,11 @@ from .postgresql.types import PostgreSQLTypes
 _VERSION = re.compile(r"\bv(\d+)\.(\d+)\.(\d+)")
 _SORTS = ("sort", "top-k")
 _OPERATOR = "\N{BULLET} "
-"""Before the name of an operator in a plan."""
+"""The prefix of an operator's name in a plan."""
 
 
 class CockroachDB(Adapter):
-    """CockroachDB.  Uses PostgreSQL's SQL, claims included; has no NOTIFY, and another format of EXPLAIN."""
+    """CockroachDB.  Uses PostgreSQL's SQL, including for claims, but has no NOTIFY and a different EXPLAIN format."""
 
     def __init__(self) -> None:
         needed = "a SKIP LOCKED that skips locked rows before it counts them"

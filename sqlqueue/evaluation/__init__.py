@@ -1,4 +1,4 @@
 """Commands for evaluating the library on a user's database: ``sqlqueue demo``, ``bench`` and ``prove``.
 
-Each starts workers in processes of their own, on tables that it creates and drops.
+Each command starts workers in separate processes, on tables that it creates and drops.
 """

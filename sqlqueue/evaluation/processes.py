@@ -21,7 +21,7 @@ class ChildProcess:
         self.name = name
         self.channel, far_end = CONTEXT.Pipe()
         self._process = start(target, far_end, *args, name=name, daemon=True)
-        far_end.close()  # so that the end of the process is the end of the pipe
+        far_end.close()  # so that the pipe closes when the process ends
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +53,8 @@ class ChildProcess:
             self.channel.send(message)
 
     def receive(self) -> Any:
-        """Wait for a message, and return it; :class:`.EvaluationError` if it exits or does not respond."""
+        """Wait for a message, and return it.  Raises :class:`.EvaluationError` if the process exits or does not
+        respond."""
         if not self.channel.poll(PATIENCE):
             raise EvaluationError(f"{self.name} does not respond")
         try:
@@ -67,5 +68,5 @@ class ChildProcess:
         self._process.join()
 
     def join(self) -> None:
-        """Wait for its end, at most :data:`PATIENCE` seconds."""
+        """Wait for it to end, for at most :data:`PATIENCE` seconds."""
         self._process.join(PATIENCE)

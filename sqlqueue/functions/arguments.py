@@ -23,11 +23,11 @@ class Codec(Protocol):
     """A converter of arguments, by parameter name, to JSON and back.  Raises :class:`ValueError` for bad values."""
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments as JSON values; ``ValueError`` for those that do not fit."""
+        """Return arguments as JSON values.  Raises ``ValueError`` for values that do not fit."""
         ...
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return stored JSON values as arguments; ``ValueError`` for those that do not fit."""
+        """Return stored JSON values as arguments.  Raises ``ValueError`` for values that do not fit."""
         ...
 
 
@@ -63,7 +63,8 @@ class Arguments:
         return stored
 
     def restore(self, stored: object) -> BoundArguments:
-        """Return stored arguments bound to the function's present parameters; :class:`.ArgumentError` on mismatch."""
+        """Return stored arguments bound to the function's current parameters.  Raises :class:`.ArgumentError` on
+        mismatch."""
         try:
             return self._bound(self.codec.load(self._fitting({} if stored is None else stored)))
         except ValueError as error:
@@ -90,7 +91,7 @@ class Arguments:
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
-    """Return the parameters of ``function``; :class:`.ArgumentError` if some arguments could not be stored."""
+    """Return the parameters of ``function``.  Raises :class:`.ArgumentError` if some arguments could not be stored."""
     parameters = list(inspect.signature(function).parameters.values())
     kinds = _annotations(function, name)
     takes_session = bool(parameters) and is_session(parameters[0], kinds.get(parameters[0].name))

@@ -31,7 +31,8 @@ class PlainCodec:
 
 
 def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
-    """Return whether values of type ``kind`` need no other library.  ``within``: the enclosing dataclasses."""
+    """Return whether values of type ``kind`` can be converted without pydantic.  ``within``: the enclosing
+    dataclasses."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Literal:
         return all(isinstance(each, (str, int, types.NoneType)) for each in inner)
@@ -75,7 +76,7 @@ def _convert(name: str, kind: Any, value: Any, of_dataclass: _OfDataclass) -> An
             return of_dataclass(name, kind, value)
         case origin if _is_one(kind if origin is None else origin, inner, value):
             return value
-    # without the value, which may be confidential
+    # the message omits the value, which may be confidential
     wanted = kind.__name__ if isinstance(kind, type) and not inner else kind
     raise ValueError(f"{name}: expected {wanted}, got {type(value).__name__}")
 

@@ -22,7 +22,8 @@ class Functions(Generic[J]):
         self._column = spec_of(entity).attributes["task"]
 
     def add(self, task: AnyTask[J]) -> None:
-        """Register ``task``; :class:`.ArgumentError` if its name is taken or it is a function of the other kind."""
+        """Register ``task``.  Raises :class:`.ArgumentError` if its name is taken or it is a function of the other
+        kind."""
         if task.name in self._tasks:
             raise ArgumentError(f"a task {task.name!r} already exists: give one of them another name with name='...'")
         if any(each.is_coroutine != task.is_coroutine for each in self._tasks.values()):
@@ -31,7 +32,7 @@ class Functions(Generic[J]):
             )
             raise ArgumentError(
                 f"{task.name} is {kinds[0]}, the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
-                " calls all of them. Give it a model of its own"
+                " calls all of them. Give it a separate model"
             )
         self._tasks[task.name] = task
         self.takes_session = self.takes_session or task.takes_session

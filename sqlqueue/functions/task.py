@@ -103,7 +103,7 @@ class TaskFunction(Generic[Call, P, R, J]):
     ) -> Self:
         """Return a copy of this task that enqueues with these values: ``send.options(priority=-1).enqueue(...)``.
 
-        ``available_at``: the earliest start.  ``delay``: the shortest time from the insertion to the start, by the
+        ``available_at``: the earliest start.  ``delay``: the minimum time between the insertion and the start, by the
         database's clock.  ``values``: values of other columns, by attribute name (``topic="billing"``).
 
         Raises :class:`.ArgumentError` for both ``available_at`` and ``delay``, a negative delay, and unknown columns.
@@ -125,7 +125,8 @@ class TaskFunction(Generic[Call, P, R, J]):
         return name in self._spec.mapper.attrs and name not in taken
 
     def bind(self, job: J) -> BoundArguments:
-        """Return a row's arguments bound to the function's present parameters; :class:`.ArgumentError` on mismatch."""
+        """Return a row's arguments bound to the function's current parameters.  Raises :class:`.ArgumentError` on
+        mismatch."""
         return self._arguments.restore(getattr(job, self._spec.attributes["arguments"]))
 
 

@@ -28,7 +28,7 @@ class ValidatedCodec:
         # without an annotation, a value that is not JSON would come back as a string
         fields = {name: JsonValue if kind is Any else kind for name, kind in kinds.items()}
         shape: Any = make("Arguments", fields, total=False)
-        # of a list: a TypedDict does not apply its configuration to nested values when it serializes
+        # in a list, because a TypedDict alone does not apply its configuration to nested values when it serializes
         shapes: Any = list[shape]
         try:
             self._adapter: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(shapes, config=_CONFIG)

@@ -30,7 +30,7 @@ JOBS = Kind(
 class JobMixin(QueueMixin):
     """A queue of function calls: each row stores a function's name and arguments, see :meth:`.Worker.task`.
 
-    Claims by ``Job.task`` have an index of their own.
+    Claims by ``Job.task`` have their own index.
     """
 
     __queue_kind__: ClassVar[Kind | None] = JOBS
@@ -39,4 +39,5 @@ class JobMixin(QueueMixin):
         task: Mapped[str]
         """The name of the function."""
         arguments: Mapped[dict[str, Any] | None]
-        """The function's arguments by name, as JSON; missing arguments get their defaults at the call."""
+        """The function's arguments by name, as JSON; missing arguments get their defaults when the function is
+        called."""

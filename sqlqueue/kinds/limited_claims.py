@@ -33,8 +33,8 @@ class Free(NamedTuple):
 class LimitedClaim:
     """Claims tasks of a limited queue: first free slots of their keys, then the tasks.
 
-    Slots are locked like tasks: no claim waits for them, and no other claim gets them.  So the limit is exact even with
-    open transactions, whose claims are not visible yet.
+    Slots are locked like tasks: no claim waits for them, and no other claim gets them.  The limit is therefore exact
+    even while other transactions are open, whose claims are not visible yet.
 
     The number of statements does not depend on the number of keys, except that a key with slots or tasks that other
     transactions have locked takes additional statements.
@@ -65,8 +65,6 @@ class LimitedClaim:
             needed = Counter(wanted.values())
             passed.update(key for key, count in needed.items() if len(taken[key]) < count)  # its slots, or its tasks
         return [claimed[identity] for identity in sorted(claimed, key=lambda each: place.get(each, len(place)))]
-
-    # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _candidates(
         self, where: Sequence[Where], order: Sequence[Any], limit: int, passed: Collection[Key]
@@ -135,8 +133,6 @@ class LimitedClaim:
     def _has(self, key: Key) -> Criterion:
         column = self.spec["limit_key"]
         return column.is_(None) if key is None else column == key
-
-    # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _lock(self, needed: Mapping[str, int]) -> dict[str, list[Identity]]:
         """Lock the needed number of free slots of each key, or as many as are free."""

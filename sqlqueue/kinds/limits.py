@@ -99,8 +99,8 @@ class LimitMixin(QueueMixin):
     """A queue that limits how many tasks with the same ``limit_key`` run at once, across all workers.
 
     The limit is the number of the key's slots in the model that ``QueueOptions(slots=...)`` names.  A key at its limit
-    does not delay tasks of other keys.  A claim may hold a slot that it could not use until its transaction ends:
-    commit claims soon.
+    does not delay tasks of other keys.  A claim can hold slots that it does not use until its transaction ends: commit
+    claims soon.
 
     Tasks are claimed in the queue's order, except during concurrent claims: instead of a task that another claim has
     locked, the claim takes the next task of the same key, even if a task of another key comes before it.
@@ -110,7 +110,7 @@ class LimitMixin(QueueMixin):
 
     if TYPE_CHECKING:
         limit_key: Mapped[str | None]
-        """The key; ``None``: not limited."""
+        """The key; a task without a key is not limited."""
 
 
 class SlotMixin(QueueMixin):

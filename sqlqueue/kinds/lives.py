@@ -1,4 +1,4 @@
-"""The common base of kinds whose tasks get a full set of attempts in each stage or run."""
+"""The common base of kinds whose tasks get all their attempts again in each stage or run."""
 
 from __future__ import annotations
 

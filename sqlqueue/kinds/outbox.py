@@ -68,11 +68,11 @@ OUTBOX = Outbox(
 
 
 class OutboxMixin(QueueMixin):
-    """A transactional outbox: each row is a message, stored in the transaction of the data that it is about.
+    """A transactional outbox: each row is a message, stored in the same transaction as the data that it is about.
 
     A :class:`.Relay` publishes messages with the same ``message_key`` in the order of their primary keys.  This is the
-    order of their transactions if transactions about the same thing wait for each other, for example by updating its
-    row.
+    order of their transactions if transactions that concern the same key wait for each other, for example because they
+    update the same row.
 
     A message is retried until it is published, and then deleted.  Base the model's own ``QueueOptions`` on these:
     ``__queue__ = replace(OutboxMixin.__queue__, on_complete="keep")``.
@@ -88,7 +88,8 @@ class OutboxMixin(QueueMixin):
 
     if TYPE_CHECKING:
         message_key: Mapped[str | None]
-        """The key whose messages stay in order, such as that of the row they are about; ``None``: no order."""
+        """The key whose messages stay in order, such as the primary key of the row that they are about; ``None`` for no
+        order."""
         destination: Mapped[str | None]
         """The topic, exchange or routing key to publish to, for the publisher to read."""
         payload: Mapped[Any]

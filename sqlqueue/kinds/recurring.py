@@ -83,11 +83,11 @@ def _set_schedule(task: object, value: object, *_: object) -> object:
 
 
 def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
-    """Whether another program may have inserted the task with a schedule but without a time, by its loaded values."""
+    """Return whether another program may have inserted the task with a schedule but without a time."""
     shown = instance_state(task).dict
     needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
     if not shown.keys() >= set(needed.values()):
-        return True  # loader options have left out one of the attributes
+        return True  # loader options have excluded one of the attributes
     schedule, created_at, *planned = (shown[name] for name in needed.values())
     return schedule is not None and created_at in planned
 
@@ -125,17 +125,18 @@ class RecurringMixin(QueueMixin):
 
     if TYPE_CHECKING:
         schedule: _MappedSchedule
-        """The text of an :class:`.Every` or a :class:`.Cron`, given as either; see :func:`.reschedule` for changes."""
+        """The text of an :class:`.Every` or a :class:`.Cron`, either of which can be assigned; see :func:`.reschedule`
+        for changes."""
         drift: Mapped[bool | None]
         """Whether intervals count from the end of a run instead of its planned time."""
         scheduled_for: Mapped[datetime | None]
         """The planned time of the claimed run; retries do not change it."""
         attempts_before: Mapped[int]
-        """How many attempts the previous runs took."""
+        """The number of attempts in previous runs."""
 
 
 def planning(spec: QueueSpec, moment: datetime, given: Sequence[Assignment]) -> list[Assignment]:
-    """Return the assignments that schedule a task's next run for ``moment``, whatever its state.
+    """Return the assignments that schedule the next run of a task in any state for ``moment``.
 
     A running task continues; only ``given`` and the plan of its next run change.
     """

@@ -42,7 +42,7 @@ class Run(NamedTuple):
     def first(self) -> datetime | None:
         """The time of the first run, if an INSERT gave a schedule but no time, so that this is not a planned run.
 
-        By the table's defaults, such a task is available from its creation on, to the microsecond.
+        With the table's defaults, such a task is available at the time of its creation, to the microsecond.
         """
         if self.schedule is None or self.tries > 1 or self.planned != self.created_at:
             return None

@@ -1,4 +1,4 @@
-"""Slots: each is a row that one running task holds with a lease, so that a key runs no more tasks than it has slots."""
+"""Slots: rows that running tasks hold with a lease, so that no more tasks of a key run than it has slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..sql.states import is_held, state
 from .new_slots import slots_of
 
 FOREVER = timedelta(days=20_000)
-"""A lease without end: its seconds fit into 31 bits, the most that SQL Server can add to a time."""
+"""An endless lease: its seconds fit into 31 bits, the most that SQL Server can add to a time."""
 
 
 def is_usable(slots: QueueSpec, table: FromClause) -> Criterion:

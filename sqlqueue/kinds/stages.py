@@ -105,7 +105,7 @@ class StageMixin(QueueMixin):
     """A queue whose tasks go through the ``stages`` of its :class:`.QueueOptions` in order.
 
     ``complete`` moves a task to the next stage, where it is available at once with all its attempts; in the last stage
-    it completes the task.  Claims with ``Task.stage == "..."`` have an index of their own.
+    it completes the task.  Claims with ``Task.stage == "..."`` have their own index.
     """
 
     __queue_kind__: ClassVar[Kind | None] = STAGES
@@ -114,4 +114,4 @@ class StageMixin(QueueMixin):
         stage: Mapped[str]
         """The current stage."""
         attempts_before: Mapped[int]
-        """How many attempts the previous stages took."""
+        """The number of attempts in previous stages."""

@@ -25,7 +25,7 @@ TOPICS = Kind(
 
 
 class TopicMixin(QueueMixin):
-    """A queue divided by ``topic``; claims with ``Task.topic == "..."`` have an index of their own.
+    """A queue divided by ``topic``; claims with ``Task.topic == "..."`` have their own index.
 
     The default topic is ``"default"``.
     """

@@ -61,6 +61,6 @@ class UniqueMixin(QueueMixin):
 
     if TYPE_CHECKING:
         unique_key: Mapped[str | None]
-        """The key; ``None``: not restricted."""
+        """The key; tasks without a key are not restricted."""
         former_key: Mapped[str | None]
         """The ``unique_key`` that a final task had."""

@@ -1,4 +1,4 @@
-"""The fence: the columns and criteria that tell a claim of a row from any other."""
+"""The fence: the columns and criteria that distinguish one claim of a row from any other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fence:
 
     @property
     def marked(self) -> tuple[ColumnElement[int], ...]:
-        """The columns that distinguish a claim from others of the same row; the attempt alone may be the same."""
+        """The columns that distinguish a claim from others of the same row, which can have the same attempt number."""
         return (self.attempt,) if self.only_locked else (self.attempt, self.spec["claim_token"])
 
     def unsettled(self, mine: Criterion) -> Criterion:

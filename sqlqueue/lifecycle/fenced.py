@@ -45,11 +45,11 @@ class FencedClaims:
         return [claim.identity for claim in self.claims]
 
     def of(self, claims: Sequence[Claim]) -> FencedClaims:
-        """Return the same with only ``claims``, a part of these."""
+        """Return a copy with only ``claims``, a subset of these."""
         return replace(self, claims=claims)
 
     def without(self, identities: Container[Identity]) -> FencedClaims:
-        """Return the same without the claims of these rows."""
+        """Return a copy without the claims of these rows."""
         return self.of([claim for claim in self.claims if claim.identity not in identities])
 
     def update(self, values: Values, *, like: Hashable | None = None, only: Criterion | None = None) -> set[Identity]:

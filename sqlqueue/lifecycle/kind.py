@@ -91,7 +91,7 @@ class Kind:
     holds_slots: bool = False
     """Whether a running task holds a row of another queue, which the transaction that settles it must see."""
     isolates_suspects: bool = True
-    """Whether workers run a task that may have crashed a process apart from the others."""
+    """Whether workers run tasks that may have crashed a process separately from others."""
     holds_tasks: bool = True
     """Whether its rows are tasks for operators to manage, instead of rows claimed together with tasks."""
 
@@ -195,13 +195,14 @@ class Kind:
     def claim_together(
         self, adapter: Adapter, session: Session, spec: QueueSpec, take: Take, lease: timedelta | None
     ) -> ClaimTogether | None:
-        """Return what claims tasks, by ``take``, together with their slots; ``None`` if they need none."""
+        """Return an object that claims tasks, with ``take``, together with their slots; ``None`` if they need no
+        slots."""
         return None
 
     def renew(
         self, fenced: FencedClaims, kept: Sequence[Assignment], *, spent: bool
     ) -> tuple[set[Identity], FencedClaims]:
-        """Schedule the next runs of claimed tasks, and write ``kept`` too.
+        """Schedule the next runs of claimed tasks, and also write ``kept``.
 
         If ``spent``, schedule only tasks without attempts left.  Return the primary keys of claims that still hold
         their rows, and the claims that remain to be settled.
@@ -216,15 +217,15 @@ class Kind:
         return set()
 
     def announces(self, spec: QueueSpec, how: str) -> bool:
-        """Whether settling tasks in this way can make other tasks claimable."""
+        """Return whether settling tasks in this way can make other tasks claimable."""
         return False
 
     def hindrances(self, adapter: Adapter, session: Session, seen: SeenTask) -> Iterable[Reason]:
-        """Yield the reasons in this kind that keep an otherwise claimable task from being claimed."""
+        """Yield this kind's reasons why an otherwise claimable task cannot be claimed."""
         return ()
 
     def continues(self, spec: QueueSpec) -> bool:
-        """Whether completing a task does more than change its own row to a final state."""
+        """Return whether completing a task does more than change its own row to a final state."""
         return False
 
 
@@ -247,13 +248,13 @@ def assigned(assignments: Iterable[Iterable[Assignment]]) -> list[Assignment]:
 
 @cache
 def recurs(spec: QueueSpec) -> bool:
-    """Whether tasks of the queue may have a next run."""
+    """Return whether tasks of the queue can have a next run."""
     return any(kind.recurs for kind in kinds_of(spec))
 
 
 @cache
 def keeps_results(spec: QueueSpec) -> bool:
-    """Whether the queue stores the results of its tasks."""
+    """Return whether the queue stores the results of its tasks."""
     return any(kind.keeps_results for kind in kinds_of(spec))
 
 
@@ -265,12 +266,12 @@ def holding_slots(spec: QueueSpec) -> Kind | None:
 
 @cache
 def isolates_suspects(spec: QueueSpec) -> bool:
-    """Whether workers isolate suspects of the queue, see :attr:`Kind.isolates_suspects`."""
+    """Return whether workers isolate suspects of the queue, see :attr:`Kind.isolates_suspects`."""
     return all(kind.isolates_suspects for kind in kinds_of(spec))
 
 
 def holds_tasks(spec: QueueSpec) -> bool:
-    """Whether the queue's rows are tasks, see :attr:`Kind.holds_tasks`."""
+    """Return whether the queue's rows are tasks, see :attr:`Kind.holds_tasks`."""
     return all(kind.holds_tasks for kind in kinds_of(spec))
 
 

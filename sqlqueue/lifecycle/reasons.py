@@ -24,11 +24,11 @@ class Cause(StrEnum):
     RUNNING = "running"
     """A claim holds it until its lease expires."""
     LEASE_EXPIRED = "lease-expired"
-    """Its worker has let the lease expire: the next claim takes the task over."""
+    """Its worker let the lease expire: the next claim takes the task over."""
     EXHAUSTED = "exhausted"
     """Its last attempt has ended without a result: ``rescue``, which every worker calls, discards it."""
     NOT_DUE = "not-due"
-    """It may not be claimed before a time that has not come yet."""
+    """It cannot be claimed before a time in the future."""
     PAUSED = "paused"
     """Its queue or its topic is paused."""
     UNSERVED = "unserved"
@@ -36,7 +36,7 @@ class Cause(StrEnum):
     SUSPECT = "suspect"
     """It may have crashed a worker process: a worker does not run it alongside other tasks, see ``max_crashes``."""
     LIMIT = "limit"
-    """As many tasks with its ``limit_key`` are running as may run at once."""
+    """The maximum number of tasks with its ``limit_key`` are running."""
     KEY_ORDER = "key-order"
     """Other tasks with the same key come first."""
     UNCOMMITTED = "uncommitted"
@@ -68,13 +68,13 @@ class Reason:
     """One reason why a task is not running."""
 
     cause: Cause
-    """What kind of reason it is."""
+    """The kind of reason."""
     text: str
     """The reason in a sentence, without the final period."""
     since: datetime | None = None
-    """Since when, where that is known."""
+    """When it began, if that is known."""
     until: datetime | None = None
-    """When it ends by itself, where that is known."""
+    """When it will end without intervention, if that is known."""
     by: str | None = None
     """The worker, person or transaction behind it."""
     holders: tuple[Holder, ...] = ()
@@ -82,7 +82,7 @@ class Reason:
     ahead: int | None = None
     """How many tasks come first, counted up to 1,000."""
     estimate: timedelta | None = None
-    """How long these take at the rate of the last minute."""
+    """How long these will take at the rate of the last minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """State transitions: the assignments of claims and of settling.
 
 MySQL and MariaDB evaluate assignments from left to right, and each sees the results of those before it; by the SQL
-standard, all see the old row.  So columns that other assignments read (``max_attempts``, ``attempt``, ``status``) are
-assigned after them.
+standard, all see the old row.  Therefore, columns that other assignments read (``max_attempts``, ``attempt``,
+``status``) are assigned after them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def failing(fence: Fence, delays: Mapping[int, timedelta]) -> list[Assignment]:
 
 
 def _restarting(fence: Fence, budget: ColumnElement[int]) -> list[Assignment]:
-    """Give tasks that were enqueued again while they ran all attempts; set ``max_attempts`` of others to ``budget``."""
+    """Give all attempts to tasks that were enqueued again while they ran; set ``max_attempts`` of others to
+    ``budget``."""
     spec, again = fence.spec, fence.runs_again
     if again is None:
         return []
@@ -182,8 +183,8 @@ def handing_back(fence: Fence, delay: timedelta | None) -> list[Assignment]:
 def returning(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
     """Return the assignments of a worker's release: the attempt does not count, and the task is claimed before others.
 
-    It was claimed before those that are waiting, and must not wait behind them for a second time.  A claim overwrites
-    the time since when the task was available, which cannot have been before the task was created.
+    The task was claimed before those that are waiting, and must not wait behind them again.  The claim has overwritten
+    the original ``available_at``; the task's creation replaces it, which is never later.
     """
     created, now = fence.spec["created_at"], utcnow()
     return _unsettled(fence, Status.AVAILABLE, case((created < now, created), else_=now), crashes)

@@ -66,7 +66,8 @@ def _is_mixin(cls: type[Any]) -> bool:
 
 
 def declare(cls: type[Any]) -> None:
-    """Add the queue's columns to the class; :class:`.ConfigurationError` for name conflicts and invalid options."""
+    """Add the queue's columns to the class.  Raises :class:`.ConfigurationError` for name conflicts and invalid
+    options."""
     attributes = _attributes(cls)
     _refuse_options(cls, attributes)
     _refuse_collisions(cls, attributes)
@@ -124,7 +125,7 @@ def _refuse_missing(cls: type[Any], missing: list[str]) -> None:
         )
 
 
-# a dataclass takes the queue's columns as keyword arguments only, and leaves out those not given
+# dataclasses accept the queue's columns only as keyword arguments, and omit those not given
 _FIELD: dict[str, Any] = {"default_factory": lambda: None, "kw_only": True, "repr": False, "compare": False}
 
 
@@ -164,7 +165,7 @@ def make_spec(mapper: Mapper[Any], cls: type[Any]) -> None:
         (b.__dict__["__queue_spec__"] for b in cls.__mro__[1:] if "__queue_spec__" in b.__dict__), None
     )
     if inherited is None and "__queue_declared__" not in cls.__dict__:
-        return  # a base that maps before QueueMixin.__init_subclass__ runs; that calls this again
+        return  # a base class maps it before QueueMixin.__init_subclass__ runs, which calls this again
     attributes = inherited.attributes if inherited else _attributes(cls)
     columns = {role: mapper.columns[name] for role, name in attributes.items() if name in mapper.columns}
     missing = [name for role, name in attributes.items() if role not in columns]
@@ -232,18 +233,18 @@ def _differs(options: QueueOptions, inherited: QueueOptions) -> bool:
 
 
 def check(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """Raise :class:`.ArgumentError` for values that cannot be stored; before an insert or update."""
+    """Raise :class:`.ArgumentError` for values that cannot be stored; called before an insert or update."""
     check_values(task.__queue_spec__, instance_state(task).dict)
 
 
 def check_key(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """Raise an error with the fix for a task without a key whose server generates none; before an insert."""
+    """Raise an error with the fix for a task without a key if the server generates none; called before an insert."""
     if task.__queue_spec__.unnumbered:
         adapter_for(connection.dialect).inserts.check_keys(task.__queue_spec__, [instance_state(task).dict])
 
 
 def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
-    """Set the status of a task with an ``available_at``, given or from its schedule, to scheduled; before an insert."""
+    """Schedule a task that has an ``available_at``, given or from its schedule; called before an insert."""
     spec: QueueSpec = task.__queue_spec__
     status, available_at = spec.attributes["status"], spec.attributes["available_at"]
     if getattr(task, available_at, None) is None and kinds_of(spec):

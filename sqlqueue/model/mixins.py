@@ -23,9 +23,9 @@ class QueueMixin:
     """
 
     __queue__: ClassVar[QueueOptions] = QueueOptions()
+    """The model's options."""
     __queue_kind__: ClassVar[Kind | None] = None
     """What a mixin adds to the queue; defined only in the namespaces of this package's mixins."""
-    """The model's options."""
     __queue_spec__: ClassVar[QueueSpec]
 
     if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class QueueMixin:
         claimed_at: Mapped[datetime | None]
         """The time of the last claim."""
         claim_token: Mapped[int]
-        """The random number of the last claim with a lease, by which settling recognizes the claim.  Negative: a
-        worker's."""
+        """The random number of the last claim with a lease, by which settling recognizes the claim; negative if a
+        worker made it."""
         crashes: Mapped[int]
         """How many worker processes have crashed while running the task; reset to 0 when an attempt ends."""
         finished_at: Mapped[datetime | None]

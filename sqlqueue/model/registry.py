@@ -42,10 +42,10 @@ class WorkerMixin:
         version: Mapped[str | None]
         """The version of the application, as given to the worker."""
         handlers: Mapped[list[dict[str, Any]]]
-        """The handlers that it serves, one object for each, see :class:`.HandlerInfo`."""
+        """The worker's handlers, one object for each, see :class:`.HandlerInfo`."""
         last_claim_at: Mapped[datetime | None]
         memory: Mapped[int | None]
-        """The bytes of memory that the process occupies."""
+        """The resident memory of the process in bytes."""
         command: Mapped[str | None]
         """``drain`` or ``stop``."""
         concurrency: Mapped[int | None]

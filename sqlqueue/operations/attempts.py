@@ -1,4 +1,4 @@
-"""Describes attempts for logs: the attempt's number out of the total, and what follows its failure."""
+"""Describes attempts for logs: the attempt's number, the number allowed, and what follows a failure."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def _first(
 
 
 def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) -> Sequence[Ordering]:
-    """Return the claim index's order if only running tasks are asked for and it contains them: far fewer than all due
-    tasks.
+    """Return the claim index's order if it contains running tasks and only these are wanted: they are far fewer than
+    all due tasks.
     """
     by_claims = set(among) == {Status.RUNNING} and adapter.schema.indexes_all
     return spec.ready_order if by_claims else spec.due_order
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
     changed: int
     taken: int = 0
-    """How many rows stay unchanged because another task has taken their ``unique_key``."""
+    """How many rows are left unchanged because another task has taken their ``unique_key``."""
     protected: int = 0
     """How many rows, over the whole run, are not deleted because foreign keys refer to them."""
 

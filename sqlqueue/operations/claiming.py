@@ -78,9 +78,10 @@ def claim_many(
     ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to store, ``host:pid``
     by default.
 
-    Raises, before anything is sent, :class:`.ArgumentError` for invalid arguments and for a session that reads from
-    another engine than it writes to, and :class:`.UnsupportedIsolationError` or :class:`.UnsupportedDialectError` where
-    a claim could be wrong: ``lease=None`` is refused on clusters of several primaries, which ignore each other's locks.
+    Raises, before anything is sent, :class:`.ArgumentError` for invalid arguments and for a session that reads from a
+    different engine than it writes to, and :class:`.UnsupportedIsolationError` or :class:`.UnsupportedDialectError`
+    where a claim could be wrong: ``lease=None`` is rejected on clusters with several primaries, which ignore each
+    other's locks.
     """
     query = ClaimQuery(spec_of(entity), where, order_by, options)
     return claim_matching(session, query, limit, lease=lease, claimed_by=claimed_by)
@@ -96,9 +97,9 @@ def claim_matching(
     tokens: Callable[[], int] = new_token,
     holds: bool = False,
 ) -> Sequence[Any]:
-    """Claim as :func:`claim_many` does, with a token of ``tokens`` for each statement that claims.
+    """Claim as :func:`claim_many` does, with a new token from ``tokens`` for each claiming statement.
 
-    ``holds``: limits are kept by the locks of the open transaction alone.
+    ``holds``: only the locks of the open transaction enforce limits.
     """
     check_claim(limit, lease)
     session = session_of(session)

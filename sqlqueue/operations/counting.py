@@ -19,7 +19,7 @@ from ..sql.states import is_available, is_due, is_early, is_final, is_hung
 from .windows import Window, Windows
 
 CAP = 50_000
-"""Up to this many available tasks, this many other unfinished tasks and this many final tasks are counted."""
+"""The maximum number of tasks counted in each of three groups: available, other unfinished, and final tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class Crash(NamedTuple):
     """The exit status, or the negative number of a signal."""
     started: tuple[Started, ...]
     complete: bool
-    """Whether ``started`` has all tasks that were running."""
+    """Whether ``started`` contains all tasks that were running."""
 
 
 class Recovered(NamedTuple):
@@ -110,7 +110,7 @@ def _held(adapter: Adapter, session: Session, spec: QueueSpec, bounds: tuple[int
     """Return the claims with tokens within ``bounds`` that still hold their rows, and how often each task has
     crashed."""
     ready, due = picks(spec, within(session, spec))
-    step = ready if adapter.schema.indexes_all else due  # running tasks are few, and all that are due may be many
+    step = ready if adapter.schema.indexes_all else due  # running tasks are few, but due tasks can be many
     state = (spec["finished_at"].is_(None), is_held(spec), is_due(spec), spec["claim_token"].between(*bounds))
     pick = replace(step(1), state=state, exact=False)
     roles = ("attempt", "claim_token", "claimed_by", "claimed_at")

@@ -45,7 +45,7 @@ class DeclaredSchedules:
     updated: tuple[object, ...] = ()
     """Given another schedule or other values, by this call or a concurrent one."""
     unchanged: tuple[object, ...] = ()
-    """Not written to: their next run stays as it is."""
+    """Not written to: their next run is unchanged."""
     removed: tuple[object, ...] = ()
     """No longer declared, therefore cancelled; running ones have no further run."""
     stopped: tuple[object, ...] = ()
@@ -67,8 +67,8 @@ def declare_schedules(
 
     A task that does not exist is inserted; ``available_at`` is its first run, if given.  An existing task gets the
     given values that differ; a new schedule counts from now, as with :func:`reschedule`, and a run in progress
-    continues. A task that is as declared is not written to, so its interval continues however often the application
-    starts.  Values that the declaration omits, or gives as ``None``, stay as they are.
+    continues. A task that matches its declaration is not written to, so its interval continues however often the
+    application starts.  Values that the declaration omits, or gives as ``None``, are left unchanged.
 
     A task that was cancelled, discarded or unscheduled is not restarted: it is returned as ``stopped``, with a warning
     in the log, until :func:`reschedule` restarts it, or its row is deleted.

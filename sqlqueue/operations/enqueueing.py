@@ -67,9 +67,9 @@ def enqueue(
 
     A task with an ``available_at`` and no ``status`` is scheduled for that time; ``delay`` schedules all of them that
     far from now, by the database's clock; a task with a ``schedule`` is scheduled for its first run; all others are
-    available at once. Dictionaries, by attribute name, are inserted in bulk and make no instances; ``copy=True`` loads
-    them by PostgreSQL's COPY. Instances become persistent, as by ``session.add()``; where the server generates the keys
-    and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
+    available at once. Dictionaries, by attribute name, are inserted in bulk without creating instances; ``copy=True``
+    loads them with PostgreSQL's COPY. Instances become persistent, as with ``session.add()``; where the server
+    generates the keys and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
 
     ``on_conflict`` says what happens to a task whose primary key exists, or, if it gives none, whose ``unique_key``
     (:class:`.UniqueMixin`) belongs to an unfinished task:
@@ -165,7 +165,7 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], options: E
         _plan(session, adapter, spec, rows)
     if options.copy or options.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
-    announce(session, spec)  # what comes first in a transaction costs no round trip
+    announce(session, spec)  # at the start of a transaction, a notification costs no round trip
     with translating(adapter, spec, rows if options.on_conflict == "raise" else None):
         if options.copy:
             copy_rows(session, adapter, spec, rows)
@@ -192,12 +192,12 @@ def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> N
 
 
 def _are_alike(rows: list[Row]) -> bool:
-    """Whether all rows have the same attributes and none is None, which stands for a default."""
+    """Return whether all rows have the same attributes and none is None, which stands for a default."""
     keys, kinds = rows[0].keys(), set[type[Any]]()
     for row in rows:
         if row.keys() != keys:
             return False
-        kinds.update(map(type, row.values()))  # compare types, since values can define __eq__ themselves
+        kinds.update(map(type, row.values()))  # compare types, since values can define their own __eq__
     return NoneType not in kinds
 
 

@@ -40,8 +40,8 @@ class ErrorGroup:
     last_seen: datetime | None
     """When the last of the attempts ended, or the last of the tasks was claimed."""
     example: Identity | None
-    """The primary key of a task that failed with it, the last one: its row may be deleted.  ``None`` if the history
-    holds only a hash, which it does of keys of more than 255 characters."""
+    """The primary key of the last task that failed with it, whose row may have been deleted.  ``None`` if the history
+    stores only a hash, as it does for keys of more than 255 characters."""
     capped: bool = False
     """Whether there are more failures than were examined, so that ``count`` is a lower bound."""
     attempts: bool = False
@@ -57,15 +57,15 @@ def errors(
     discarded or crashed, whether or not its task was completed or deleted since.  If there are more than ``cap``, the
     ones that ended last are read.
 
-    Otherwise each task that is not completed counts once, by its last error.  This is also what is counted of the tasks
-    that satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does
-    not store the columns of tasks.  If there are more than ``cap``, the last ones by primary key are read.
+    Otherwise each task that is not completed counts once, by its last error.  The same applies with ``where`` or
+    criteria of the session, and to a subclass that shares its table, because the history does not store the columns of
+    tasks.  If there are more than ``cap``, the last ones by primary key are read.
 
-    Exact while there are fewer than ``cap`` failures; :attr:`ErrorGroup.capped` shows which.  ``cap=None`` reads all.
-    One query, which locks nothing.
+    The counts are exact if there are fewer than ``cap`` failures, as :attr:`ErrorGroup.capped` shows.  ``cap=None``
+    reads all. One query, which locks nothing.
 
     No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries examine
-    no more than that many available tasks, other unfinished tasks and final tasks, the last of these.
+    no more than that many available tasks, other unfinished tasks, and final tasks, starting with the last.
     """
     spec = spec_of(entity)
     session = session_of(session)

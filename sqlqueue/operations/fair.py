@@ -33,8 +33,8 @@ def claim_in_turns(
 
     A message type with a million tasks does not delay one with ten: each value has an equal share, and what it cannot
     use goes to the others.  The order of the values is random.  Returns the tasks grouped by value, each group in claim
-    order.  Each value takes one claim, by the index that ``QueueOptions(partitions=...)`` or a mixin creates for
-    ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
+    order.  Each value takes one claim, which uses the index that ``QueueOptions(partitions=...)`` or a mixin creates
+    for ``by``.  For the other arguments, locks and errors see :func:`claim_many`.
     """
     count("limit", limit)
     if not isinstance(by, InstrumentedAttribute):

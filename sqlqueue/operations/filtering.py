@@ -49,7 +49,7 @@ def criteria(
 
 
 def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:
-    """Return the model's column called ``name``; :class:`.ArgumentError` for unknown names."""
+    """Return the model's column called ``name``.  Raises :class:`.ArgumentError` for unknown names."""
     columns = {prop.key: prop.columns[0] for prop in spec.mapper.column_attrs}
     if name not in columns:
         raise ArgumentError(f"{spec.entity.__name__} has no column {name}; its columns are {', '.join(columns)}")

@@ -31,11 +31,11 @@ class PastAttempt:
     """A finished attempt at a task."""
 
     attempt: int
-    """Its number, from 1 on."""
+    """Its number, starting at 1."""
     outcome: AttemptOutcome
     """How it ended."""
     claimed_by: str | None
-    """The name of the claimer; ``None`` if the claim was given without it."""
+    """The name of the claimer; ``None`` if the settled claim did not contain it."""
     started_at: datetime | None
     """When it was claimed; ``None`` if the claim only locked the row, which records no time."""
     finished_at: datetime
@@ -54,9 +54,9 @@ class PastAttempt:
 def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAULT_LIMIT) -> list[PastAttempt]:
     """Return the finished attempts at a task, the latest first, at most ``limit``.
 
-    ``task``: a task, which need not be claimed, or its :class:`.Claim`, whose row may be deleted.  One query by an
-    index, which locks nothing.  Raises :class:`.ConfigurationError` if the application has no model for them, see
-    :class:`.HistoryMixin`.
+    ``task``: a task, which need not be claimed, or its :class:`.Claim`, whose row may be deleted.  Runs one query,
+    which uses an index and locks nothing.  Raises :class:`.ConfigurationError` if the application has no model for
+    them, see :class:`.HistoryMixin`.
 
     A primary key that is used again after its row was deleted has the attempts of both rows.
     """
@@ -117,7 +117,7 @@ def _old(spec: QueueSpec, older_than: timedelta | None) -> tuple[Table, list[Cri
     if age is None:
         raise ArgumentError("the history has no retention: give older_than=timedelta(...), or HistoryOptions(...)")
     table = kept.table
-    ways = table.c.outcome.in_([each.value for each in AttemptOutcome])  # all, so that the index serves
+    ways = table.c.outcome.in_([each.value for each in AttemptOutcome])  # all of them, so that the index is used
     return table, [table.c.queue == spec.table.fullname, ways, table.c.finished_at <= utcnow(-age)]
 
 

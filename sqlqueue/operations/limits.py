@@ -36,7 +36,7 @@ class Limit:
 
 
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
-    """Limit the tasks of ``entity`` with this ``limit_key`` to ``limit`` at once, from the commit on; 0 stops the key.
+    """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, from the commit on; 0 stops the key.
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
     those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in open

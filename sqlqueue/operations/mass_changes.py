@@ -19,7 +19,7 @@ from .running_now import WAITING, run_now
 from .settling import cancel, discard
 
 BATCH = 1_000
-"""Maximum rows that one transaction changes."""
+"""The maximum number of rows that one transaction changes."""
 _UNFINISHED = tuple(status for status in Status if status not in FINAL)
 
 
@@ -46,7 +46,7 @@ class MassChange:
 
 
 def in_states(spec: QueueSpec, states: Iterable[Status], *, hung: bool) -> Criterion:
-    """Return the criterion of tasks in these states, and of hung ones if asked."""
+    """Return the criterion of tasks in these states, and of hung tasks if ``hung``."""
     in_state = spec["status"].in_([state(status) for status in states])
     return or_(in_state, is_hung(spec)) if hung else in_state
 

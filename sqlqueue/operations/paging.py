@@ -1,4 +1,4 @@
-"""Reads tasks page by page, each page by its position instead of its number."""
+"""Reads tasks page by page, where pages have positions instead of numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .windows import SCAN, Position, Window, Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """Some tasks, and where the pages before and after it are."""
+    """A page of tasks, and the positions of the previous and next page."""
 
     tasks: Sequence[T]
     """The tasks, in order."""
@@ -43,13 +43,13 @@ def page(
     limit: int = 50,
     scan: int = SCAN,
 ) -> Page[T]:
-    """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given, and follow or precede a
-    position: ``after`` that of the last task of another page, or ``before`` that of its first.
+    """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given.  ``after``: the position
+    of the last task of the previous page; ``before``: that of the first task of the next page.
 
-    A few queries, which lock nothing.  A page costs the same wherever it is, because rows before it are not read, and
-    whatever ``where`` is: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page may
-    have fewer tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`.  Tasks
-    that change their place in the meantime can be missing, or be on two pages.
+    A few queries, which lock nothing.  The cost of a page does not depend on its position, because rows before it are
+    not read, nor on ``where``: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page
+    can have fewer tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`. Tasks
+    that change their position in the meantime can be missing, or appear on two pages.
     """
     spec = spec_of(entity)
     count("limit", limit)

@@ -28,14 +28,15 @@ from .session_criteria import within
 logger = logger_of("sqlqueue")
 
 _RELEASING = ("CASCADE", "SET NULL", "SET DEFAULT")
-"""The ON DELETE actions of a foreign key that allow the row it refers to to be deleted."""
+"""The ON DELETE actions of foreign keys that do not prevent the deletion of the referenced row."""
 
 
 class Pruned(int):
     """The result of :func:`prune`: the number of deleted rows."""
 
     protected: int
-    """How many rows are old enough but stay because a foreign key refers to them; 0 if ``limit`` was reached first."""
+    """How many rows are old enough but are kept because a foreign key refers to them; 0 if ``limit`` was reached
+    first."""
 
     def __new__(cls, deleted: int, protected: int = 0) -> Self:
         pruned = super().__new__(cls, deleted)
@@ -60,8 +61,8 @@ def prune(
     not finish them, and their ``finished_at`` is NULL.  ``adopted=True`` deletes these rows and no others, by their
     ``created_at``, which is when the table became a queue, and requires ``older_than``.
 
-    A row that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) stays; the result's
-    ``protected`` says how many there are.
+    Rows that a foreign key references (without ON DELETE CASCADE, SET NULL or SET DEFAULT) are kept; ``protected`` of
+    the result is their number.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -192,7 +193,7 @@ class _Pruning:
 
 
 def _is_spread(spec: QueueSpec) -> bool:
-    """Whether a task may have rows in several tables, as with joined-table inheritance."""
+    """Return whether a task may have rows in several tables, as with joined-table inheritance."""
     return any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants)
 
 

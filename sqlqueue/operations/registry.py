@@ -62,9 +62,9 @@ class WorkerInfo:
     host: str
     """The name of its host."""
     process: int
-    """The number of its process."""
+    """Its process ID."""
     started_at: datetime
-    """When it started, by the database's clock, as all times here."""
+    """When it started, by the database's clock, like all times here."""
     seen_at: datetime
     """The time of its last report: one every ten seconds."""
     is_live: bool
@@ -76,11 +76,12 @@ class WorkerInfo:
     last_claim_at: datetime | None
     """When it claimed its last task."""
     memory: int | None
-    """The bytes of memory that its process occupies, without child processes."""
+    """The resident memory of its process in bytes, without child processes."""
     command: Command | None
     """The command that it has been given."""
     concurrency: int | None
-    """How many calls each handler runs at a time by command; ``None``: the number with which it was registered."""
+    """The commanded number of calls that each handler runs at a time; ``None``: the number with which it was
+    registered."""
 
     @property
     def slots(self) -> int:
@@ -139,9 +140,9 @@ def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
 def drain_workers(session: AnySession, target: Target, worker: str | None = None) -> int:
     """Command workers to claim nothing more, finish their running tasks however long that takes, and exit.
 
-    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or name of the workers to command; by default all.  In
-    the session's transaction; a worker reads it within ten seconds of the commit.  Its process ends with status 0, and
-    ``sqlqueue work`` does not replace it, but a service manager that always restarts processes does.
+    ``target`` as for :func:`workers`.  ``worker``: the ``id`` or name of the workers to command; by default all.  Runs
+    in the session's transaction; workers read the command within ten seconds of the commit. Their processes end with
+    status 0, and ``sqlqueue work`` does not replace them, but a service manager that always restarts processes does.
 
     Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` without a
     :class:`.WorkerMixin`.
@@ -162,8 +163,8 @@ def set_concurrency(session: AnySession, target: Target, number: int | None, wor
     ``target`` chooses the workers that serve its queue.  To limit what runs across all workers, see
     :class:`.LimitMixin`.
 
-    Running calls continue: fewer slots take effect as they end.  It applies until the worker ends.  ``target``,
-    ``worker``, transaction, return value and errors as for :func:`drain_workers`.
+    Running calls continue: a lower number takes effect as they end.  The setting applies until the worker ends.
+    ``target``, ``worker``, transaction, return value and errors as for :func:`drain_workers`.
     """
     given = None if number is None else count("number", number)
     return _tell(session, target, worker, {"concurrency": given})

@@ -17,7 +17,7 @@ def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOpti
     """Return the criteria of ``with_loader_criteria`` for this queue, in ``options`` or added by ``do_orm_execute``.
 
     The ORM adds such criteria only to its own SELECT of an entity, but the statements of this library use the table.
-    So the session's listeners receive such a SELECT, which is not executed.
+    Therefore, the session's listeners receive such a SELECT, which is not executed.
     """
     if session.dispatch.do_orm_execute:
         options = _options_shown(session, spec, options)

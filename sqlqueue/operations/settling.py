@@ -243,12 +243,12 @@ def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:
 
 
 def _is_news(spec: QueueSpec, how: str | None) -> bool:
-    """Whether the settlement may have made a task claimable."""
+    """Return whether the settlement may have made a task claimable."""
     return how == "released" or (how is not None and any(kind.announces(spec, how) for kind in kinds_of(spec)))
 
 
 def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Holds, how: str | None) -> bool:
-    """Whether one of the tasks was enqueued again while it ran.  Only queues with ``unique_key`` are checked."""
+    """Return whether one of the tasks was enqueued again while it ran.  Only queues with ``unique_key`` are checked."""
     if how not in ("completed", "failed", "discarded") or not other_keys(spec):
         return False
     keys = [hold.claim.identity for hold, _ in holds]
@@ -257,7 +257,7 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
 
 
 def _note(session: Session, holds: Holds, how: str | None) -> None:
-    """Record the settlement in the ledger, and expire the attributes of instances that it has written."""
+    """Record the settlement in the ledger, and expire the instances' attributes that it has written."""
     present = [(hold, state) for hold, state in holds if state is not None]
     if how is not None:
         settled = [(state, hold._replace(settled=how)) for hold, state in present]

@@ -90,10 +90,9 @@ def stats(
     figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.
 
     A criterion that no index covers reads all rows, unless ``scan`` is given: then at most that many rows of each group
-    are read (of final tasks, the last ones), and :attr:`QueueStats.capped` names the figures that may be too low.
-    Tasks that were final before the table became a queue may be left out then.
-
-    One statement, with ``scan`` up to six, and for function jobs a few more for each function.
+    are read (of final tasks, the last ones), and :attr:`QueueStats.capped` names the figures that may be too low. Tasks
+    that were final before the table became a queue may then be left out.  Runs one statement, or up to six with
+    ``scan``, and a few more for each function of function jobs.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -139,11 +138,11 @@ def stats_by(
 def overview(
     session: AnySession, entity: type[QueueMixin], *where: Where, cap: int | None = CAP, scan: int | None = None
 ) -> QueueOverview:
-    """Return the number of tasks in each state, how long tasks wait, how many hang, and how many finished recently.
+    """Return the number of tasks in each state, how long tasks wait, how many are hung, and how many finished recently.
 
-    For ``cap`` and ``scan`` see :func:`stats`.  Recently finished tasks are counted by an index that begins with
+    For ``cap`` and ``scan`` see :func:`stats`.  Recently finished tasks are counted with an index that begins with
     ``finished_at`` (``retention`` gives a model one), up to the cap; without one, among the last ``cap`` final tasks by
-    primary key.  One statement, with ``scan`` up to six, and for function jobs a few more for each function.
+    primary key.  Runs one statement, or up to six with ``scan``, and a few more for each function of function jobs.
     """
     spec = spec_of(entity)
     session = session_of(session)
@@ -175,7 +174,7 @@ def hung(entity: type[QueueMixin]) -> Criterion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Count:
-    """Which tasks are counted, and up to which number."""
+    """The tasks to count, and up to which number."""
 
     adapter: Adapter
     session: Session
@@ -244,7 +243,7 @@ def _unserved(session: Session, entity: type[QueueMixin], where: Sequence[Where]
 
 
 def _is_capped(name: str, rows: Iterable[Any], limits: Container[str], cap: int | None) -> bool:
-    """Whether this count reached the cap, or was taken among final tasks whose count did."""
+    """Return whether this count reached the cap, or was taken among final tasks whose count did."""
     lately = next((row for row in rows if row.status is None), None)
     if lately is None:
         return Status.COMPLETED in limits

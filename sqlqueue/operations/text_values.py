@@ -22,14 +22,15 @@ _LARGEST = 2**63
 
 
 def age(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; :class:`.ArgumentError` for others."""
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``.  Raises :class:`.ArgumentError` for other
+    text."""
     if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
         raise ArgumentError(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
     return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
 
 
 def moment(text: str) -> datetime:
-    """Parse a time such as ``2027-01-31T08:30``, by default in UTC; :class:`.ArgumentError` for others."""
+    """Parse a time such as ``2027-01-31T08:30``, by default in UTC.  Raises :class:`.ArgumentError` for other text."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

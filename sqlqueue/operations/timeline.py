@@ -74,11 +74,12 @@ class Bucket:
     cancelled: int = 0
     """The number of cancelled tasks, or of attempts that were cancelled."""
     run_time: Durations = Durations()
-    """How long the completed ones ran, from their claim to the end; of tasks the last claim."""
+    """How long completed attempts ran from their claim to the end, or completed tasks from their last claim."""
     waiting_time: Durations = Durations()
-    """How long completed tasks waited, from their creation to their last claim.  Always of tasks."""
+    """How long completed tasks waited, from their creation to their last claim; of tasks even if attempts are
+    counted."""
     capped: bool = False
-    """Whether what ended in it may have been left out, see the ``cap`` of :func:`timeline`."""
+    """Whether it may be incomplete, see the ``cap`` of :func:`timeline`."""
     attempts: bool = False
     """Whether attempts are counted, from the history; otherwise tasks."""
 
@@ -93,29 +94,28 @@ def timeline(
 ) -> list[Bucket]:
     """Return what ended in each ``bucket`` of time, oldest first, and how long it ran and had waited.
 
-    The buckets range from the one that contains the time ``since`` ago, which is counted whole, to the current one,
+    The buckets range from the one that contains the time ``since`` ago, which is included in full, to the current one,
     which is not over yet; empty buckets are included.  A bucket divides a day, or is whole days (weeks begin on
     Monday), in UTC.  Times are ``finished_at`` by the database's clock.
 
     If the application has a :class:`.HistoryMixin`, the attempts that ended then are counted, whatever became of their
     tasks: each failure that was retried, each run of a recurring task and each stage.  Released and snoozed attempts
-    are not counted.  An attempt that crashed ended when that was found out.
+    are not counted.  A crashed attempt counts at the time when the crash was detected.
 
     Otherwise the tasks that finished then are counted. Those that were deleted, pruned or reactivated since are not,
-    nor are runs of recurring tasks, whose row is scheduled again.  This is also what is counted of the tasks that
-    satisfy ``where``, or other criteria of the session, and for a subclass that shares its table: the history does not
-    store the columns of tasks.
+    nor are runs of recurring tasks, whose row is scheduled again.  The same applies with ``where`` or criteria of the
+    session, and to a subclass that shares its table, because the history does not store the columns of tasks.
 
     The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
     or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes
     the time until it was due.
 
-    ``cap``: the number of tasks, and of attempts, that are read at most, the last to end; :attr:`Bucket.capped` names
-    the buckets that may be incomplete.
+    ``cap``: the maximum number of tasks, and of attempts, to read, starting with the last to end; :attr:`Bucket.capped`
+    marks the buckets that may be incomplete.
 
-    One query, with a history two, which lock nothing.  It reads the rows that finished within ``since`` by an index
-    that begins with ``finished_at``, if there is one, else the table; attempts by an index of the history.  Raises
-    :class:`.ArgumentError` for other buckets, or more than 10,000 of them.
+    Runs one query, or two with a history, which lock nothing.  It reads the rows that finished within ``since``, with
+    an index that begins with ``finished_at`` if there is one, otherwise the whole table; attempts are read with an
+    index of the history.  Raises :class:`.ArgumentError` for other buckets, or more than 10,000 of them.
     """
     spec = spec_of(entity)
     _check(bucket, since)
@@ -143,7 +143,7 @@ class _Period(NamedTuple):
 
 
 def _filled(found: Mapping[datetime, Bucket], now: datetime, period: _Period) -> list[Bucket]:
-    """Return all buckets of the period, empty ones too, and mark those that may be incomplete."""
+    """Return all buckets of the period, including empty ones, and mark those that may be incomplete."""
     bucket = period.bucket
     first, last = _start(now - period.since, bucket), _start(now, bucket)
     starts = (first + number * bucket for number in range((last - first) // bucket + 1))
@@ -202,7 +202,7 @@ def _tasks(period: _Period, spec: QueueSpec, where: Sequence[Where]) -> Subquery
 
 
 def _attempts(period: _Period, spec: QueueSpec, table: Table) -> Subquery:
-    """Return each finished attempt likewise, with the status of a task that ends in the same way."""
+    """Return the same for each finished attempt, with the status of a task that ends in the same way."""
     finished, outcome = table.c.finished_at, table.c.outcome
     completed = outcome == literal_column(f"'{AttemptOutcome.COMPLETED.value}'")
     failed = outcome.in_([literal_column(f"'{each.value}'") for each in FAILED])
@@ -222,7 +222,7 @@ def _starts_at(period: _Period, finished: ColumnElement[Any]) -> ColumnElement[A
 
 
 def _earliest(period: _Period) -> ColumnElement[Any]:
-    """One bucket more than asked for, because the start of the first one depends on the clock."""
+    """Return a time one bucket earlier than requested, because the start of the first bucket depends on the clock."""
     return utcnow(-period.since - period.bucket)
 
 

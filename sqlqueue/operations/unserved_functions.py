@@ -22,7 +22,7 @@ from ..transaction.connection import AnySession, open_, session_of
 from .session_criteria import within
 
 UNSERVED = timedelta(minutes=5)
-"""The time after which calls count as waiting in vain."""
+"""The waiting time after which calls count as unserved."""
 MAX_FUNCTIONS = 1_000
 """The maximum number of functions of one model that are examined."""
 _FIRST = 1_000
@@ -39,7 +39,7 @@ def unserved_functions(
     under a lease: a worker that is merely behind has some running.  Empty for models that do not derive from
     ``JobMixin``.
 
-    Takes a few short statements for each function, of at most 1,000, whose cost does not depend on the number of rows.
+    Runs a few short statements for each function (at most 1,000), whose cost does not depend on the number of rows.
     Locks nothing.
     """
     spec = spec_of(entity)
@@ -58,7 +58,7 @@ def _functions(session: Session, adapter: Adapter, spec: QueueSpec) -> Iterable[
 
 
 def _names(session: Session, adapter: Adapter, spec: QueueSpec, part: Sequence[Criterion]) -> Iterator[str]:
-    """Yield the names by one search of the index for each, however many rows have it."""
+    """Yield the names, with one index search for each, however many rows have it."""
     column, last = spec["task"], None
     for _ in range(MAX_FUNCTIONS):
         beyond = () if last is None else (column > last,)

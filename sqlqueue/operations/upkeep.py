@@ -42,7 +42,8 @@ class Poll(NamedTuple):
 def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
     """Return when a claim may find a task, and whether there are tasks to postpone.
 
-    By the database's clock, in one statement that locks nothing.  Tasks that others are about to claim count.
+    Uses the database's clock, and runs one statement, which locks nothing.  Tasks that others are about to claim count
+    too.
     """
     spec = spec_of(entity)
     session = session_of(session)

@@ -38,7 +38,7 @@ _MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The reasons why a task is not running, or its present state."""
+    """The reasons why a task is not running, or its current state."""
 
     entity: type[QueueMixin]
     """The model of the task."""
@@ -62,11 +62,11 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     ``task``: an instance that has been stored, or a claim of it.  The explanation is about the row as this transaction
     sees it, not about the instance.
 
-    Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  Whether
-    another transaction holds the row's lock is tried on a connection of its own, which releases it at once: a claim at
-    the very same moment passes the task over.  If the session is bound to a ``Connection``, this is not tried.
+    Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  To find
+    out whether another transaction holds the row's lock, a separate connection tries to lock the row and releases it at
+    once: a claim at the same moment skips the task.  This is not done if the session is bound to a ``Connection``.
 
-    Tasks that come first are counted by the order of the whole queue, up to 1,000.  The estimate is their number
+    Tasks that come first are counted in the order of the whole queue, up to 1,000.  The estimate is their number
     divided by the number of attempts that ended within the last minute, read from the history; without a
     :class:`.HistoryMixin`, by how many tasks finished, which needs ``retention``: it gives the model an index of them.
     """

@@ -46,9 +46,9 @@ class Window:
 
     spec: QueueSpec
     rows: tuple[Criterion, ...]
-    """What an index finds, in the order that it has."""
+    """The criteria that an index satisfies, in its own order."""
     rest: tuple[Criterion, ...]
-    """What has to be evaluated for each of these rows."""
+    """The criteria that are evaluated for each of these rows."""
     order: Order
     scan: int
     """The maximum number of rows that are examined, if there is a ``rest``."""
@@ -102,7 +102,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """The windows by which a session reads a queue."""
+    """The windows through which a session reads a queue."""
 
     adapter: Adapter
     session: Session
@@ -113,8 +113,8 @@ class Windows:
         """Return the window of the tasks that satisfy ``where`` and have this status, if one is given.
 
         Available tasks are in claim order, other unfinished ones by ``available_at``, and all others by primary key,
-        the last first.  Where the claim index has all tasks, those of each state are in claim order, the final ones
-        backwards.
+        the last first.  Where the claim index contains all tasks, those of each state are in claim order, the final
+        ones backwards.
         """
         spec, order = self.spec, order_of(self.adapter, self.spec, status)
         terms = terms_of(spec, where)
@@ -210,7 +210,7 @@ def places_of(adapter: Adapter, spec: QueueSpec, status: Status | None) -> Seque
 
 
 def finds_finished(adapter: Adapter, spec: QueueSpec) -> bool:
-    """Whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
+    """Return whether an index begins with ``finished_at``.  The index of due tasks does not count if it is partial."""
     partial = {spec.index_name("due")} if adapter.schema.partial_index is not None else set[str]()
     return any(
         next(iter(index.columns), None) is spec["finished_at"]
@@ -237,7 +237,7 @@ def _due(spec: QueueSpec) -> tuple[Criterion, ...]:
 
 
 def _leads(adapter: Adapter, spec: QueueSpec, term: Criterion) -> bool:
-    """Whether an index of all rows begins with a column for which ``term`` is an equality."""
+    """Return whether an index of all rows begins with a column for which ``term`` is an equality."""
     option = adapter.schema.predicate_option
     whole = [index for index in spec.table.indexes if option is None or index.dialect_kwargs.get(option) is None]
     firsts: list[Any] = [next(iter(index.expressions), None) for index in whole]

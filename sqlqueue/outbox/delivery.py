@@ -35,7 +35,7 @@ class Delivery:
         self._threads.shutdown()
 
     async def deliver(self, jobs: Sequence[Job], outcomes: dict[Job, Outcome]) -> None:
-        """Publish ``jobs`` and store their outcomes in ``outcomes``, which leaves out those not tried.
+        """Publish ``jobs`` and store the outcomes of those that were tried in ``outcomes``.
 
         The messages of a key are published in order; after one that fails, no more of its key are published.
         """
@@ -90,7 +90,7 @@ class Delivery:
 
 
 def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:
-    """Return the jobs of each key, compared exactly, as some engines do not; each job without a key by itself."""
+    """Return the jobs of each key, compared exactly, as some engines do not; each job without a key separately."""
     lines: dict[object, list[Job]] = {}
     for job in jobs:
         message_key = getattr(job.task, job.handler.spec.attributes["message_key"])

@@ -37,9 +37,9 @@ from .order import Head, first_of, followers_of
 
 M = TypeVar("M", bound=OutboxMixin)
 LINES = 10
-"""Maximum number of keys of which more than the first message is claimed."""
+"""The maximum number of keys of which more than the first message is claimed."""
 NEAR = 1_000
-"""Number of messages searched first, before all messages are, including those held back by earlier ones."""
+"""The number of messages searched before all are searched, including those held back by earlier ones."""
 
 
 def claim_messages(
@@ -53,9 +53,9 @@ def claim_messages(
     """Claim up to ``limit`` messages that may be published now and that no other claim holds, in the transaction.
 
     Of each key, the first unfinished message is claimed if it is claimable, then those right after it, while there is
-    room, up to one that is not claimable.  Until it is finished, no other claim gets a message of that key.  Messages
-    without a key may all be claimed.  Returns persistent instances: the messages of each key together and in order,
-    and first the keys whose first message comes first in the model's claim order.
+    room, up to the first that is not claimable.  Until it is finished, no other claim gets a message of that key.
+    Messages without a key can all be claimed.  Returns persistent instances: the messages of each key together and in
+    order, and first the keys whose first message comes first in the model's claim order.
 
     They are ``running``, with a lease, the model's by default: commit, publish in that order, and settle them.  For
     what is locked, undone by a rollback, and raised, see :func:`.claim_many`; it does not wait for other claims.
@@ -79,7 +79,7 @@ def claim_messages(
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
-    """Return the spec of an outbox; :class:`.ArgumentError` for other models."""
+    """Return the spec of an outbox.  Raises :class:`.ArgumentError` for other models."""
     spec = spec_of(entity)
     if not issubclass(entity, OutboxMixin):
         raise ArgumentError(f"{entity.__name__} is not an outbox: derive it from sqlqueue.outbox.OutboxMixin")
@@ -101,9 +101,9 @@ class _MessageQuery(NamedTuple):
 def _locked_lines(
     session: Session, adapter: Adapter, query: _MessageQuery
 ) -> tuple[list[list[Identity]], list[Identity]]:
-    """The locked messages of each key.
+    """Lock messages; return those found for each key, and those that are locked, without gaps.
 
-    The first of a key is locked before those that follow it: these are left alone where another claim has the first.
+    The first of a key is locked before those that follow it, which are not locked if another claim holds the first.
     Keys that others are claiming at the moment are replaced by the next ones.
     """
     lines, free, mine, passed = list[list[Identity]](), set[Identity](), list[Identity](), list[Identity]()
@@ -168,7 +168,7 @@ def _take(
     identities: Sequence[Identity],
     assignments: Sequence[Assignment],
 ) -> set[Identity]:
-    """Write the claims and return the keys written; the criterion again, since not all engines recheck it."""
+    """Write the claims and return the keys written.  The criterion is repeated, since not all engines recheck it."""
     spec, claimable = query.spec, query.claimable
     found: set[Identity] = set()
     for some in adapter.keys.batches(spec, identities):

@@ -39,10 +39,11 @@ class Relay(Worker):
     *At least once*: a message that was published but not completed, because of a crash or an expired lease, is
     published again, with the same primary key.
 
-    *In order*: each call gets, for each of its keys, a run without gaps from the first message that is not completed.
-    So with any number of relays, and through any failures, no message is published before all earlier ones of its key
-    were published at least once.  Consumers that drop repeated messages see them in order.  For this, ``publish`` must
-    keep the given order, and publish no more messages of a key after one that the broker has not accepted.
+    *In order*: each call gets, for each of its keys, a sequence without gaps from the first message that is not
+    completed.  Thus, with any number of relays, and through any failures, no message is published before all earlier
+    ones of its key were published at least once.  Consumers that drop repeated messages see them in order.  For this,
+    ``publish`` must keep the given order, and publish no more messages of a key after one that the broker has not
+    accepted.
 
     An exception means that not all messages were published.  They are then published one by one, in separate calls.
     A message that fails is retried after the model's backoff, and holds back the later ones of its key, but no others;
@@ -51,7 +52,7 @@ class Relay(Worker):
 
     ``lease``: by default the model's; it is extended while the relay lives.  When the lease of a killed relay expires,
     others continue with its keys.  ``name``, ``poll``, ``grace``, ``notify``: see :class:`.Worker`.  A relay is a
-    worker: it is run by :meth:`run`, :meth:`serve` and ``sqlqueue work``, and may have handlers too.
+    worker: it is run by :meth:`run`, :meth:`serve` and ``sqlqueue work``, and can also have handlers.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Relay(Worker):
         """Publish one batch in the calling thread, and return how many messages were published.
 
         For tests and cron jobs: ``while relay.relay_once(): pass``.  Failures of ``publish`` are recorded and logged,
-        as by :meth:`run`; database errors are raised.  The lease is not extended meanwhile.
+        as with :meth:`run`; database errors are raised.  The lease is not extended meanwhile.
         """
         return asyncio.run(self._relay_once())
 

@@ -13,11 +13,11 @@ class Severity(StrEnum):
     """The severity of a finding."""
 
     ERROR = "error"
-    """The queue cannot work, or would be wrong."""
+    """The queue cannot work, or would work incorrectly."""
     WARNING = "warning"
     """The queue works, but something may fail or be slow."""
     NOTE = "note"
-    """Nothing is wrong; for information."""
+    """Nothing is wrong; for information only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from .._support.checks import count, duration
 from .._support.exc import ArgumentError
 
 LONGEST_TRACEBACK = 16_000
-"""In characters: MySQL's TEXT holds 65,535 bytes at most, and a character may take four."""
+"""The maximum number of characters: MySQL's TEXT holds 65,535 bytes at most, and a character can take four."""
 
 
 class AttemptOutcome(StrEnum):
@@ -40,11 +40,9 @@ FAILED = (AttemptOutcome.FAILED, AttemptOutcome.DISCARDED, AttemptOutcome.CRASHE
 class HistoryOptions:
     """The options of a history: ``__history__ = HistoryOptions(...)``.
 
-    ``retention``
-        The age at which workers, and :func:`.prune_history`, delete attempts; ``None``: workers delete none.
-    ``traceback``
-        The maximum number of characters of a traceback to store, up to 16,000; the middle of longer ones is left out.
-        0: no tracebacks.
+    ``retention`` The age at which workers, and :func:`.prune_history`, delete attempts; ``None``: workers delete none.
+        ``traceback`` The maximum number of characters of a traceback to store, up to 16,000; the middle of longer ones
+        is left out. With 0, none is stored.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
     """

@@ -19,44 +19,27 @@ from .schedules import Missed
 class QueueOptions:
     """The options of a queue, read once when its class is defined: ``__queue__ = QueueOptions(...)``.
 
-    ``lease``
-        How long a claim holds its row, unless the call gives another lease.
-    ``max_attempts``
-        The number of claims after which a failing task is discarded.  It is stored in each row; rows that
-        other programs insert get the default of the column, which a migration sets.
-    ``max_crashes``
-        The number of worker processes that a task may crash before it is discarded, at least 2.  Crashes count no
-        attempts.  See :doc:`/how-to/retries`.
-    ``retry``
-        The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
-        :class:`.LinearBackoff`; or :class:`.RetryByError`.
-    ``on_complete``
-        ``"keep"`` the completed row, or ``"delete"`` it.
-    ``retention``
-        The age at which ``prune``, and so each worker, deletes rows that the queue has finished, but no rows from
-        before the table became a queue.  Adds an index for this, which :func:`.timeline` uses too.  ``None``:
-        ``prune`` must be given an age, and workers delete nothing.
-    ``discarded_retention``
-        The same for dead letters, if it differs.  ``None``: the ``retention``.
-    ``notify``
-        Whether a transaction that enqueues sends a notification, if the engine has them (PostgreSQL), so that workers
-        of other processes need not wait for their next poll.  One for each transaction and queue, at its commit.
-    ``order_by``
-        The claim order among ready rows, by default ``priority``, ``available_at``: attribute names, or
-        ``sqlalchemy.desc("name")``.  The primary key is always added.  The claim index has the same order.
-    ``partitions``
-        Attributes that divide the queue, such as the type of a message: claims with an equality criterion on one have
-        an index of their own, as claims by ``topic`` do.
-    ``stages``
-        The names of the stages of a :class:`.StageMixin`, in order.
-    ``missed``
-        How a :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by one run
-        (``"once"``), by all (``"all"``), or not at all (``"skip"``).
-    ``slots``, ``limit``
-        For a :class:`.LimitMixin`: the model of its slots, and how many tasks with the same key may run at once.
-        ``limit`` is the initial limit of a new key; change it by :func:`.set_limit`.
-    ``columns``
-        New names for columns of the mixin whose names are taken, ``{"status": "queue_status"}``.
+    ``lease`` How long a claim holds its row, unless the call gives another lease. ``max_attempts`` The number of claims
+        after which a failing task is discarded.  It is stored in each row; rows that other programs insert get the
+        default of the column, which a migration sets. ``max_crashes`` The number of worker processes that a task may
+        crash before it is discarded, at least 2.  Crashes do not count as attempts.  See :doc:`/how-to/retries`.
+        ``retry`` The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
+        :class:`.LinearBackoff`; or :class:`.RetryByError`. ``on_complete`` ``"keep"`` the completed row, or
+        ``"delete"`` it. ``retention`` The age at which ``prune``, and thus each worker, deletes rows that the queue has
+        finished, but no rows from before the table became a queue.  Adds an index for this, which :func:`.timeline`
+        uses too.  ``None``: ``prune`` must be given an age, and workers delete nothing. ``discarded_retention`` The
+        same for dead letters, if it differs.  ``None``: the ``retention``. ``notify`` Whether a transaction that
+        enqueues sends a notification, if the engine has them (PostgreSQL), so that workers of other processes need not
+        wait for their next poll.  Each transaction sends one per queue, at its commit. ``order_by`` The claim order
+        among ready rows, by default ``priority``, ``available_at``: attribute names, or ``sqlalchemy.desc("name")``.
+        The primary key is always added.  The claim index has the same order. ``partitions`` Attributes that divide the
+        queue, such as the type of a message: claims with an equality criterion on one have their own index, as claims
+        by ``topic`` do. ``stages`` The names of the stages of a :class:`.StageMixin`, in order. ``missed`` How a
+        :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by one run
+        (``"once"``), by all (``"all"``), or not at all (``"skip"``). ``slots``, ``limit`` For a :class:`.LimitMixin`:
+        the model of its slots, and how many tasks with the same key may run at once. ``limit`` is the initial limit of
+        a new key; change it with :func:`.set_limit`. ``columns`` New names for columns of the mixin whose names are
+        taken, ``{"status": "queue_status"}``.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
     """
@@ -83,7 +66,9 @@ class QueueOptions:
         if count("max_crashes", self.max_crashes) == 1:
             raise ArgumentError("max_crashes=1: give 2 or more, because another task may have caused the first crash")
         if not callable(self.retry):
-            raise ArgumentError(f"retry={self.retry!r}: give a callable from the attempt to a timedelta")
+            raise ArgumentError(
+                f"retry={self.retry!r}: give a callable that takes the attempt's number and returns a timedelta"
+            )
         if self.on_complete not in ("keep", "delete"):
             raise ArgumentError(f"on_complete={self.on_complete!r}: give 'keep' or 'delete'")
         for name in ("retention", "discarded_retention"):

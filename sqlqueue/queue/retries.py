@@ -95,7 +95,7 @@ class RetryByError:
 
         retry=RetryByError({RateLimited: LinearBackoff(), ValueError: None})
 
-    ``otherwise`` applies to other errors, and to failures recorded by a text.  Raises :class:`.ArgumentError` for keys
+    ``otherwise`` applies to other errors, and to failures recorded as text.  Raises :class:`.ArgumentError` for keys
     that are not exception classes and values that are not policies.
     """
 
@@ -118,13 +118,13 @@ class RetryByError:
         return self.otherwise(attempt)
 
     def of(self, cause: type[BaseException]) -> RetryPolicy | None:
-        """Return the policy for errors of class ``cause``; ``None``: discard."""
+        """Return the policy for errors of class ``cause``; ``None`` to discard."""
         nearest = (each for each in cause.__mro__ if each in self.policies)
         return next((self.policies[each] for each in nearest), self.otherwise)
 
 
 def policy_for(policy: RetryPolicy, cause: type[BaseException] | None) -> RetryPolicy | None:
-    """Return the part of ``policy`` for errors of class ``cause``, or for failures without one; ``None``: discard."""
+    """Return the part of ``policy`` for errors of class ``cause``, or for failures without one; ``None`` to discard."""
     return policy.of(cause) if cause is not None and isinstance(policy, RetryByError) else policy
 
 

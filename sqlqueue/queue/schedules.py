@@ -24,7 +24,7 @@ _SHORTEST = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A schedule with a fixed interval of at least a second; :class:`.ArgumentError` for other intervals.
+    """A schedule with a fixed interval of at least a second.  Raises :class:`.ArgumentError` for other intervals.
 
     Stored as an ISO 8601 duration: ``str(Every(timedelta(hours=1)))``.
     """
@@ -52,7 +52,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A schedule by a cron expression of five fields, in a time zone.  Stored as ``"0 3 * * * Europe/Berlin"``.
+    """A schedule given by a cron expression of five fields, in a time zone.  Stored as ``"0 3 * * * Europe/Berlin"``.
 
     Needs ``sqlalchemy-queue[cron]``.  A fixed time within the hour that daylight saving time skips runs right after
     it; within the repeated hour, it runs once.  Raises :class:`.ArgumentError` for bad expressions and time zones.
@@ -61,7 +61,7 @@ class Cron:
     expression: str
     """Five fields: minute, hour, day of the month, month and day of the week."""
     timezone: str = "UTC"
-    """A name of the IANA database."""
+    """A time zone's name in the IANA database."""
 
     def __post_init__(self) -> None:
         self.after(datetime.now(UTC))
@@ -99,7 +99,8 @@ Schedule: TypeAlias = Every | Cron
 
 
 def parse(schedule: Schedule | str) -> Schedule:
-    """Return the schedule of a stored text, or ``schedule`` itself; :class:`.ArgumentError` for anything else."""
+    """Return the schedule of a stored text, or ``schedule`` itself.  Raises :class:`.ArgumentError` for anything
+    else."""
     if isinstance(schedule, (Every, Cron)):
         return schedule
     if isinstance(schedule, str):
@@ -127,7 +128,7 @@ def _parse(text: str) -> Schedule:
 
 
 def text_of(schedule: Schedule | str) -> str:
-    """Return the stored text of a schedule; :class:`.ArgumentError` if it is not one."""
+    """Return the stored text of a schedule.  Raises :class:`.ArgumentError` if it is not one."""
     parse(schedule)
     return str(schedule)
 
@@ -145,7 +146,7 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
         raise ArgumentError(
-            f"{name!r} is not a time zone: give a name of the IANA database, such as 'Europe/Berlin' or 'UTC'"
+            f"{name!r} is not a time zone: give a name from the IANA database, such as 'Europe/Berlin' or 'UTC'"
         ) from error
 
 
@@ -159,5 +160,5 @@ def next_run(text: str, planned: datetime, now: datetime, *, drift: bool, missed
 
 
 def is_missed(text: str, planned: datetime, now: datetime) -> bool:
-    """Return whether the time after ``planned`` has been reached as well."""
+    """Return whether the planned time that follows ``planned`` has also been reached."""
     return parse(text).after(planned) <= now

@@ -83,12 +83,12 @@ class QueueSpec:
 
     @cached_property
     def bind_arguments(self) -> dict[str, Any]:
-        """The bind arguments by which a session finds the engine.  Reads and locks use the engine of writes too."""
+        """The bind arguments with which a session finds the engine.  Reads and locks use the engine for writes too."""
         return {"mapper": self.mapper, "clause": update(self.table)}
 
     @cached_property
     def selecting(self) -> Select[Any]:
-        """The statement by which the ORM loads instances, for ``get_bind``."""
+        """The statement with which the ORM loads instances, for ``get_bind``."""
         return select(self.entity)
 
     @cached_property
@@ -164,7 +164,7 @@ class QueueSpec:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether an instance can be made from a row of the table alone, as RETURNING gives it."""
+        """Whether an instance can be built from a row of the table alone, as RETURNING returns it."""
         return self._has_one_table and all(relationship.lazy in _LAZY for relationship in self.mapper.relationships)
 
     @property
@@ -219,7 +219,7 @@ _LAZY = frozenset({"select", True, "raise", "raise_on_sql", "noload", "write_onl
 
 
 def spec_of(entity: object) -> QueueSpec:
-    """Return the spec of a queue model; :class:`.ArgumentError` for anything else."""
+    """Return the spec of a queue model.  Raises :class:`.ArgumentError` for anything else."""
     spec = entity.__dict__.get("__queue_spec__") if isinstance(entity, type) else None
     if isinstance(spec, QueueSpec):
         return spec

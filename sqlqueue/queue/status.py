@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """The state of a task, stored as this short string.  ``available_at`` is the time since or until which it
+    """The state of a task, stored as this short string.  ``available_at`` is the time from which, or until which, it
     applies."""
 
     AVAILABLE = "available"

@@ -1,4 +1,4 @@
-"""Finished attempts of a queue, read from the history by an index, up to a cap."""
+"""Finished attempts of a queue, read from the history with an index, up to a cap."""
 
 from __future__ import annotations
 

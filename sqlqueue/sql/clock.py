@@ -37,7 +37,7 @@ class UTCDateTime(WrappedType[datetime]):
         return _in_utc(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        # like TypeDecorator, but with one call less for each value
+        # like TypeDecorator, but with one call fewer for each value
         stored = self.impl_instance.result_processor(dialect, coltype)
         return _in_utc if stored is None else lambda value: _in_utc(stored(value))
 
@@ -49,7 +49,7 @@ def _in_utc(value: datetime | None) -> datetime | None:
 
 
 def aware(value: datetime) -> datetime:
-    """Return ``value`` in UTC; :class:`.ArgumentError` if it is naive or no datetime."""
+    """Return ``value`` in UTC.  Raises :class:`.ArgumentError` if it is naive or not a datetime."""
     if not isinstance(value, datetime):
         raise ArgumentError(f"{value!r} is not a datetime")
     if value.tzinfo is None:

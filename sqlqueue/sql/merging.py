@@ -1,4 +1,4 @@
-"""Reads several parts of a queue in one order, each by its own range of an index."""
+"""Reads several parts of a queue in one order, each from its own range of an index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Read: TypeAlias = Callable[[Sequence[ColumnElement[Any]]], Iterable[Select[Any]]
 
 
 def merged(read: Read, columns: Sequence[ColumnElement[Any]], order: Sequence[Ordering]) -> Select[Any]:
-    """Return the SELECT of ``columns`` from all parts, in ``order``; the limit is for the caller to add.
+    """Return the SELECT of ``columns`` from all parts, in ``order``; the caller adds the limit.
 
     An engine reads at most the limit from each part, however many other rows the table has.
     """

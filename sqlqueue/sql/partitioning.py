@@ -14,7 +14,8 @@ from .key_text import KeyText
 
 _Listing: TypeAlias = tuple[Column[Any], Criterion] | tuple[None, None]
 MAX_PARTS = 200
-"""The most values of a list that a claim reads one by one.  Engines limit the parts of a statement (SQLite: 500)."""
+"""The maximum number of listed values that a claim reads one by one.  Engines limit the parts of a statement (SQLite:
+500)."""
 
 
 def fixes(terms: Iterable[Criterion], column: Column[Any]) -> bool:
@@ -31,8 +32,8 @@ def listing(terms: Sequence[Criterion], columns: Iterable[Column[Any]]) -> _List
     """Return the first of ``columns`` for which one of ``terms`` lists values, and that term; ``None`` for both if
     there is none.
 
-    Only lists that are short enough to read their values one by one count.  Raises :class:`.ArgumentError` for values
-    that a text key cannot have: a claim compares them itself, and may send none of them.
+    Only lists of at most :data:`MAX_PARTS` values count.  Raises :class:`.ArgumentError` for values that a text key
+    cannot have, because a claim may compare them without sending them.
     """
     for column in columns:
         for term in terms:

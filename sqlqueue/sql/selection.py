@@ -41,9 +41,9 @@ class Pick:
     takes_over: bool = False
     """Whether there may be running rows among them, whose lease has ended."""
     divided: Criterion | None = None
-    """The term of ``where`` that lists values of the index's first column: each is read by a range of its own."""
+    """The term of ``where`` that lists values of the index's first column: each value is read from its own range."""
     whole: str | None = None
-    """The index that serves all values, if it is divided."""
+    """The index that serves all values, if the pick is divided."""
     made: StatementCache = field(default_factory=partial(StatementCache, 8), init=False, repr=False)
     """The cache of statements that adapters have built from this; small, because there are many instances."""
 
@@ -83,7 +83,7 @@ class Pick:
         return self.merged(lambda part, wanted: part.select(*wanted).limit(part.limit), columns)
 
     def merged(self, read: Callable[[Pick, Columns], Select[Any]], columns: Columns) -> Select[Any]:
-        """Return the SELECT of ``columns`` of the first rows, with what ``read`` returns for each part."""
+        """Return the SELECT of ``columns`` of the first rows, merged from what ``read`` returns for each part."""
         if self.divided is None:
             return read(self, columns)
         return merged(lambda wanted: (read(part, wanted) for part in self.parts), columns, self.order).limit(self.limit)

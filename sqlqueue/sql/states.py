@@ -15,7 +15,7 @@ def state(status: Status) -> ColumnElement[str]:
 
 
 def is_available(spec: QueueSpec) -> Criterion:
-    """Return whether the row's status is ``available``; its time may still be later."""
+    """Return whether the row's status is ``available``; its time may be in the future."""
     return spec["status"] == state(Status.AVAILABLE)
 
 
@@ -98,7 +98,7 @@ def is_exhausted(spec: QueueSpec) -> Criterion:
 
 
 def used_up(spec: QueueSpec) -> tuple[Criterion, ...]:
-    """The conditions of :func:`is_exhausted`, except that the row is running."""
+    """Return the conditions of :func:`is_exhausted`, except that the row is running."""
     return (
         spec["finished_at"].is_(None),
         has_come(spec),

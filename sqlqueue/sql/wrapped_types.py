@@ -1,4 +1,4 @@
-"""Column types of the library's own, which migrations show as the SQLAlchemy types that they wrap."""
+"""The library's own column types, which migrations show as the SQLAlchemy types that they wrap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ W = TypeVar("W", bound="WrappedType[Any]")
 
 
 class WrappedType(TypeDecorator[T]):
-    """A type that checks or converts values, and stores them by the SQLAlchemy type that it wraps."""
+    """A type that checks or converts values, and stores them with the SQLAlchemy type that it wraps."""
 
     cache_ok = True
     _wrapper: ClassVar[type[WrappedType[Any]]]

@@ -20,14 +20,12 @@ class SQLTaskDatabase:
     """One database whose SQL tasks a scheduler executes.
 
     ``url``: the database of the tasks; ``schemas``: their schemas, by default that of the connection; ``table``: the
-    name of their table; ``create``: whether to create missing tables.
-    ``execute_url``: the user and database of requests without ``run_as``, by default ``url``; ``users``: URLs by the
-    names that ``run_as`` may have.  Anyone who may insert a row chooses among these.
-    ``queues``: how many tasks of a queue run at once, by name; one for other queues.
-    ``concurrency``: how many tasks of a schema run at once, across its queues.
-    ``poll``: the longest time between two queries for work; ``timeout``: the longest time of a request;
-    ``response_limit``: the maximum size of a response in characters; rows beyond it are read, one at a time, and
-    left out.
+    name of their table; ``create``: whether to create missing tables. ``execute_url``: the user and database of
+    requests without ``run_as``, by default ``url``; ``users``: URLs by the names that ``run_as`` may have.  Anyone who
+    can insert a row can choose among these. ``queues``: how many tasks of a queue run at once, by name; one for other
+    queues. ``concurrency``: how many tasks of a schema run at once, across its queues. ``poll``: the longest time
+    between two queries for work; ``timeout``: the longest time of a request; ``response_limit``: the maximum size of a
+    response in characters; rows beyond it are read, one at a time, and left out.
 
     Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive.
     """

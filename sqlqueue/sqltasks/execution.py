@@ -27,11 +27,13 @@ class Users:
 
     @classmethod
     def of(cls, default: str | URL, named: Mapping[str, str | URL]) -> Users:
-        """Return users with parsed URLs; :class:`.ArgumentError` for URLs whose driver cannot execute requests."""
+        """Return users with parsed URLs.  Raises :class:`.ArgumentError` for URLs whose driver cannot execute
+        requests."""
         return cls(_usable(default), {name: _usable(url) for name, url in named.items()})
 
     def url(self, name: str | None) -> URL:
-        """Return the URL of the user ``name``, or the default one; :class:`RequestFailed` for an unknown name."""
+        """Return the URL of the user ``name``, or the default one.  Raises :class:`RequestFailed` for an unknown
+        name."""
         if name is None:
             return self.default
         if name not in self.named:
@@ -41,14 +43,14 @@ class Users:
 
 
 def _usable(url: str | URL) -> URL:
-    """Return the parsed ``url`` if its driver can execute requests; :class:`.ArgumentError` otherwise."""
+    """Return the parsed ``url``.  Raises :class:`.ArgumentError` if its driver cannot execute requests."""
     parsed = parsed_url(url)
     adapter_for(parsed.get_dialect()()).requests.connect_arguments(parsed)
     return database_url(parsed)
 
 
 class RequestExecutor:
-    """Executes each request on a connection of its own, in one transaction, so that session settings do not leak."""
+    """Executes each request on a new connection, in one transaction, so that session settings do not leak."""
 
     def __init__(self, users: Users, *, timeout: timedelta, limit: int) -> None:
         self.users = users

@@ -36,7 +36,7 @@ class SQLTaskMixin(RecurringMixin, LimitMixin):
 
     Any program can enqueue with ``INSERT INTO sql_task (request) VALUES ('...')``, optionally with an ``available_at``
     in UTC, before which it does not start, or a ``repeat``, an interval or schedule at which it runs again.  Register
-    the model with a worker by :func:`handle_sql_tasks`.
+    the model with a worker with :func:`handle_sql_tasks`.
     """
 
     __abstract__ = True

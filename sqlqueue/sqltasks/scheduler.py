@@ -44,7 +44,7 @@ def handle_sql_tasks(
 
     Anyone who can write to its table can then run SQL.
 
-    Each request is executed on a connection and in a transaction of its own, as the user of ``url``, or of the URL in
+    Each request is executed on a new connection, in its own transaction, as the user of ``url``, or of the URL in
     ``users`` that its ``run_as`` names.  It is stopped after its ``timeout``, at most the one given here, regardless of
     its session settings.  Its response, its completion and the next run are then written in one commit.  If the worker
     loses its database between the two commits, it executes the request again.  A crash uses up an attempt, and so does

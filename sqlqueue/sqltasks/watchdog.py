@@ -23,7 +23,7 @@ logger = logging.getLogger("sqlqueue")
 
 
 class RequestFailed(SQLQueueError):
-    """An error for a request that the database rejected or ended.  Its text begins with the database's ``code``."""
+    """Raised for a request that the database rejected or ended.  Its text begins with the database's ``code``."""
 
     def __init__(self, message: str, *, code: object) -> None:
         super().__init__(message)

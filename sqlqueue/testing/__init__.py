@@ -2,11 +2,11 @@
 
 Handlers are called one after the other in the calling thread: no worker has to run, and an in-memory database is
 enough.  With a session, everything happens in that session's transaction, which is not committed, so that a test can
-roll it back.  With a ``sessionmaker``, each task has a transaction of its own, which is committed.
+roll it back.  With a ``sessionmaker``, each task runs in its own transaction, which is committed.
 
 All functions also take an asyncio session, and are then awaited.
 
-For packages with an adapter of their own: ``sqlqueue.testing.conformance`` tests the requirements for an engine.
+For packages with their own adapter, ``sqlqueue.testing.conformance`` tests the requirements for an engine.
 """
 
 from .assertions import assert_enqueued

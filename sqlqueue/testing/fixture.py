@@ -28,7 +28,7 @@ A = TypeVar("A", bound="AsyncSession | async_scoped_session[Any]")
 class Queue(Generic[S]):
     """The value of the fixture ``queue``: a ``Queue[QueueSession]`` if ``queue_session`` returns a ``QueueSession``.
 
-    Each method calls the function of the same name, which has the documentation.
+    Each method calls the function of the same name, where it is documented.
     """
 
     worker: Worker

@@ -103,13 +103,13 @@ def drain(
 
     ``session``: a session, in whose transaction everything happens; or a ``sessionmaker`` (by default the worker's),
     with a committed transaction for each task.  ``models``: run tasks of these models only.  Tasks run one after the
-    other, as by :func:`perform`: those of one handler in claim order, handlers in the order of their registration.
+    other, as with :func:`perform`: those of one handler in claim order, handlers in the order of their registration.
     Returns the number of tasks by outcome.
 
     ``ahead``: how much time to simulate for scheduled and retryable tasks, jumping from one due task to the next.
     ``limit``: the maximum number of tasks; beyond it :class:`AssertionError` is raised, since a task probably enqueues
-    itself without end.  Raises errors as :func:`perform` does, and :class:`.ArgumentError` if ``session`` is missing
-    and the worker's sessions are asyncio ones.
+    itself endlessly.  Raises errors as :func:`perform` does, and :class:`.ArgumentError` if ``session`` is missing and
+    the worker's sessions are asyncio ones.
     """
     wanted = [each for each in worker.handlers if not models or issubclass(each.entity, models)]
     draining = _Draining(wanted, raise_errors, duration("ahead", ahead, zero=True), count("limit", limit))

@@ -16,7 +16,7 @@ from .ledger import Hold, current_hold, ledger_of
 
 
 def hold_of(task: object) -> Hold:
-    """Return the hold of ``task``; :class:`.IllegalTransitionError` if it has no unsettled claim."""
+    """Return the hold of ``task``.  Raises :class:`.IllegalTransitionError` if it has no unsettled claim."""
     spec_of(type(task))
     return _unsettled(current_hold(instance_state(task)), task)
 
@@ -29,7 +29,8 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
 
 
 def settle(session: Session, task: object, how: str) -> None:
-    """Mark the claim of ``task`` as settled, and expire the instance; :class:`.IllegalTransitionError` without one."""
+    """Mark the claim of ``task`` as settled, and expire the instance.  Raises :class:`.IllegalTransitionError` without
+    one."""
     hold = hold_of(task)
     ledger_of(session).remember(session, [(instance_state(task), hold._replace(settled=how))])
     session.expire(task)
@@ -56,7 +57,7 @@ def claim_of(task: object) -> Claim:
 
 
 def claim_made(task: Any) -> Claim:
-    """Return the claim just made of ``task``, also if it was consumed and has nothing to settle."""
+    """Return the claim just made of ``task``, even if the task was consumed and has nothing to settle."""
     hold = current_hold(instance_state(task))
     if hold is not None:
         return hold.claim

@@ -70,7 +70,7 @@ def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Ad
 
 
 def _connect(session: Session, spec: QueueSpec, adapter: Adapter, access: Access, *, fresh: bool) -> Connection:
-    """Return the session's connection for this queue, at an isolation level that is fit for the ``access``.
+    """Return the session's connection for this queue, at an isolation level that suits ``access``.
 
     ``fresh``: nothing has been sent yet in this transaction, so its isolation level can still be chosen.
     """
@@ -99,7 +99,7 @@ def _begin_read_committed(session: Session, spec: QueueSpec) -> None:
 def open_to_claim(session: Session, spec: QueueSpec, *, holds: bool = False) -> Adapter:
     """Return the adapter like :func:`open_`, for operations that load the instances of locked rows.
 
-    ``holds``: only the locks keep others out.  Raises :class:`.ArgumentError` also if the session uses different
+    ``holds``: only the locks keep others out.  Also raises :class:`.ArgumentError` if the session uses different
     engines for reads and writes.
     """
     check_engine(session, spec, spec.selecting)

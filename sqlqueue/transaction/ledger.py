@@ -59,8 +59,8 @@ class _Entry:
 class Ledger:
     """A record of the changes that a session's current transaction has made to claims.
 
-    A rollback undoes a claim, and another claim then gets the same attempt number. So the instance must drop its claim,
-    and a claim whose settlement is rolled back must become unsettled again.
+    A rollback undoes a claim, and another claim then gets the same attempt number. Therefore, the instance must drop
+    its claim, and a claim whose settlement is rolled back must become unsettled again.
     """
 
     begun: set[Engine] = field(default_factory=set)

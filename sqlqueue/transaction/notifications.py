@@ -77,8 +77,10 @@ def _announce_new(session: Session, *_: object) -> None:
         announce(session, spec_of(model))
 
 
-event.listen(Session, "before_flush", _announce_new)  # a notification that comes first costs no round trip
-event.listen(Session, "after_flush", _announce_new)  # others may add tasks before the flush, too
+event.listen(
+    Session, "before_flush", _announce_new
+)  # at the start of a transaction, a notification costs no round trip
+event.listen(Session, "after_flush", _announce_new)  # other listeners may add tasks before the flush
 
 
 @event.listens_for(Session, "after_commit")

@@ -69,7 +69,7 @@ def test_all_tasks_of_a_model_share_one_handler() -> None:
         worker.task(Job, concurrency=4)(example)
     with pytest.raises(ArgumentError, match=r"a task '.*none' already exists"):
         worker.task(Job)(none)
-    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it a model of its own"):
+    with pytest.raises(ArgumentError, match=r"nothing_async is a coroutine function, .* Give it a separate model"):
         worker.task(Job)(nothing_async)
     assert worker.handlers == [handler]
 

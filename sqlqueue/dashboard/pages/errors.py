@@ -14,9 +14,9 @@ from ...queue.spec import QueueSpec
 from ..site import respond, site_of
 
 GROUPS = 50
-"""The number of groups shown of each queue."""
+"""The maximum number of groups shown for each queue."""
 FAILURES = 10_000
-"""The number of failures that are read in each queue."""
+"""The maximum number of failures read from each queue."""
 
 
 async def show(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The pages of outboxes and of pipelines: figures of the queues of one kind, and of what divides them."""
+"""The pages of outboxes and of pipelines: the figures of queues of one kind, in all and by stage."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def _read(session: Session, spec: QueueSpec) -> QueueFigures:
 def by_stage(session: Session, spec: QueueSpec) -> dict[str, QueueStats]:
     """Return the figures of each stage; none for a queue without stages."""
     stages = spec.options.stages
-    scan = SCAN // max(len(stages), 1)  # no index has the final tasks of a stage
+    scan = SCAN // max(len(stages), 1)  # no index covers the final tasks of a stage
     return {stage: stats(session, spec.entity, spec["stage"] == stage, cap=CAP, scan=scan) for stage in stages}

@@ -15,7 +15,7 @@ ROWS = 500
 
 
 async def show(request: Request) -> Response:
-    """Show how many tasks of each key run, and may run."""
+    """Show how many tasks of each key are running, and how many may."""
     site = site_of(request)
     specs = [spec for spec in site.queues.values() if holding_slots(spec) is not None]
     found = await site.read_each("limits", _read, specs)

@@ -14,9 +14,9 @@ from ...worker.reporting.health import TEXT
 from ..site import site_of
 
 COUNTED = 20_000
-"""Up to this many tasks are counted of each group of states."""
+"""The maximum number of tasks counted in each group of states."""
 LIFETIME = 15.0
-"""Seconds for which figures are served: as often as workers count their queues."""
+"""Seconds for which figures are reused: the interval at which workers count their queues."""
 
 
 async def show(request: Request) -> Response:

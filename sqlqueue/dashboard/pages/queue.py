@@ -27,7 +27,7 @@ from .overview import figures_of
 
 ROWS = 50
 ROLES = ("topic", "task", "stage", "message_key", "limit_key")
-"""Columns of kinds that a table of tasks shows, where the queue has them."""
+"""Columns of kinds of queues that a table of tasks shows if the queue has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ async def show(request: Request) -> Response:
 
 
 async def _tasks(request: Request, site: Site, spec: QueueSpec) -> dict[str, Any]:
-    """Return what the template shows of the filter and of the tasks that it selects."""
+    """Return the values that the template needs for the filter and the tasks that it selects."""
     filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
     after, before = (request.query_params.get(name) for name in ("after", "before"))
     table = TaskTable()

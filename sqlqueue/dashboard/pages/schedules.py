@@ -63,7 +63,7 @@ def _runs(schedule: str, status: str, moment: datetime) -> Iterator[datetime]:
     """Yield the next runs of a waiting task."""
     if status not in ("scheduled", "available", "retryable"):
         return
-    with suppress(ArgumentError):  # another program may have stored an invalid one
+    with suppress(ArgumentError):  # another program may have stored an invalid schedule
         for _ in range(RUNS):
             yield moment
             moment = parse(schedule).after(moment)

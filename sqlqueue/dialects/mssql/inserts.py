@@ -1,4 +1,4 @@
-"""Keys that are padded."""
+"""Inserts of text keys, which comparisons pad."""
 
 from __future__ import annotations
 

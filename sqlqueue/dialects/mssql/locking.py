@@ -21,9 +21,8 @@ keep the locks: https://learn.microsoft.com/en-us/archive/blogs/craigfr/read-com
 class SQLServerLocking(Locking):
     """READPAST skips locked rows, UPDLOCK keeps locks until the transaction ends, ROWLOCK prevents page locks, and
     FORCESEEK prevents scanning and sorting a small table, which would lock all of it.  Locks on rows that turn out not
-    to match are kept too.  So rows that no single index finds, and more than a few rows, are read without locks, and
-    then locked by primary key.
-    https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
+    to match are kept too. Therefore, rows that no single index finds, and more than a few rows, are first read without
+    locks, and then locked by primary key. https://learn.microsoft.com/en-us/sql/t-sql/queries/hints-transact-sql-table
     """
 
     orders_freely: ClassVar[bool] = False

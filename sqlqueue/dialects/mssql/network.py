@@ -1,4 +1,4 @@
-"""How long the drivers of SQL Server wait for a connection."""
+"""The timeouts of the drivers of SQL Server."""
 
 from __future__ import annotations
 

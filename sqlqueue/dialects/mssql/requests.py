@@ -12,7 +12,7 @@ from ..parts.requests import Requests
 
 
 class SQLServerRequests(Requests):
-    """The driver limits the time."""
+    """Limits the time through the driver."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         # the server's QUERY_GOVERNOR_COST_LIMIT limits estimates only; with a timeout, the driver cancels statements

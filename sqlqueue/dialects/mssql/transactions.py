@@ -28,8 +28,9 @@ class SQLServerTransactions(Transactions):
 
     @contextmanager
     def tentative(self, session: Session) -> Iterator[None]:
-        # a savepoint, although a failed statement is undone alone: with XACT_ABORT on, which a server can set for all
-        # sessions, a violated key ends the transaction, and later writes would be committed without the earlier ones
+        # a savepoint, although the server rolls back a failed statement alone: with XACT_ABORT on, which a server can
+        # set for all sessions, a violated key ends the transaction, and later writes would be committed without the
+        # earlier ones
         try:
             with session.begin_nested():
                 yield

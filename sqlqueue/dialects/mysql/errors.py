@@ -32,7 +32,7 @@ class MySQLErrors(Errors):
             ),
             duplicates=(1062, 1586),
             references=(1217, 1451),
-            # to a database, a table, a column
+            # access denied to a database, a table, a column
             denied=(1044, 1142, 1143),
             # removed by a deadlock, which ends the transaction
             lost_savepoints=(1305,),

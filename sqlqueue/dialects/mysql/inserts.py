@@ -31,7 +31,8 @@ class MySQLInserts(Inserts):
 
 
 def _has_other_keys(table: Table, by: UniqueBy) -> bool:
-    """Whether a row could conflict on a key other than ``by``; the primary key counts only if the row sets it."""
+    """Return whether a row could conflict on a key other than ``by``; the primary key counts only if the row sets
+    it."""
     constraints = [tuple(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)]
     indexes = [tuple(index.columns) for index in table.indexes if index.unique]
     return any(columns != by.columns for columns in (*constraints, *indexes))

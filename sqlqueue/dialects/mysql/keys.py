@@ -33,14 +33,14 @@ class HintedKeys(Keys):
 
     @abstractmethod
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        """Return :meth:`by_key` of a DELETE."""
+        """Return :meth:`by_key` for a DELETE."""
 
 
 class MySQLKeys(HintedKeys):
     """Uses an optimizer hint for DELETE."""
 
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
-        # DELETE does not support index hints, but optimizer hints
+        # DELETE supports no index hints, only optimizer hints
         return statement.prefix_with(Naming("/*+ INDEX({} PRIMARY) */", spec.table, qualified=False))
 
 

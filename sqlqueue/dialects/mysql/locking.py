@@ -19,8 +19,8 @@ class MySQLLocking(Locking):
     """Rows are read without locks, in the order of the claim's index, and then locked by primary key.
 
     InnoDB locks each index entry that it reads, before sorting.  The entry stays locked even if its row turns out not
-    to match (MariaDB) or to be locked by another transaction, which then waits when it writes to the row.  So no
-    statement locks rows through any index but the primary key, whose entries are the rows.
+    to match (MariaDB) or to be locked by another transaction, which then waits when it writes to the row.  Therefore,
+    every statement locks rows through the primary key, whose index entries are the rows.
     """
 
     orders_freely: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class MySQLLocking(Locking):
 
 
 def is_partitioned(table: Table) -> bool:
-    """Whether the model declares the table as partitioned, by the PARTITION BY option for MySQL or MariaDB."""
+    """Return whether the model declares the table as partitioned, with the PARTITION BY option for MySQL or MariaDB."""
     return any(f"{name}_partition_by" in table.kwargs for name in ("mysql", "mariadb"))
 
 

@@ -61,7 +61,7 @@ class MariaDB(Adapter):
 class MariaDBKeys(HintedKeys):
     """Uses the form of DELETE that supports index hints."""
 
-    # from 1,000 values on, IN becomes a join with a derived table, which may read, and lock, rows in any order
+    # with 1,000 values or more, IN becomes a join with a derived table, which may read, and lock, rows in any order
     batch: ClassVar[int] = 999
 
     def deleting(self, spec: QueueSpec, statement: Delete) -> Delete:
@@ -93,7 +93,7 @@ class MariaDBSchema(ListedSchema):
 
 
 class MariaDBRequests(KilledRequests):
-    """Limits time by ``max_statement_time``."""
+    """Limits time with ``max_statement_time``."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         connection.execute(text(f"SET SESSION max_statement_time = {timeout.total_seconds():f}"))

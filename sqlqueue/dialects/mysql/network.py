@@ -1,4 +1,4 @@
-"""The sockets of PyMySQL and aiomysql, which have no public name, and how long the drivers wait."""
+"""The sockets of drivers, some of which are private attributes, and the timeouts of drivers and servers."""
 
 from __future__ import annotations
 

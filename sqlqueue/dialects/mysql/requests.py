@@ -42,7 +42,7 @@ class KilledRequests(Requests):
 
 
 class MySQLRequests(KilledRequests):
-    """Limits the time of queries by ``max_execution_time``."""
+    """Limits the time of queries with ``max_execution_time``."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         # only for SELECT: the server has no such limit for statements that write
@@ -53,7 +53,8 @@ class MySQLRequests(KilledRequests):
 
 
 def _as_sent() -> dict[Any, Any]:
-    """Return PyMySQL's conversions without times and decimals, which stay as the server sends them, valid or not."""
+    """Return PyMySQL's conversions without times and decimals, which are kept as the server sends them, valid or
+    not."""
     from pymysql.constants import FIELD_TYPE  # noqa: PLC0415
     from pymysql.converters import conversions  # noqa: PLC0415
 

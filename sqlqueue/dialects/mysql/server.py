@@ -25,11 +25,11 @@ _CLUSTER_SETTINGS = text(
 ).columns(column("name", String), column("value", String))
 _OFF = ("0", "OFF")
 _READ_ONLY = (1290, 1792, 1836)
-"""The server or the transaction is read-only, whatever the account's privileges."""
+"""The server or the transaction is read-only, regardless of the account's privileges."""
 
 
 class MySQLServer(Server):
-    """Detects replicas and unsuitable storage engines; checks privileges by EXPLAIN."""
+    """Detects replicas and unsuitable storage engines; checks privileges with EXPLAIN."""
 
     def __init__(self, product: Product, errors: Errors, *, reads_only: str) -> None:
         """``reads_only``: the name of the session variable for read-only transactions."""

@@ -17,5 +17,6 @@ class MySQLTransactions(Transactions):
     impatient: ClassVar[str | None] = "SET SESSION innodb_lock_wait_timeout = 1"
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        # a failed statement is undone alone; after a deadlock, a savepoint would raise an error about its own loss
+        # the server rolls back a failed statement alone; after a deadlock, the savepoint would be missing, which is an
+        # error
         return nullcontext()

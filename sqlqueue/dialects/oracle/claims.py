@@ -48,8 +48,8 @@ class OracleClaims(Claims):
     returns (through SQLAlchemy's asyncio dialect, all of them); and a row limit cannot be combined with FOR UPDATE
     (ORA-02014).
 
-    The cursor returns rows as they were when it was opened.  So each row is read again after it is locked, and only
-    rows that still match are taken; the next row is fetched in place of one that does not.
+    The cursor returns rows as they were when it was opened. Therefore, each row is read again after it is locked, and
+    only rows that still match are taken; the next row is fetched in place of one that does not.
     """
 
     def take(self, session: Session, taking: Taking) -> list[Any]:

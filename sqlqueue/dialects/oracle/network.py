@@ -1,4 +1,4 @@
-"""python-oracledb, which does not expose its socket and limits its calls itself."""
+"""The timeouts of python-oracledb, which does not expose its socket."""
 
 from __future__ import annotations
 

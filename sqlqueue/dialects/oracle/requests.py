@@ -11,7 +11,7 @@ from ..parts.requests import Interrupt, Requests, milliseconds
 
 
 class OracleRequests(Requests):
-    """The driver limits the time, and cancels statements."""
+    """Limits the time and cancels statements through the driver."""
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         driver: Any = connection.connection.driver_connection

@@ -25,7 +25,7 @@ class JSONText(WrappedType[Any]):
     impl = Text
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return a value as JSON text to store."""
+        """Return the JSON text to store for a value."""
         return None if value is None else json.dumps(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
@@ -39,7 +39,7 @@ class OracleTypes(Types):
     timestamp: ClassVar[TypeEngine[Any] | None] = UTCDateTime.wrapping(oracle.TIMESTAMP)
     error_text: ClassVar[TypeEngine[Any] | None] = oracle.NVARCHAR2(2000)
     long_text: ClassVar[TypeEngine[Any] | None] = oracle.NCLOB()
-    # SQLAlchemy supports JSON on Oracle from 2.1 on, and Oracle itself has it from 21c on
+    # SQLAlchemy supports JSON on Oracle since 2.1, and Oracle has it since 21c
     json: ClassVar[TypeEngine[Any] | None] = JSONText.wrapping(Text)
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:

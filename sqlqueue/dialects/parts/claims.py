@@ -19,7 +19,7 @@ from .rows import FURTHER, OTHERS, Parameters, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Taking:
-    """What a claim does: the rows to lock, and the assignments to write or the deletion."""
+    """The specification of a claim: the rows to lock, and the assignments to write or the deletion."""
 
     pick: Pick
     assignments: Sequence[Assignment] = ()
@@ -64,7 +64,8 @@ class Claims:
         return tasks
 
     def take_seen(self, session: Session, taking: Taking) -> list[Any]:
-        """Do :meth:`take` of a divided pick by primary key: read rows without locks, then take them until enough are.
+        """Do the work of :meth:`take` for a divided pick, by primary key: read rows without locks, then take some until
+        there are enough.
 
         For engines where :meth:`take` is one statement, which cannot read the parts in one order and lock as it reads.
         """

@@ -59,7 +59,7 @@ class Errors(ABC):
         return self._has(error, self.denied)
 
     def reason(self, error: DBAPIError) -> DBAPIError:
-        """Return the error itself, or for a lost savepoint the deadlock that removed it."""
+        """Return the error itself or, for a lost savepoint, the deadlock that removed it."""
         if self._has(error, self.lost_savepoints):
             for before in _before(error):
                 if self._has(before, self.transient):
@@ -78,11 +78,11 @@ def first_argument(error: DBAPIError) -> Any:
 
 @contextmanager
 def wrapping(dialect: Dialect, connection: Any = None, statement: str | None = None) -> Iterator[None]:
-    """Raise the driver's own errors as :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy itself does not.
+    """Wrap the driver's own errors in :class:`sqlalchemy.exc.DBAPIError`, where SQLAlchemy does not.
 
-    SQLAlchemy does not while it sets an isolation level, which is the first statement to fail on a dead connection.
+    It does not while it sets an isolation level, which is the first statement to fail on a dead connection.
     ``connection``: the driver's, if there is one; with some drivers, its state shows that it is dead. ``statement``:
-    the one that the error is to name.
+    the SQL that the error names.
     """
     driver = dialect.loaded_dbapi.Error
     try:

@@ -26,12 +26,13 @@ class Inserts:
     numbers_keys: ClassVar[bool] = True
     """Whether the server generates integer keys even if the model declares no generator, such as ``Identity()``."""
     key_before_row: ClassVar[bool] = False
-    """Whether an upsert locks the unique entry before the row, completion the reverse, so that they can deadlock."""
+    """Whether an upsert locks the unique index entry before the row, but completion the row first: they can
+    deadlock."""
     sends_values_alone: ClassVar[bool] = False
     """Whether many rows are inserted in one request only if they contain no SQL expressions."""
 
     drops_blanks: ClassVar[bool] = False
-    """Whether trailing blanks are ignored in comparisons of text, whatever its collation."""
+    """Whether comparisons of text ignore trailing blanks, regardless of the collation."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -49,7 +50,7 @@ class Inserts:
                 )
 
     def check_blanks(self, spec: QueueSpec, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raise :class:`.ArgumentError` for a primary key that equals another row's; rows are keyed by attribute
+        """Raise :class:`.ArgumentError` for a primary key that ends in ignored blanks; rows are keyed by attribute
         name."""
         for column in spec.primary_key if self.drops_blanks else ():
             name = spec.mapper.get_property_by_column(column).key

@@ -22,7 +22,7 @@ class Keys:
     """Selects rows by primary key, inline or by bind parameters."""
 
     batch: ClassVar[int] = 5_000
-    """The maximum number of keys in one statement, whatever their number of columns."""
+    """The maximum number of keys in one statement, regardless of their number of columns."""
     tuples: ClassVar[bool] = True
     """Whether a list of tuples uses an index."""
     names_rows: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class Keys:
     def rows_in(self, columns: Sequence[ColumnElement[Any]], rows: Sequence[Identity] | None = None) -> Criterion:
         """Return the criterion of rows whose ``columns`` have the values of one of ``rows``.
 
-        Without ``rows``, :meth:`row_names` gives the parameters.  The criterion does not have to use an index.
+        Without ``rows``, :meth:`row_names` returns the parameters.  The criterion does not have to use an index.
         """
         given: BindParameter[Any] = bindparam(ROWS if rows is None else None, rows, expanding=True)
         return tuple_(*columns).in_(given)
@@ -79,7 +79,8 @@ class Keys:
         return {ROWS: rows}
 
     def by_key(self, spec: QueueSpec, statement: ByKey) -> ByKey:
-        """Return ``statement``, which selects rows by primary key, such that it reads and waits for no other rows."""
+        """Return ``statement``, which selects rows by primary key, changed so that it reads and waits for no other
+        rows."""
         return statement
 
     def most(self, spec: QueueSpec) -> int:

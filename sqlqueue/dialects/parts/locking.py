@@ -40,7 +40,7 @@ class Locking(ABC):
         return pick.divided is None
 
     def locked_in_order(self, spec: QueueSpec, keys: Sequence[Identity]) -> int:
-        """Return how many of ``keys``, from the first on, a statement with a limit may name.
+        """Return how many of ``keys``, starting with the first, a statement with a limit can name.
 
         It then locks them in this order, and no more of them than the limit.
         """
@@ -55,7 +55,7 @@ class Locking(ABC):
         return pick.select(*columns).limit(pick.limit)
 
     def finding(self, pick: Pick, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return the statement by which a claim finds the rows of ``pick``."""
+        """Return the statement with which a claim finds the rows of ``pick``."""
         return self.picking(pick, *columns) if self.is_served(pick) else self.looking(pick, *columns)
 
     def named(self, spec: QueueSpec, *criteria: Criterion, waits: bool) -> Select[Any]:
@@ -65,7 +65,7 @@ class Locking(ABC):
         return locking
 
     def picking_named(self, spec: QueueSpec, named: Criterion, *columns: ColumnElement[Any]) -> Select[Any]:
-        """Return :meth:`picking` of rows selected by primary key."""
+        """Return :meth:`picking` for rows selected by primary key."""
         most = self.keys.most(spec)
         pick = Pick(spec=spec, state=(named,), where=(), order=(), limit=most, index=None, exact=True)
         return self.picking(pick, *columns)

@@ -15,8 +15,8 @@ from ...queue.findings import Finding, Severity
 Undo: TypeAlias = Callable[[], object]
 
 _UNANSWERED = (
-    "if the network drops this connection without an error, a program that waits for a response waits for very long:"
-    " workers have their own deadlines, other programs do not"
+    "if the network drops this connection without an error, a program can wait for a response for hours: workers have"
+    " their own deadlines, other programs do not"
 )
 
 
@@ -46,11 +46,12 @@ class Network:
         yield from (_note("server-timeouts", *found) for found in self.server_advice(connection))
 
     def driver_advice(self, connection: Any) -> str | None:
-        """Return what to set if this driver's connection waits forever for a silent server; ``None`` otherwise."""
+        """Return the settings to use if this driver's connection waits forever for a silent server; ``None``
+        otherwise."""
         return None
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
-        """Yield the settings that make the server wait forever for a silent client, and what to set instead."""
+        """Yield each setting that makes the server wait forever for a silent client, and the fix."""
         return iter(())
 
     def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
@@ -62,8 +63,8 @@ class Network:
         return None if tell is None else int(tell())
 
     def limit_calls(self, connection: Any, within: timedelta) -> Undo | None:
-        """Make the driver itself end calls that take longer, if it does not expose its socket. Returns a function that
-        lifts the limit."""
+        """Make the driver end calls that take longer than ``within``, if it does not expose its socket. Returns a
+        function that lifts the limit; ``None`` if there is no limit."""
         return None
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 
 class Listener(ABC):
-    """Receives notifications on a driver connection that is used for nothing else."""
+    """Receives notifications on a dedicated driver connection."""
 
     @abstractmethod
     def listen(self, connection: Any) -> None:
@@ -25,11 +25,11 @@ class Listener(ABC):
 
     @abstractmethod
     async def listen_async(self, connection: Any) -> None:
-        """Do :meth:`listen` on the connection of an asyncio driver."""
+        """Start listening on the connection of an asyncio driver."""
 
     @abstractmethod
     async def news_async(self, connection: Any, seconds: float) -> Collection[str]:
-        """Do :meth:`news` on the connection of an asyncio driver."""
+        """Wait for notifications like :meth:`news`, on the connection of an asyncio driver."""
 
 
 class Notifications:

@@ -1,4 +1,4 @@
-"""Executes the statements of SQL tasks, which are not the library's own: time limits, rows and interruption."""
+"""Executes the statements of SQL tasks, which users write: time limits, rows and interruption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from ..._support.exc import ArgumentError
 
 Interrupt: TypeAlias = Callable[[bool], None]
-"""Ends the statement that a connection executes, from another thread; with true, closes the connection as well."""
+"""A function that ends the statement that a connection is executing, from another thread; if called with true, it
+closes the connection as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class StatementResult:
     rows: Iterable[Sequence[Any]]
     """The rows, read from the server during iteration."""
     row_count: int
-    """The number of rows that a statement without a result has changed."""
+    """The number of rows that a statement without a result changed."""
 
 
 class Requests:
@@ -50,8 +51,8 @@ class Requests:
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
         """Make the server or the driver end statements that take longer than ``timeout``, as far as possible.
 
-        For a connection that serves one request and is then closed.  The statement itself may change the server's
-        setting: see :meth:`interruption`.
+        The connection serves one request and is then closed. The statement itself can change the server's setting: see
+        :meth:`interruption`.
         """
 
     def lift_limit(self, connection: Connection) -> None:
@@ -66,11 +67,11 @@ class Requests:
         finally:
             try:
                 self.lift_limit(connection)
-            except SQLAlchemyError:  # it is lost: the pool must not hand it out with the limit
+            except SQLAlchemyError:  # the connection is lost: the pool must not hand it out with the limit
                 connection.invalidate()
 
     def interruption(self, connection: Connection) -> Interrupt | None:
-        """Return a function that ends the statement whatever it has set.
+        """Return a function that ends the statement, whatever settings it has changed.
 
         Return ``None`` if statements cannot change the limit that :meth:`limit_time` sets.
         """

@@ -1,4 +1,4 @@
-"""Executes statements on rows.  What depends on the engine is in the locking and keys parts."""
+"""Executes statements on rows.  The parts for locking and keys contain everything that depends on the engine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .locking import Locking
 OTHERS = 16
 """The number of rows that a claim reads beyond its limit, since other claims may be locking some."""
 FURTHER = 8
-"""The factor by which a claim increases the number of rows that it reads each time it did not get enough."""
+"""The factor by which a claim increases the number of rows that it reads whenever it did not get enough."""
 R = TypeVar("R")
 Parameters: TypeAlias = Mapping[str, Any]
 
 
 class Rows:
-    """Locks, changes, reads and loads rows.  The same class for all engines."""
+    """Locks, changes, reads and loads rows, in the same way on all engines."""
 
     def __init__(self, locking: Locking) -> None:
         self.locking = locking
@@ -38,9 +38,10 @@ class Rows:
         return self.keys(session, pick.spec, locking)
 
     def lock_seen(self, session: Session, pick: Pick) -> list[Identity]:
-        """Do :meth:`lock_picked` by primary key: read rows without locks, then lock them until there are enough.
+        """Do the work of :meth:`lock_picked` by primary key: read rows without locks, then lock some until there are
+        enough.
 
-        If others have locked too many of the rows, read further.
+        If other transactions have locked too many of the rows, more are read.
         """
         found, seen = list[Identity](), set[Identity]()
         number = pick.limit + OTHERS
@@ -62,9 +63,8 @@ class Rows:
         return list(dict.fromkeys(found))  # a collation may consider two of the listed values to be equal
 
     def _look_at_all(self, session: Session, pick: Pick, number: int) -> list[Identity] | None:
-        """Return the same, read from the whole queue; ``None`` if rows of other parts are among the first.
-
-        Only then are the parts read one after another, which takes longer.
+        """Return the result of :meth:`look`, read from the whole queue; ``None`` if rows of other parts are among the
+        first. Only then are the parts read one after another, which takes longer.
         """
         whole, column, values = pick.undivided()
         make = partial(self.locking.looking, replace(whole, limit=number), *pick.spec.primary_key, column)
@@ -72,7 +72,8 @@ class Rows:
         return [tuple(row[:-1]) for row in rows] if values.issuperset(row[-1] for row in rows) else None
 
     def _lock_first(self, session: Session, pick: Pick, keys: Sequence[Identity], before: int) -> list[Identity]:
-        """Lock the first of ``keys`` that are free and still match, as far as ``pick`` has room after ``before``."""
+        """Lock the first of ``keys`` that are free and still match, up to the limit of ``pick``, of which ``before``
+        are locked."""
         found = list[Identity]()
         while keys and (room := pick.limit - before - len(found)):
             size = min(max(room, self.locking.locked_in_order(pick.spec, keys)), self._keys.most(pick.spec))
@@ -160,7 +161,8 @@ class Rows:
         *,
         waits: bool,
     ) -> set[Identity]:
-        """Do :meth:`change` without RETURNING: lock the matching rows first to learn which will be changed."""
+        """Do the work of :meth:`change` without RETURNING: lock the matching rows first to learn which will be
+        changed."""
         named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
         if waits and len(identities) == 1:
             return set(identities) if self.count(session, spec, named, parameters) else set()

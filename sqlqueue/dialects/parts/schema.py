@@ -39,7 +39,7 @@ class LiveIndex:
     """The condition of a partial index, as the server stores it."""
     unique: bool
     usable: bool
-    """Whether queries may use it."""
+    """Whether queries can use it."""
 
 
 class Schema:
@@ -61,7 +61,7 @@ class Schema:
     """Whether the default of an existing column can be changed without copying its table."""
 
     def lacks_storage(self, connection: Connection, table: Table) -> bool:
-        """Whether ``table``, which exists, lacks the storage parameters that queue tables should have."""
+        """Return whether ``table``, which exists, lacks the storage parameters that queue tables should have."""
         return False
 
     @property
@@ -123,7 +123,7 @@ class Schema:
         return {}
 
     def same_predicate(self, dialect: Dialect, index: Index, live: LiveIndex) -> bool:
-        """Whether the server's index has the condition of ``index``, however the server writes it."""
+        """Return whether the server's index has the condition of ``index``, however the server writes it."""
         option = self.predicate_option
         wanted = index.dialect_kwargs.get(option) if option else None
         if wanted is None:
@@ -132,11 +132,11 @@ class Schema:
         return live.predicate is not None and _words(str(ours)) == _words(live.predicate)
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
-        """Whether ``live``, a time column's default as the server writes it, is the one that models declare."""
+        """Return whether ``live``, a time column's default as the server writes it, is the one that models declare."""
         return _words(live) == _words(str(utcdefault().compile(dialect=dialect)))
 
     def same_moments(self, dialect: Dialect, declared: TypeEngine[Any], live: TypeEngine[Any]) -> bool:
-        """Whether the reflected type ``live`` stores times as ``declared`` does, as far as reflection shows."""
+        """Return whether the reflected type ``live`` stores times as ``declared`` does, as far as reflection shows."""
         return live.compile(dialect) == declared.compile(dialect)
 
     def _live_predicate(self, index: ReflectedIndex) -> str | None:
@@ -156,7 +156,7 @@ _WORD = re.compile(rf"('(?:[^']|'')*')|{_CAST}|(\w+|[<>=!]+)", re.IGNORECASE)
 
 
 def _words(predicate: str) -> list[str]:
-    """Return a condition's tokens without what servers add or omit: casts, parentheses, quotes around names.
+    """Return a condition's tokens, except those that servers add or omit: casts, parentheses, quotes around names.
 
     ``((status)::text = ANY ((ARRAY['a', 'b'])::text[]))`` is equivalent to ``[status] IN ('b', 'a')``.
     """

@@ -40,7 +40,7 @@ class Server(ABC):
             self._verified.add(connection.dialect)
 
     def banner(self, connection: Connection) -> str:
-        """Return the server's description of itself, if its version number is not enough."""
+        """Return the server's description of itself, if its version number alone does not identify it."""
         return ""
 
     def judge(self, version: tuple[Any, ...], banner: str) -> None:
@@ -60,7 +60,7 @@ class Server(ABC):
         )
 
     def check_locks(self, connection: Connection) -> None:
-        """Raise :class:`.UnsupportedDialectError` where row locks keep others out only until the commit is certified.
+        """Raise :class:`.UnsupportedDialectError` on a cluster whose servers do not see each other's row locks.
 
         Checks once per engine.
         """
@@ -106,7 +106,7 @@ class Server(ABC):
 
 
 def read_only(reason: str, fix: str) -> Finding:
-    """Return the finding that the server or the session is read-only."""
+    """Return a finding: the server or the session is read-only."""
     return Finding(severity=Severity.ERROR, code="read-only", message=f"nothing can be claimed here: {reason}", fix=fix)
 
 

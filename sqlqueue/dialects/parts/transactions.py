@@ -26,11 +26,11 @@ class Transactions:
     changes_unseen: ClassVar[bool] = False
     """Whether a transaction with an old snapshot can change rows committed since, instead of failing."""
     harmless_levels: ClassVar[Collection[str]] = (READ_COMMITTED, "READ UNCOMMITTED")
-    """Isolation levels in which a claim neither fails because of others nor blocks them."""
+    """Isolation levels at which a claim neither fails because of other transactions nor blocks them."""
     impatient: ClassVar[str | None] = None
     """The statement that limits a session's wait for locks to one second."""
     refused_levels: ClassVar[Collection[str]] = ()
-    """Isolation levels in which the engine rejects a claim, or a claim would be wrong."""
+    """Isolation levels at which the engine rejects a claim, or a claim would be wrong."""
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -48,12 +48,12 @@ class Transactions:
         return None
 
     def begins_to_write(self, statement: str) -> bool:
-        """Return whether ``statement`` makes its transaction the single writer, if it is not."""
+        """Return whether ``statement`` makes its transaction the single writer, if it is not already."""
         return False
 
     def level(self, source: Engine | Connection) -> str | None:
         """Return the isolation level of transactions, as far as it is known without querying the server."""
-        # the server's default is known from the first connection on
+        # the server's default is known once the first connection has been opened
         return self.chosen_level(source) or getattr(source.dialect, "default_isolation_level", None)
 
     def chosen_level(self, source: Engine | Connection) -> str | None:
@@ -62,7 +62,7 @@ class Transactions:
         return options.get("isolation_level") or getattr(source.dialect, "_on_connect_isolation_level", None)
 
     def present_level(self, connection: Connection) -> str | None:
-        """Return the isolation level in which a claim on this connection would run now."""
+        """Return the isolation level at which a claim on this connection would run now."""
         return AUTOCOMMIT if _autocommits(connection) else self.level(connection)
 
     def may_change_unseen(self, connection: Connection) -> bool:

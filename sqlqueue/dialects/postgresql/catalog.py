@@ -45,7 +45,7 @@ def storage_statement(of: Table, *, give: bool) -> str:
 
 
 def lacks_storage(connection: Connection, of: Table) -> bool:
-    """Whether one of the parameters is not set on the table; its owner may choose other values."""
+    """Return whether one of the parameters is not set on the table; its owner may choose other values."""
     options = connection.scalars(select(_CLASS.c.reloptions).where(_CLASS.c.oid == _oid(connection, of))).all()
     return any(not {*_PARAMETERS} <= {option.split("=")[0] for option in given or ()} for given in options)
 

@@ -25,7 +25,8 @@ class PostgreSQLInserts(Inserts):
         return on_conflict(insert(spec.table), by, replace)
 
     def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
-        """Return one statement with an array for each column that differs: a list of rows is executed row by row."""
+        """Return one statement with an array for each column that differs, because a list of rows is executed row by
+        row."""
         fixed = (bindparam(name, type_=table.c[name].type) for name in same)
         lists = (func.unnest(bindparam(name, type_=ARRAY(table.c[name].type))) for name in different)
         rows = select(*fixed, *lists, utcnow())

@@ -1,4 +1,4 @@
-"""How long the drivers of PostgreSQL wait for the server, and the server for them."""
+"""The timeouts of the drivers of PostgreSQL and of its server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOREVER = ("0", "0s")
 
 
 class PostgreSQLNetwork(Network):
-    """Drivers that use libpq, which the environment can configure, too, and asyncpg."""
+    """Drivers that use libpq, which environment variables can also configure, and asyncpg."""
 
     connect_timeouts: ClassVar[Mapping[str, Collection[str]]] = {
         **dict.fromkeys(_OF_LIBPQ, ("connect_timeout",)),

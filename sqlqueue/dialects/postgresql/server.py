@@ -20,7 +20,7 @@ _SESSIONS = table(
     schema="pg_catalog",
 )
 _DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
-"""The catalog of Citus.  The method of a table that is not divided is 'n'."""
+"""The catalog of Citus.  The method of a table that is not distributed is 'n'."""
 
 
 class PostgreSQLServer(Server):
@@ -49,7 +49,7 @@ class PostgreSQLServer(Server):
             yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
 
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
-        # a system column shows the transaction that locked a row last, unless several share the lock
+        # the system column xmax shows the transaction that locked a row last, unless several share the lock
         last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()
         told = select(*_SESSIONS.c).where(cast(_SESSIONS.c.backend_xid, String) == last)
         owner = connection.execute(told).one_or_none()

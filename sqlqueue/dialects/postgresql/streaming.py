@@ -39,7 +39,7 @@ def stream(connection: Connection, request: str, type_name: Callable[[int], str]
             yield _answer(_results(driver), driver.info.encoding, type_name)
     finally:
         if driver.pgconn.transaction_status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
-            connection.invalidate()  # it does not accept a ROLLBACK
+            connection.invalidate()  # the connection does not accept a ROLLBACK
 
 
 def _answer(results: Iterator[Any], encoding: str, type_name: Callable[[int], str]) -> StatementResult:

@@ -1,4 +1,4 @@
-"""How long a session waits for locks."""
+"""The lock timeout of sessions."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ..parts.keys import Keys
 
 
 class SQLiteKeys(Keys):
-    """Lists of tuples do not use an index, and expressions can be at most 1,000 levels deep."""
+    """Avoids lists of tuples, which do not use an index, and expressions more than 1,000 levels deep."""
 
     tuples: ClassVar[bool] = False
     batch: ClassVar[int] = 500

@@ -1,4 +1,4 @@
-"""SQL tasks on SQLite, with a limit on their time."""
+"""Executes SQL tasks on SQLite, with a time limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SQLiteRequests(Requests):
 
 def _set_progress_handler(connection: Connection, handler: Callable[[], bool] | None) -> None:
     adapted: Any = connection.connection.dbapi_connection
-    if hasattr(adapted, "run_async"):  # asyncio's driver works in a thread of its own
+    if hasattr(adapted, "run_async"):  # the asyncio driver uses its own thread
         adapted.run_async(lambda driver: driver.set_progress_handler(handler, _INSTRUCTIONS))
     else:
         adapted.set_progress_handler(handler, _INSTRUCTIONS)

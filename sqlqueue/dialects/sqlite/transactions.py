@@ -41,12 +41,13 @@ class SQLiteTransactions(Transactions):
         return _WRITES.match(statement) is not None
 
     def tentative(self, session: Session) -> AbstractContextManager[object]:
-        return nullcontext()  # a failed statement is undone alone; releasing a savepoint could end the transaction
+        # SQLite rolls back a failed statement alone; releasing a savepoint could end the transaction
+        return nullcontext()
 
     def level(self, source: Engine | Connection) -> str | None:
-        """Return a harmless level whatever is configured: with one writer, serializable transactions are harmless."""
+        """Return a harmless level, whatever is configured: with one writer, serializable transactions are harmless."""
         return READ_COMMITTED
 
     def present_level(self, connection: Connection) -> str | None:
-        """Return the same for drivers that autocommit: the claim begins the transaction itself."""
+        """Return the same level for drivers that autocommit, because the claim begins the transaction itself."""
         return self.level(connection)

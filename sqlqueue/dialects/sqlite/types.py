@@ -16,7 +16,7 @@ _SECONDS = len("2026-01-01 00:00:00")
 
 
 class SQLiteTypes(Types):
-    """Times are text, in UTC, and only a key of the type INTEGER is generated."""
+    """Times as text in UTC, and INTEGER keys, the only ones that SQLite generates."""
 
     serial: ClassVar[TypeEngine[Any] | None] = Integer()
 

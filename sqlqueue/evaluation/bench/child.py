@@ -39,7 +39,7 @@ class TaskStart(NamedTuple):
 def worker_process(url: URL, *, notify: bool, counter: Counter = None) -> Iterator[ChildProcess]:
     """Yield a worker, which sends a :class:`TaskStart` for each task, and its statement count on request.
 
-    ``counter``: of the proxy in ``url``, if there is one.
+    ``counter``: the counter of the proxy in ``url``, if there is one.
     """
     with ChildProcess("the worker", _work, url, counter, notify) as process:
         process.receive()

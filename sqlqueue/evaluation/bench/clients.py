@@ -1,4 +1,4 @@
-"""Clients of a queue, by sqlqueue and by hand, with the same interface for the measured loops."""
+"""Clients of a queue, with sqlqueue and written by hand, which have the same interface for the measured loops."""
 
 from __future__ import annotations
 

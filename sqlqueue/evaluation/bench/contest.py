@@ -80,8 +80,6 @@ class Contest:
         all_entries = [entry for _, _, entry in entries]
         return [entry.figure(all_entries) for entry in all_entries]
 
-    # -- the table ----------------------------------------------------------------------------------------------------
-
     def renew(self, model: type[Any] | None = None) -> None:
         """Recreate the table of ``model``, the plan's by default, so that contenders do not affect each other."""
         self._model = model or self.plan.model
@@ -107,7 +105,7 @@ class Contest:
             return session.scalar(waiting) is None
 
     def took(self, jobs: int) -> float:
-        """Return the seconds from the first claim to the last completion, by the times stored in the rows.
+        """Return the seconds from the first claim to the last completion, according to the times stored in the rows.
 
         Raises :class:`.EvaluationError` unless each of the ``jobs`` was done exactly once.
         """
@@ -143,7 +141,7 @@ def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> 
 
 
 def enqueue(contest: Contest, contender: Contender, jobs: int, processes: int) -> Round:
-    """Measure how a contender enqueues ``jobs``; :class:`.EvaluationError` if some are missing."""
+    """Measure how a contender enqueues ``jobs``.  Raises :class:`.EvaluationError` if some are missing."""
     contest.renew()
     with contest.processes.prepared(contender.make, processes) as work:
         warm = min(_WARM, jobs)

@@ -78,7 +78,7 @@ def _single_drains(plan: Plan, driver: str) -> list[Form]:
 
 
 def _inserting_drains(plan: Plan, driver: str) -> list[Form]:
-    """Return the ways that commit each job with a row of its own."""
+    """Return the ways that commit each job with a row that its handler inserts."""
     threads, few = plan.threads, _fewer(plan)
     loops = partial(_loops, plan, driver, ours=None, in_batches=False, threads=threads)
     leasing = _worker("worker, handler(session, job)", partial(handle, handler=writing))

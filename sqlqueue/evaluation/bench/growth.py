@@ -1,4 +1,4 @@
-"""Measurements of a large queue: among finished and scheduled tasks, and during an old snapshot."""
+"""Measurements of a large queue: among finished and scheduled tasks, and while an old snapshot is held."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def measure_growth(
 ) -> list[Growth]:
     """Drain ``tasks`` tasks from queues of each of the ``sizes`` in turn, in ``rounds`` rounds, and return the rates.
 
-    Each size has a table of its own, and each round shuffles the sizes, so that other load on the machine affects all
-    of them alike.  The tables are created and dropped; existing tables of the same name raise a database error.
+    Each size has its own table, and each round shuffles the sizes, so that other load on the machine affects all of
+    them alike.  The tables are created and dropped; existing tables of the same name raise a database error.
     """
     engine.dispose()  # older connections in the pool would share the work, but one session must do it all
     with _queues(engine, {f"growth_{size}": size for size in sizes}, say) as models:
         rates: dict[int, list[float]] = {size: [] for size in sizes}
         spent: dict[int, list[float | None]] = {size: [] for size in sizes}
         by_size = list(zip(sizes, models, strict=True))
-        for number in range(-1, rounds):  # the first is a warm-up, and not counted
+        for number in range(-1, rounds):  # the first is a warm-up and does not count
             for size, model in random.sample(by_size, len(by_size)):
                 say(f"draining among {size:,} finished tasks, round {number + 1} of {rounds}")
                 _enqueue(sessions, model, tasks)

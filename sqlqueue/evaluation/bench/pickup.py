@@ -48,7 +48,7 @@ class Pickup:
     scheduled: Delays
     """Delays from the scheduled time of a task to the call of its handler, by the database's clock."""
     by_hand: Delays | None
-    """Like ``enqueued``, for a process that listens and claims using the driver alone, if there is a baseline."""
+    """Like ``enqueued``, for a process that listens and claims using only the driver, if there is a baseline."""
     idle_statements: float
     """Statements per second while there is nothing to do."""
 

@@ -22,7 +22,7 @@ class Shape:
     makes_keys: bool
     """Whether the server generates the keys."""
     columns: tuple[str, ...]
-    """The columns that a claim returns: the key, the attempt and what else a handler needs."""
+    """The columns that a claim returns: the key, the attempt and whatever else a handler needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Spent(NamedTuple):
 
 
 Work: TypeAlias = Callable[[int, Callable[[], bool]], list[Spent]]
-"""A function that has processes work on jobs until it is done, and returns what each has spent."""
+"""A function that makes processes work on jobs until they are done, and returns what each process spent."""
 
 
 class _Failed(NamedTuple):

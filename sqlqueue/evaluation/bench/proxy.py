@@ -1,6 +1,6 @@
-"""A TCP proxy between clients and the server, in a process of its own, which counts round trips and adds delays.
+"""A TCP proxy between clients and the server, in a separate process, which counts round trips and adds delays.
 
-A round trip is what a client waits for: it begins when the client sends after it has received something.  Messages that
+A round trip begins when the client sends something for the first time since it last received something.  Messages that
 a driver sends without waiting for responses are one round trip. To recognize these, responses must take longer than the
 client needs to send the next message, so the counts are correct only with a delay.
 """
@@ -24,7 +24,7 @@ from ..errors import EvaluationError
 from ..processes import ChildProcess
 
 _PORTS = {"postgresql": 5432, "cockroachdb": 26257, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
-"""Ports by SQLAlchemy's name of the dialect, for URLs without one."""
+"""Ports by SQLAlchemy's name of the dialect, for URLs without a port."""
 _CHUNK = 1 << 16
 
 Counter: TypeAlias = Any
@@ -41,7 +41,7 @@ class Proxy:
 
     @property
     def round_trips(self) -> int:
-        """Return how many round trips there have been on all connections."""
+        """The number of round trips on all connections so far."""
         count: int = self.counter.value
         return count
 

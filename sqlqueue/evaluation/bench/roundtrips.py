@@ -72,7 +72,7 @@ class _Meter:
 
     @contextmanager
     def reading(self, operation: str) -> Iterator[None]:
-        """A context manager that measures the operation within it."""
+        """Return a context manager that measures the operation within it."""
         statements, trips, begun = self._counter.statements, self._proxy.round_trips, time.perf_counter()
         yield
         seconds = time.perf_counter() - begun
@@ -184,7 +184,8 @@ def _filled(contest: Contest, jobs: int) -> Callable[[], bool]:
 
 
 def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextManager[ChildProcess]) -> RoundTrips:
-    """Measure what happens between a commit, which does not go through the proxy, and the start of the handler."""
+    """Measure the round trips and the time between a commit, which does not go through the proxy, and the handler's
+    start."""
     make, samples = sessions(engine), list[tuple[int, float]]()
     empty(make)
     with process as worker:

@@ -1,4 +1,4 @@
-"""Running the requested measurements."""
+"""Runs the requested measurements."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
         "SELECT pg_stat_force_next_flush()",
         "SELECT active_time * 1000 FROM pg_stat_database WHERE datname = current_database()",
     ),
-    # for accounts that may read performance_schema, as administrators may; only this session
+    # for accounts that can read performance_schema, such as administrators; only this session
     "mysql": (
         "SELECT sum(sum_timer_wait) / 1000000 FROM performance_schema.events_statements_summary_by_thread_by_event_name"
         " WHERE thread_id = ps_current_thread_id()",
@@ -32,7 +32,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
         "SELECT variable_value * 1000000 FROM information_schema.session_status WHERE variable_name = 'Query_time'",
     ),
 }
-"""Statements by adapter name, each run in a transaction of its own; the last returns the microseconds."""
+"""Statements by adapter name, each run in its own transaction; the last returns the microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

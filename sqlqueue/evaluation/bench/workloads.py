@@ -91,7 +91,7 @@ class Draining(Workload):
 
 
 def apart(client: Client, limit: int) -> int:
-    """Claim and complete jobs with a commit for each, and return their number."""
+    """Claim and complete jobs with one commit for each step, and return their number."""
     jobs = client.claim(limit)
     client.commit()
     if jobs:
@@ -110,7 +110,7 @@ def together(client: Client, limit: int) -> int:
 
 
 def apart_writing(client: Client, limit: int) -> int:
-    """Claim jobs, commit, complete them with what the application writes, commit, and return their number."""
+    """Claim jobs, commit, complete them together with a write of the application, commit, and return their number."""
     jobs = client.claim(limit)
     client.commit()
     if jobs:
@@ -121,7 +121,7 @@ def apart_writing(client: Client, limit: int) -> int:
 
 
 def together_writing(client: Client, limit: int) -> int:
-    """Claim and complete jobs with what the application writes, with one commit, and return their number."""
+    """Claim and complete jobs together with a write of the application, with one commit, and return their number."""
     jobs = client.claim(limit)
     if jobs:
         client.write(NOTE)

@@ -36,7 +36,7 @@ class File(QueueMixin, Base):
 class Receipt(Base):
     """A receipt of a file, written only in the transaction that completes it.
 
-    The key allows several receipts of a file: they reveal that a file was done twice, and do not prevent it.
+    The key allows several receipts for a file: they reveal that a file was done twice, instead of preventing it.
     """
 
     __tablename__ = "sqlqueue_demo_receipt"

@@ -29,8 +29,8 @@ def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = 
         sqlqueue prove --url postgresql+psycopg://me@host/test
 
     Worker processes handle tasks, and meanwhile some are killed (SIGKILL), frozen for longer than their leases
-    (SIGSTOP), or lose all of their connections. Their handlers deadlock, and wait in vain for locks. Other sessions
-    try what must not succeed: to complete a task that another claim holds, to claim a task under a lease, to exceed a
+    (SIGSTOP), or lose all of their connections. Their handlers deadlock, or time out waiting for locks. Other sessions
+    attempt what must fail: to complete a task that another claim holds, to claim a task under a lease, to exceed a
     limit. Then everything is counted.
 
     The result is a verdict, and for each promise how often it was put to the test and how often it was broken.

@@ -30,7 +30,7 @@ Claims = set[tuple[int, int | None]]
 
 
 class Faults:
-    """Injects faults into worker processes, and records how long its tasks take to recover."""
+    """Injects faults into worker processes, and records how long it takes until their tasks are recovered."""
 
     def __init__(self, workers: WorkerProcesses, sessions: sessionmaker[QueueSession]) -> None:
         self.counts: Counter[str] = Counter()
@@ -114,5 +114,5 @@ class Faults:
         worker.cut()
 
     def _hold_locks(self) -> None:
-        with suppress(DBAPIError):  # it lost a conflict itself
+        with suppress(DBAPIError):  # this session itself lost a conflict
             hold_locks(self._sessions)

@@ -18,17 +18,17 @@ from .worker import main
 
 
 class WorkerProcess(ChildProcess):
-    """A worker process, which is made to suffer faults."""
+    """A worker process, into which faults are injected."""
 
     def __init__(self, name: str, url: URL) -> None:
         super().__init__(name, main, url, name)
         self.is_frozen = False
 
     def freeze(self, seconds: float) -> None:
-        """Stop it for some seconds as a machine does that is suspended: its connections stay open."""
+        """Suspend it for some seconds, as if its machine were suspended: its connections stay open."""
         os.kill(self.pid, signal.SIGSTOP)
         self.is_frozen = True
-        # whatever this process waits for meanwhile: it may be the locks of the one that is frozen
+        # a timer, because this process may itself be waiting for locks that the frozen one holds
         timer = threading.Timer(seconds, self._thaw)
         timer.daemon = True
         timer.start()
@@ -47,7 +47,7 @@ class WorkerProcess(ChildProcess):
         self.send("stop")
         counts: Any = None
         with suppress(EvaluationError):
-            while not isinstance(counts, dict):  # one that replaced another has sent "ready" first
+            while not isinstance(counts, dict):  # a process that replaced another one has sent "ready" first
                 counts = self.receive()
         self.join()
         return Counter(counts if isinstance(counts, dict) else {})
@@ -61,7 +61,7 @@ class WorkerProcesses:
         self._url = url
         self._started = 0
         self.died: list[str] = []
-        """The names of those that ended by themselves."""
+        """The names of processes that ended without being killed."""
         self.running: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerProcesses:
@@ -72,7 +72,8 @@ class WorkerProcesses:
             process.kill()
 
     def start(self, number: int) -> None:
-        """Start so many processes, and wait until they are ready; :class:`.EvaluationError` if one does not start."""
+        """Start ``number`` processes, and wait until they are ready.  Raises :class:`.EvaluationError` if one does not
+        start."""
         for _ in range(number):
             self._add()
         for process in self.running:

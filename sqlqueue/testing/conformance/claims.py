@@ -38,7 +38,7 @@ class TestClaims(Suite):
 
     def test_locked_tasks_are_passed_over(self, sessions: Sessions, adapter: Adapter) -> None:
         if adapter.locking.one_writer:
-            pytest.skip("the engine has one writer at a time, so that nothing is locked by others")
+            pytest.skip("the engine has one writer at a time, so nothing is locked by others")
         enqueue(sessions, *numbered(5))
         with sessions() as first, sessions() as second:
             mine = {job.name for job in first.claim_many(Job, limit=2)}

@@ -37,7 +37,7 @@ class Suite:
 
 
 def enqueue(sessions: Sessions, *rows: Mapping[str, Any], model: type[QueueMixin] = Job) -> None:
-    """Enqueue ``rows`` in a transaction of their own."""
+    """Enqueue ``rows`` in a separate transaction."""
     with sessions() as session:
         session.enqueue(model, rows)
         session.commit()
@@ -49,7 +49,7 @@ def numbered(count: int) -> list[Mapping[str, Any]]:
 
 
 def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
-    """Claim in a transaction of its own."""
+    """Claim in a separate transaction."""
     with sessions(expire_on_commit=False) as session:
         jobs = list(session.claim_many(Job, limit=limit))
         session.commit()
@@ -57,7 +57,7 @@ def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
 
 
 def end_leases(sessions: Sessions) -> None:
-    """Let the lease of every running job expire."""
+    """Make the lease of every running job expire."""
     with sessions() as session:
         session.execute(update(JOBS).where(Job.status == "running").values(available_at=PAST))
         session.commit()

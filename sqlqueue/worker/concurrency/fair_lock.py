@@ -19,7 +19,7 @@ class FairLock:
     def acquire(self, timeout: float, *, is_async: bool) -> bool:
         """Wait for the lock at most ``timeout`` seconds.  Returns whether the caller holds it now.
 
-        With ``is_async``, the caller runs in a greenlet of SQLAlchemy's, whose event loop keeps running.
+        With ``is_async``, the caller runs in one of SQLAlchemy's greenlets, whose event loop keeps running.
         """
         with self._lock:
             if not self._is_held:
@@ -38,7 +38,7 @@ class FairLock:
         return True
 
     def release(self) -> None:
-        """Hand the lock to the one that has waited for the longest time."""
+        """Hand the lock to the caller that has waited longest."""
         with self._lock:
             while self._waiting:
                 following = self._waiting.popleft()

@@ -56,7 +56,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self._start()
 
     def abandon(self, future: Future[Any], error: Exception) -> None:
-        """Let ``future`` raise ``error``, and another thread take the place of the one that may never return."""
+        """Make ``future`` raise ``error``, and allow another thread to replace the one that may never return."""
         with suppress(InvalidStateError):
             future.set_exception(error)
             with self._lock:
@@ -66,7 +66,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._start()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end; running calls are not waited for.  A later ``submit`` starts new threads."""
+        """End idle threads, without waiting for running calls.  A later ``submit`` starts new threads."""
         with self._lock:
             for _ in range(self._begun):
                 self._calls.put(None)

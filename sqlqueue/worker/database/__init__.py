@@ -9,7 +9,8 @@ from .threaded import SyncDatabase
 
 
 def database_of(sessions: Sessions, liveness: Liveness) -> Database:
-    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``; :class:`.ArgumentError` otherwise."""
+    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError` for
+    others."""
     if isinstance(sessions, sessionmaker):
         return SyncDatabase(sessions, liveness)
     if type(sessions).__name__ == "async_sessionmaker":

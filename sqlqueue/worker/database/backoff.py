@@ -21,7 +21,7 @@ LONGEST_AFTER_CONFLICT = 0.25
 
 
 def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
-    """Yield growing pauses with jitter, each between half and the whole of its length."""
+    """Yield growing pauses with jitter, each at least half as long as without it."""
     pause = first
     while True:
         yield timedelta(seconds=random.uniform(pause / 2, pause))
@@ -62,7 +62,8 @@ class Backoff:
         self.reset()
 
     async def pause_after(self, error: Exception) -> None:
-        """Report ``error`` and pause: briefly after a conflict, and longer each time while the server is away."""
+        """Report ``error`` and pause: briefly after a conflict, and longer each time while the server cannot be
+        reached."""
         if any(is_conflict(error, adapter) for adapter in self._adapters):
             pause = next(self._after_conflicts)
             self._reports.conflict(self._what, error, pause)

@@ -1,4 +1,4 @@
-"""The worker's interface to a database, the same for sync and asyncio sessions: it runs functions of a session."""
+"""The worker's interface to a database, the same for sync and asyncio sessions: it calls functions with a session."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Database(Protocol):
         ...
 
     async def run(self, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a session and transaction of its own, commit, and return its result, detached.
+        """Run ``work`` in a new session and transaction, commit, and return its result, detached.
 
         Raises :class:`.NoResponse` if that takes longer than ``within``.
 
-        At most :data:`MAX_TRANSACTIONS` run at a time.  Cancelling the caller does not interrupt it: an interrupted
-        driver would leave work behind on an event loop that is about to be closed.
+        At most :data:`MAX_TRANSACTIONS` run at a time.  Cancelling the caller does not interrupt the transaction: an
+        interrupted driver would leave work behind on an event loop that is about to be closed.
         """
         ...
 
@@ -66,7 +66,7 @@ class Database(Protocol):
         ...
 
     def open(self) -> tuple[Any, Session]:
-        """Return a session as the application makes it, and the sync session within it."""
+        """Return a new session, as the application configures it, and its sync session."""
         ...
 
     async def end(self, timeout: float) -> None:
@@ -79,13 +79,13 @@ class Database(Protocol):
 
 
 class OwnConnections(Protocol):
-    """Connections of one thread, which never waits for another's.
+    """Connections of one thread, which never waits for those of other threads.
 
-    Their pools are copies of the application's, so its connection events and settings apply.
+    Their pools are copies of the application's pools, so the application's connection events and settings apply.
     """
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a transaction of its own, and commit it.  Deadline as for :meth:`.Database.run`."""
+        """Run ``work`` in a new transaction, and commit it.  Deadline as for :meth:`.Database.run`."""
         ...
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:
@@ -101,7 +101,7 @@ class OwnConnections(Protocol):
 
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
-    """Return a copy of ``engine`` with a pool of its own, the same one at each call with ``engines``."""
+    """Return a copy of ``engine`` with its own pool, the same copy at each call with ``engines``."""
     if engine not in engines:
         engines[engine] = own = with_own_pool(engine)
         write_in_turn(own)
@@ -109,7 +109,7 @@ def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
 
 
 def engine_of(session: Session, spec: QueueSpec) -> Engine:
-    """Return the engine of ``spec``; :class:`.ConfigurationError` if a worker cannot use it."""
+    """Return the engine of ``spec``.  Raises :class:`.ConfigurationError` if a worker cannot use it."""
     check_engine(session, spec, spec.selecting)
     bind = session.get_bind(**spec.bind_arguments)
     if isinstance(bind, Connection):

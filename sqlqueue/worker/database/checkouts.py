@@ -49,7 +49,7 @@ class Owner(Protocol):
         ...
 
     def checked_out(self, key: object, connection: CheckedOut | None) -> None:
-        """Called at checkout.  ``connection`` is ``None`` without a network: it only ever waits for locks."""
+        """Called at checkout.  ``connection`` is ``None`` without a network, where only locks can delay a response."""
         ...
 
     def checked_in(self, key: object) -> None:
@@ -72,7 +72,8 @@ _tracked: weakref.WeakKeyDictionary[Engine, _Pool] = weakref.WeakKeyDictionary()
 
 
 def track(engine: Engine, within: timedelta) -> None:
-    """Report connections of ``engine`` to their owners, and make the kernel close those that are dead for ``within``.
+    """Report connections of ``engine`` to their owners, and make the kernel close those that have been dead for
+    ``within``.
 
     The driver abandons a connection attempt after that time, or after :data:`CONNECT`, unless the application has set a
     limit: nothing else can end the wait, which occupies a thread and a place in the pool.
@@ -185,7 +186,6 @@ class _Pool:
                 return None
             keep_alive(descriptor, self._within)
             return Socket(descriptor)
-        except (
-            Exception
-        ):  # a driver may raise anything if the connection was just lost; the code that uses it will notice
+        except Exception:
+            # a driver may raise anything if the connection was just lost; the code that uses it will notice
             return None

@@ -58,7 +58,7 @@ class AsyncDatabase:
         return engine
 
     def own(self) -> AsyncConnections:
-        """Return connections for one thread, which runs an event loop of its own."""
+        """Return connections for one thread, which runs its own event loop."""
         return AsyncConnections(self._liveness)
 
     async def end(self, timeout: float) -> None:
@@ -73,7 +73,7 @@ class AsyncDatabase:
 
 
 class AsyncConnections:
-    """Run on an event loop of the thread's own, since connections belong to the loop that opened them."""
+    """Connections of one thread with its own event loop, since connections belong to the loop that opened them."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness

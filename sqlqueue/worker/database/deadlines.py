@@ -25,11 +25,12 @@ from ..reporting.reports import logger
 from .checkouts import CheckedOut, Owner, owner, shut_down_idle
 
 SHORTEST = timedelta(seconds=5)
-"""The shortest limit: a busy server or machine may take as long to respond."""
+"""The shortest limit: a busy server or machine can take that long to respond."""
 SHORTEST_MAINTENANCE = timedelta(seconds=30)
 """The shortest limit of rare and possibly slow transactions."""
 GRACE = 5.0
-"""Seconds until a connection is shut down after its handler's task is lost or timed out, and until the next measure."""
+"""Seconds until a connection is shut down after its handler's task is lost or timed out, and between further
+measures."""
 PROBE_EVERY = 10
 """Seconds between two probes of a connection that listens."""
 PROBE_WITHIN = timedelta(seconds=10)
@@ -55,7 +56,8 @@ def maintenance_limit(lease: timedelta) -> timedelta:
 
 
 class NoResponse(TimeoutError):
-    """The database has not responded in time; the transaction is rolled back, unless its commit was under way."""
+    """Raised if the database has not responded in time; the transaction is rolled back, unless its commit was under
+    way."""
 
     def __init__(self, within: timedelta) -> None:
         super().__init__(f"no response for {spoken(within)}")
@@ -191,7 +193,7 @@ class Deadline:
 
 
 class LibraryDeadline(Deadline):
-    """A deadline for a transaction of only the library's statements, which show whether the database responds."""
+    """A deadline for a transaction with the library's own statements only, which show whether the database responds."""
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class LibraryDeadline(Deadline):
         on_stuck: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(within, engines, is_async=is_async, on_stuck=on_stuck)
-        self.call_limit = within + timedelta(seconds=2 * TICK)  # a driver's own limit comes after the deadline
+        self.call_limit = within + timedelta(seconds=2 * TICK)  # a driver's own limit takes effect after the deadline
         self._liveness = liveness
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What the parts of a run ask of every fetcher."""
+"""The interface between fetchers and the other parts of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 
 
 class BaseFetcher(ABC):
-    """Claims the tasks of one handler, and has the handler called.  All methods belong to the event loop of the run."""
+    """Claims the tasks of one handler, and has the handler called.  All methods must be called on the event loop of the
+    run."""
 
     slots: int
     """How many calls run at a time."""
@@ -26,7 +27,7 @@ class BaseFetcher(ABC):
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing runs that it has started, apart from suspects."""
+        """Whether nothing that it has started is running, apart from suspects."""
         return self.is_idle
 
     @abstractmethod
@@ -39,7 +40,7 @@ class BaseFetcher(ABC):
 
     @abstractmethod
     def resize(self, slots: int) -> None:
-        """Run so many calls at a time from now on.  Running calls continue."""
+        """Run ``slots`` calls at a time from now on.  Running calls continue."""
 
     @abstractmethod
     def abandon(self, reason: str) -> None:
@@ -47,4 +48,4 @@ class BaseFetcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what is left, and end the threads."""
+        """Give up the remaining tasks, and end the threads."""

@@ -30,9 +30,9 @@ class WorkerContext:
     """The settings and services that the parts of one run share."""
 
     name: str
-    """Stored in ``claimed_by``."""
+    """The name stored in ``claimed_by``."""
     process: int = field(default_factory=os.getpid)
-    """The number of this process."""
+    """The ID of this process."""
     poll: timedelta
     """The longest time between two queries for work."""
     database: Database

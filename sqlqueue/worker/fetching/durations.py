@@ -6,7 +6,7 @@ _SHORTEST = 1e-6
 
 
 class CallDurations:
-    """The mean duration of a handler's calls, of which recent ones weigh more."""
+    """The mean duration of a handler's calls, in which recent calls weigh more."""
 
     def __init__(self) -> None:
         self._mean: float | None = None

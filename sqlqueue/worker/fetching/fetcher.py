@@ -37,7 +37,7 @@ worker is idle."""
 UNSETTLED = 2_000
 """The number of unwritten outcomes at which claiming stops: a crash would repeat all of them."""
 PAUSE = 0.1
-"""Seconds until such a fetcher checks again."""
+"""Seconds until a fetcher that has stopped for this reason checks again."""
 GATHER = 0.003
 """Seconds for which free slots wait for others if nothing is claimed ahead, so that a claim fills several."""
 
@@ -59,7 +59,7 @@ class Fetcher(BaseFetcher):
         self._held: list[Job] | None = None
         """The jobs that wait until suspects have run; ``None`` if none need to."""
         self._suspects: set[Job] = set()
-        """Those of the jobs that wait to be run alone."""
+        """The jobs that wait to be run alone."""
         self._durations = CallDurations()
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
@@ -254,7 +254,7 @@ class Fetcher(BaseFetcher):
             self._context.started.end(slot)
 
     async def _count_crash(self, job: Job) -> bool:
-        """Count a crash of the task in advance.  Returns whether the task is still this worker's."""
+        """Count a crash of the task in advance.  Returns whether the task still belongs to this worker."""
         reports = self._context.reports
         run = partial(self._context.database.run, within=transaction_limit(self.handler.lease))
         count_crash = partial(settle_some, tasks=[job.claim], settlement=CountingCrash())

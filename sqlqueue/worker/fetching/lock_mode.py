@@ -17,7 +17,7 @@ from .poller import Poller
 
 
 class LockModeFetcher(BaseFetcher):
-    """Runs one handler in ``concurrency`` loops, each of which claims for itself."""
+    """Runs one handler in ``concurrency`` loops, each of which claims its own tasks."""
 
     def __init__(self, handler: Handler, context: WorkerContext) -> None:
         self._handler = handler

@@ -59,14 +59,14 @@ class _Transaction:
 class LockingExecutor(Executor):
     """Runs tasks in the transactions that lock them.
 
-    A transaction runs one task.  Only while no call has used its session, so that completions are all there is to
+    A transaction runs one task.  But as long as no call has used its session, so that there are only completions to
     commit, a transaction locks several short tasks and completes them in one statement.
     """
 
     def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
         super().__init__(handler, context.database, context.adapter(handler.spec), context.reports, context.started)
         self._suspect = suspect
-        """Has a task run by :meth:`work_alone`."""
+        """Queues a task for :meth:`work_alone`."""
         self._context = context
         self._in_flight = context.in_flight
         self._runs_one = holding_slots(handler.spec) is not None
@@ -92,7 +92,8 @@ class LockingExecutor(Executor):
         return self.ending or self.held
 
     def _ahead(self) -> int:
-        """Return how many tasks to lock: as many as take a moment, since others cannot run them meanwhile."""
+        """Return how many tasks to lock: only as many as run in a moment, since other workers cannot run them
+        meanwhile."""
         if self._runs_one:
             return 1
         return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))

@@ -50,7 +50,7 @@ class Notifier(threading.Thread):
 
     def _begun(self) -> None:
         self._backoff = pauses()
-        spread(self._names)  # notifications sent before were missed
+        spread(self._names)  # notifications sent earlier were missed
 
     def _heard(self, names: set[str]) -> bool:
         spread(names & self._names)

@@ -103,7 +103,7 @@ class PausedQueues:
         self._news.clear()
 
     def _sources(self) -> Iterable[tuple[tuple[Engine, Table], QueueSpec]]:
-        """Return one queue for each table of pauses, whose session reaches it."""
+        """Return one queue for each table of pauses, through which a session reaches the table."""
         return {place: spec for spec, place in self._places.items()}.items()
 
 

@@ -20,7 +20,7 @@ FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
 NOW = timedelta(0)
 SETTLING_PAUSE = timedelta(milliseconds=5)
-"""A pause after a claim: handlers start first, and a notification meanwhile saves the query."""
+"""A pause after a claim: handlers can start, and a notification in the meantime saves the query."""
 
 
 class Poller:
@@ -46,7 +46,7 @@ class Poller:
         soon(self._loop, self._news.set)
 
     def close(self) -> None:
-        """Wake :meth:`wait` for good."""
+        """Wake :meth:`wait` permanently."""
         self._closed = True
         self._unsubscribe()
         self._news.set()

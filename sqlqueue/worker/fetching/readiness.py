@@ -16,13 +16,13 @@ from .context import WorkerContext
 EVERY = 1.0
 """Seconds between two runs."""
 MAX_CHANGES = 1_000
-"""The most tasks that one transaction changes, in either direction."""
+"""The maximum number of tasks that one transaction changes, in either direction."""
 
 
 class Readiness:
     """Promotes tasks that have come due and postpones those that are available too early, for one handler.
 
-    While enough tasks are available, claims do not reach the scheduled ones; promoted, these compete by priority.
+    While enough tasks are available, claims do not reach the scheduled ones; once promoted, these compete by priority.
     Every claim would have to read past tasks that are available before their time.
     """
 

@@ -15,7 +15,7 @@ from ..running.pool import Done, ThreadPool
 from .base import BaseFetcher
 
 PLACES = 4
-"""The suspects of one handler that run at a time, in child processes."""
+"""The number of suspects of one handler that run at a time, in child processes."""
 TICK = 0.005
 """Seconds between two checks whether the running tasks have ended."""
 

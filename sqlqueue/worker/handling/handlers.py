@@ -20,7 +20,8 @@ from ...queue.spec import QueueSpec, Where, spec_of
 Mode = Literal["lease", "lock", "at-most-once"]
 Isolation = Literal["process"]
 DEFAULT_BATCH = 500
-"""The most tasks that one claim takes by default.  A claim costs about a millisecond, whatever it finds."""
+"""The maximum number of tasks that one claim takes by default.  A claim costs about a millisecond, whatever it
+finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +98,7 @@ def handler_of(
     max_tasks: int | None = None,
     max_memory: int | None = None,
 ) -> Handler:
-    """Return a checked handler; :class:`.ArgumentError` for invalid arguments."""
+    """Return a checked handler.  Raises :class:`.ArgumentError` for invalid arguments."""
     spec = spec_of(entity)
     if not isinstance(options, Sequence):
         raise ArgumentError(f"options={options!r}: give a sequence of loader options")

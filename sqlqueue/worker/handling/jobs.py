@@ -50,9 +50,9 @@ class Job:
         """The claim on it."""
         self._loaded = instance_state(task).dict.copy()  # the handler may change the instance
         self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
-        """How many processes have crashed while they ran the task, which is a suspect if there are some."""
+        """How many processes have crashed while they ran the task, which is a suspect if there are any."""
         self.is_counted = False
-        """Whether a crash of the process that runs it is counted already."""
+        """Whether a crash of the process that runs it has been counted in advance."""
         self.started: float | None = None
         """When the handler was called, by ``time.monotonic``."""
         self.seconds: float | None = None
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def attempt(self) -> Attempt:
-        """The facts about the attempt that the log names."""
+        """The attempt, as log lines describe it."""
         return Attempt.of(self.handler.spec, self.claim, self._loaded)
 
     def wait(self, seconds: float) -> bool:
@@ -88,7 +88,8 @@ class Job:
         self.started = time.monotonic()
 
     def settle(self) -> None:
-        """Record that the job itself is about to change its row; :class:`.ClaimLostError` if the task is lost."""
+        """Record that the job itself is about to change its row.  Raises :class:`.ClaimLostError` if the task is
+        lost."""
         self.settling = True
         if self.is_lost:  # its handler may have returned early
             raise ClaimLostError([self.claim])
@@ -117,7 +118,7 @@ class Job:
 
 
 def current_job() -> Job:
-    """Return the job of the calling handler; :class:`LookupError` outside of a handler.
+    """Return the job of the calling handler.  Raises :class:`LookupError` outside of a handler.
 
     A long-running handler in a thread should check ``current_job().is_lost``: nothing can stop it from outside.
     """

@@ -35,7 +35,7 @@ def origin_of(worker: object) -> str | None:
 
 
 def is_importable(origin: str | None) -> TypeGuard[str]:
-    """Return whether child processes may find what is at ``origin``: the main program is different in each."""
+    """Return whether child processes can find the worker at ``origin``: the main program is different in each."""
     return origin is not None and not origin.startswith("__m")
 
 
@@ -45,7 +45,7 @@ def place_of(handler: Handler, handlers: Sequence[Handler], origin: str) -> Plac
 
 
 def load(place: Place) -> tuple[Any, Handler]:
-    """Import a worker.  Returns it and the handler at ``place``; :class:`.ArgumentError` if it is not there."""
+    """Import a worker; return it and the handler at ``place``.  Raises :class:`.ArgumentError` if it is not there."""
     module_name, _, path = place.origin.partition(":")
     worker: Any = reduce(getattr, path.split("."), import_module(module_name))
     if place.number >= len(worker.handlers) or _name(worker.handlers[place.number]) != place.name:

@@ -38,7 +38,7 @@ OutcomeKind = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The return value of a handler.  No two are equal, so each is written on its own."""
+    """The return value of a handler.  No two are equal, so each is written separately."""
 
     value: object
 
@@ -105,7 +105,7 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Return whether ``error`` is a signal of a handler, such as :class:`.Retry`, and no failure."""
+    """Return whether ``error`` is a signal of a handler, such as :class:`.Retry`, instead of a failure."""
     return isinstance(error, Signal)
 
 

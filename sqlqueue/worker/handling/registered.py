@@ -31,7 +31,7 @@ class Register(Protocol[Task]):
 
 
 class RegisteredHandlers:
-    """The handlers of one worker, no two of which are certain to share tasks.
+    """The handlers of one worker; two that certainly share tasks are rejected.
 
     ``is_async``: whether the worker's sessions come from an ``async_sessionmaker``.
     """
@@ -54,7 +54,8 @@ class RegisteredHandlers:
     def add_task(self, task: TaskFunction[..., ..., Any, Any], given: Mapping[str, Any]) -> None:
         """Add a task to those of its model, which share one handler.  ``given``: settings of that handler, or ``None``.
 
-        Raises :class:`.ArgumentError` as :meth:`add` does, and if the name or the settings contradict those of others.
+        Raises :class:`.ArgumentError` as :meth:`add` does, and if the name or the settings conflict with those of
+        others.
         """
         self._check(task)
         tasks = self._tasks.setdefault(task.entity, Tasks(task.entity))

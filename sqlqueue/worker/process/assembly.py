@@ -36,7 +36,7 @@ def make_context(
     *,
     memory: Any,
 ) -> WorkerContext:
-    """Return what the parts of a run share.  Call it on the event loop of the run.
+    """Return the state that the parts of a run share.  Call it on the event loop of the run.
 
     ``origin``: where child processes import the worker from; ``memory``: for the tasks that the run starts, see
     :class:`.StartedTasks`.

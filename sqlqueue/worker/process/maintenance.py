@@ -29,7 +29,7 @@ PRUNE_EVERY = timedelta(minutes=5)
 REPORT_EVERY = timedelta(minutes=1)
 MEASURE_EVERY = timedelta(seconds=15)
 PRUNED = 1_000
-"""The most rows that one transaction deletes or discards."""
+"""The maximum number of rows that one transaction deletes or discards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _report_overview(session: Session, spec: QueueSpec, reports: Reports) -> int
 
 
 class UnservedFunctions:
-    """Reports functions that no worker seems to have registered, each once as long as that lasts."""
+    """Reports functions that no worker seems to have registered, each once for as long as that lasts."""
 
     def __init__(self, spec: QueueSpec, context: WorkerContext) -> None:
         self._spec = spec

@@ -60,7 +60,8 @@ class Preparation:
         await self._context.paused.verify()
 
     async def _recover(self, crash: Crash) -> None:
-        """Before anything is claimed: a task that was held by its lock alone could be claimed again at once."""
+        """Release the tasks of a process before anything is claimed: one that only a lock held could be claimed again
+        at once."""
         for spec in self._specs:
             within = maintenance_limit(spec.options.lease)
             found = await self._context.database.run(partial(recover, spec=spec, crash=crash), within)
@@ -74,7 +75,7 @@ class Preparation:
 
 
 def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> None:
-    """``needs_locks``: this queue has handlers of ``mode="lock"``."""
+    """Check the schema of a queue.  ``needs_locks``: it has handlers of ``mode="lock"``."""
     connection = session.connection(spec.bind_arguments)
     if needs_locks:
         adapter_for(connection.dialect).server.check_locks(connection)

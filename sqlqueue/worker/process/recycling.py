@@ -20,7 +20,7 @@ class ProcessLimits(NamedTuple):
     max_tasks: int | None = None
     """The minimum number of tasks that it runs."""
     max_memory: int | None = None
-    """The MiB of memory that it may occupy, without its child processes."""
+    """The resident memory that it may use, in MiB, without its child processes."""
 
     def of_process(self, number: int, processes: int) -> ProcessLimits:
         """Return the limits of process ``number``: at most a tenth more tasks, or less memory, than of the first.

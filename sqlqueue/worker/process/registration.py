@@ -37,7 +37,7 @@ FORGET = timedelta(hours=1)
 """The age of the last report at which the row of a dead worker is removed."""
 FORGET_EVERY = timedelta(minutes=5)
 REMOVAL_LIMIT = timedelta(seconds=5)
-"""For removing the rows when the worker ends."""
+"""The time limit for removing the rows when the worker ends."""
 
 
 class Commanded(Protocol):
@@ -48,7 +48,7 @@ class Commanded(Protocol):
         ...
 
     def stop(self, *, at_once: bool) -> None:
-        """End after the grace period; ``at_once``: without waiting."""
+        """End after the grace period; with ``at_once``, without waiting."""
         ...
 
 
@@ -60,7 +60,7 @@ class _Commands(NamedTuple):
 class Registration:
     """The rows of one worker, one in each table of workers of its queues; nothing is sent if there is none.
 
-    A row is written in a transaction of its own, on a connection of the application's pool, every ten seconds; the same
+    A row is written in a separate transaction, on a connection of the application's pool, every ten seconds; the same
     transaction reads the commands.  A notification makes the worker read commands sooner.
     """
 
@@ -113,7 +113,7 @@ class Registration:
         await asyncio.wait({running}, timeout=REMOVAL_LIMIT.total_seconds())  # it might write a row after the removal
         await cancel(running)
         if self._context.reports.liveness.away_seconds:
-            return  # others remove the rows later
+            return  # other workers remove the rows later
         for (_, table), spec in self._places.items():
             with suppress(Exception):
                 await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), REMOVAL_LIMIT)
@@ -140,7 +140,9 @@ class Registration:
                 if _is_in(table, handler):
                     fetcher.resize(commands.concurrency or handler.concurrency)
             logger.info(
-                "worker %s runs %s calls of each handler", self._context.name, commands.concurrency or "its own"
+                "worker %s runs %s calls of each handler",
+                self._context.name,
+                commands.concurrency or "the registered number of",
             )
         if commands.command == before.command or commands.command is None:
             return
@@ -177,7 +179,7 @@ class Registration:
 
 
 def _places(specs: Sequence[QueueSpec], database: Database) -> dict[tuple[Engine, Table], QueueSpec]:
-    """Return the tables of workers, each with one queue whose sessions reach it."""
+    """Return the tables of workers, each with one queue through which a session reaches it."""
     found = ((spec, worker_table(spec.table.metadata)) for spec in specs)
     return {(database.engine(spec), table): spec for spec, table in found if table is not None}
 
@@ -206,7 +208,7 @@ def _leave(session: Session, spec: QueueSpec, table: Table, key: str) -> None:
 
 
 def _forget(session: Session, spec: QueueSpec, table: Table) -> None:
-    """Remove the rows of workers that died long ago: by key, to wait for no other worker."""
+    """Remove the rows of workers that died long ago, by key, so that this waits for no other worker."""
     rows = open_(session, spec, Access.CLAIM).rows
     old: Any = rows.execute(session, spec, select(table.c.id).where(table.c.seen_at < utcnow(-FORGET)))
     for key in sorted(old.scalars()):

@@ -1,6 +1,6 @@
 """One run of a worker, from its start to its end.
 
-:meth:`WorkerRun.serve` prepares the run, lets the fetchers claim tasks and call handlers while the completers write
+:meth:`WorkerRun.serve` prepares the run, runs fetchers that claim tasks and call handlers, and completers that write
 the outcomes, waits until it is told to stop, and ends these parts in the order in which they depend on each other.
 """
 
@@ -38,11 +38,11 @@ class Supervision(NamedTuple):
     """The values that a supervisor passes to a process."""
 
     memory: Any = None
-    """For the tasks that it starts."""
+    """Shared memory in which it records the tasks that it starts."""
     crashes: tuple[Crash, ...] = ()
     """The deaths of earlier processes, whose tasks are to be released."""
     limits: ProcessLimits = UNLIMITED
-    """When it stops, to be replaced."""
+    """The limits at which it stops, to be replaced."""
 
 
 UNSUPERVISED = Supervision()
@@ -139,7 +139,7 @@ class WorkerRun:
         logger.info("worker %s stopped", self._context.name)
 
     async def _prepare(self) -> bool:
-        """Do what precedes the first claim, as soon as the database responds.  Returns false if stopped before."""
+        """Prepare for the first claim, as soon as the database responds.  Returns false if stopped first."""
         preparing = asyncio.create_task(self._preparation.run())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -208,7 +208,8 @@ class WorkerRun:
             await asyncio.sleep(TICK)
 
     async def _end_settling(self, settling: Sequence[asyncio.Task[None]]) -> None:
-        """Wait for the last outcomes: longer while the database responds and only others' locks are in the way."""
+        """Wait for the last outcomes: longer while the database responds and only locks of other transactions delay
+        them."""
         loop, liveness = asyncio.get_running_loop(), self._context.reports.liveness
         deadline = loop.time() + self._stopping.grace
         _, pending = await asyncio.wait(settling, timeout=FINAL_WRITE_LIMIT)

@@ -99,7 +99,7 @@ class SupervisedProcess:
 
     @property
     def sentinel(self) -> int:
-        """What :func:`multiprocessing.connection.wait` takes to wait for its end."""
+        """The handle with which :func:`multiprocessing.connection.wait` waits for its end."""
         sentinel: int = self._process.sentinel
         return sentinel
 
@@ -109,7 +109,7 @@ class SupervisedProcess:
         return self.is_alive or self._due is not None
 
     def signal(self, number: int) -> None:
-        """Forward a signal to the process, and do not replace it any more."""
+        """Forward a signal to the process, and stop replacing it."""
         self._stopping = True
         self._due = None
         if self.is_alive:
@@ -152,7 +152,7 @@ class SupervisedProcess:
 
 
 def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) -> None:
-    """The main function of a worker process."""
+    """Run a worker in a process of the supervisor."""
     try:
         worker = load(number)
         worker.supervision = supervision

@@ -36,15 +36,13 @@ THREADS = 32
 
 
 class Worker:
-    """Claims tasks and calls handlers until it is stopped.  Survives database outages and errors of handlers.
+    """Claims tasks and calls handlers until it is stopped.  Survives database outages and errors in handlers.
 
-    ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, for sessions of any class.
-    ``name``: stored in ``claimed_by`` of the tasks it claims; ``host:pid`` by default.
-    ``poll``: the longest time between two queries for work when no notification arrives.
-    ``grace``: how long a stopping worker waits for running handlers.
-    ``notify``: whether to listen for notifications on engines that have them.  LISTEN does not work through a pooler
-    in transaction mode.
-    ``version``: of the application, for the register of workers, see :class:`.WorkerMixin`.
+    ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, for sessions of any class. ``name``:
+    stored in ``claimed_by`` of the tasks it claims; ``host:pid`` by default. ``poll``: the longest time between two
+    queries for work when no notification arrives. ``grace``: how long a stopping worker waits for running handlers.
+    ``notify``: whether to listen for notifications on engines that have them.  LISTEN does not work through a pooler in
+    transaction mode. ``version``: the application's version, for the register of workers, see :class:`.WorkerMixin`.
     """
 
     def __init__(
@@ -111,20 +109,17 @@ class Worker:
         :class:`.Cancel` to choose another outcome.  A transaction that loses a deadlock or fails to serialize is run
         again at once, without counting an attempt.
 
-        ``concurrency``: how many calls run at a time; functions in threads, coroutines on the event loop.
-        ``timeout``: a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged, see
-        ``isolation``.
-        ``lease``: the model's by default; extended as long as the worker lives.
-        ``batch``: the most tasks that one claim takes; the longer tasks run, the fewer are claimed ahead.
-        ``mode``: ``"lock"`` holds the task by its row lock, in one transaction from claim to completion, without a
-        lease; ``"at-most-once"`` completes the task before the handler is called.
-        ``options``: loader options with which each task is loaded.  A detached task has no other relationships.
-        ``isolation``: ``"process"`` calls the handler in child processes, as many as calls run at a time.  They import
-        the worker, which must be a global variable of a module.  A call that exceeds ``timeout`` is killed, and its
-        attempt fails with :class:`TimeoutError`; a child that dies fails only its own task, with
-        :class:`.ProcessDiedError`.
-        ``max_tasks``, ``max_memory``: how many tasks a child runs, and the MiB that it may occupy after one, before it
-        is replaced.
+        ``concurrency``: how many calls run at a time; functions in threads, coroutines on the event loop. ``timeout``:
+        a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged, see ``isolation``.
+        ``lease``: the model's by default; extended as long as the worker lives. ``batch``: the maximum number of tasks
+        in one claim; the longer tasks run, the fewer are claimed ahead. ``mode``: ``"lock"`` holds the task by its row
+        lock, in one transaction from claim to completion, without a lease; ``"at-most-once"`` completes the task before
+        the handler is called. ``options``: loader options with which each task is loaded.  A detached task has no other
+        relationships. ``isolation``: ``"process"`` calls the handler in child processes, one for each call that runs at
+        a time.  They import the worker, which must be a global variable of a module.  A call that exceeds ``timeout``
+        is killed, and its attempt fails with :class:`TimeoutError`; a child that dies fails only its own task, with
+        :class:`.ProcessDiedError`. ``max_tasks``, ``max_memory``: how many tasks a child runs, and how much memory in
+        MiB it may use after one, before it is replaced.
 
         Raises :class:`.ArgumentError` for invalid arguments, and if another function of this worker is registered for
         the same tasks: for equal criteria, or for criteria that include these.
@@ -171,9 +166,9 @@ class Worker:
         :class:`.ResultMixin`; then it is stored as JSON.
 
         If the first parameter is a session, by its annotation or by the name ``session``, the function gets a session
-        with the guarantees of :meth:`handler`.  Exceptions have the effects described there.  Arguments that no
-        longer fit fail that one row, which is retried: another worker may run newer code.  Rows of functions that this
-        worker has not registered stay as they are, and claims do not read past them.
+        with the guarantees of :meth:`handler`.  Exceptions have the effects described there.  Arguments that no longer
+        fit fail that one row, which is retried: another worker may run newer code.  Rows of functions that this worker
+        has not registered are left unchanged, and do not slow claims down.
 
         ``name``: identifies the function in rows; ``module.qualname`` by default.  Name functions that may move.
         ``concurrency`` (10), ``timeout``, ``lease``, ``isolation``, ``max_tasks``, ``max_memory``: as for
@@ -203,8 +198,8 @@ class Worker:
         """Work in the calling thread until SIGTERM, SIGINT or :meth:`stop`.
 
         The first signal drains the worker: it claims nothing more, waits for running handlers up to ``grace``, and
-        releases the other tasks, which count no attempt and are available to other workers at once.  A second signal
-        does not wait.  Raises what :meth:`serve` raises.
+        releases the other tasks, which are available to other workers at once, without counting an attempt.  A second
+        signal does not wait.  Raises what :meth:`serve` raises.
         """
         asyncio.run(self._serve_with_signals())
 
@@ -216,7 +211,8 @@ class Worker:
 
         Raises :class:`.SchemaMismatchError` if the tables do not match the models, and any error that the worker cannot
         recover from.  Both are logged.  Await the task in which this runs, or the application goes on without a worker.
-        :class:`.HandlerNotFoundError` without handlers, :class:`.IllegalTransitionError` if it is already running.
+        Raises :class:`.HandlerNotFoundError` without handlers, and :class:`.IllegalTransitionError` if it is already
+        running.
         """
         if not self.handlers:
             raise HandlerNotFoundError("the worker has no handlers: register one with @worker.handler(Task)", name="")

@@ -1,4 +1,4 @@
-"""What a worker reports: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry."""
+"""The reports of a worker: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ HAS_PROMETHEUS = find_spec("prometheus_client") is not None
 
 
 def make_reports() -> Reports:
-    """Return the reports of a worker: with OpenTelemetry and for Prometheus, as far as these are installed."""
+    """Return the reports of a worker: with OpenTelemetry and for Prometheus, if these are installed."""
     kinds: list[type[Reports]] = []
     if HAS_PROMETHEUS:
         from .metrics import PrometheusReports  # noqa: PLC0415

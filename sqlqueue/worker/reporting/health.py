@@ -20,8 +20,8 @@ class Health:
     """The health of a worker."""
 
     alive: bool
-    """Whether its event loop runs, its heartbeat thread is alive, and it has threads left that do not wait for the
-    database in a way that nothing can end.  If not, only a new process will help."""
+    """Whether its event loop runs, its heartbeat thread is alive, and not all of its threads are waiting for the
+    database in calls that nothing can interrupt.  If not, only a new process will help."""
     ready: bool
     """Whether its database also responds: it has not been silent for a lease, or for 30 seconds."""
     stalled_seconds: float
@@ -96,7 +96,8 @@ class Liveness:
 
 
 def address_of(text: str) -> Address:
-    """Parse ``8080`` (loopback), ``0.0.0.0:8080`` or ``[::1]:8080``; :class:`.ArgumentError` for anything else."""
+    """Parse ``8080`` (loopback), ``0.0.0.0:8080`` or ``[::1]:8080``.  Raises :class:`.ArgumentError` for anything
+    else."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
     if not host or not port.isascii() or not port.isdigit() or int(port) > LARGEST_PORT:

@@ -22,7 +22,7 @@ from ..handling.outcomes import Outcome, OutcomeKind
 from .reports import Reports
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
-"""Seconds."""
+"""The buckets of the histogram of durations, in seconds."""
 WATCHED = 120.0
 """Seconds after a request for the metrics for which queues are counted."""
 
@@ -161,7 +161,8 @@ def queue_exposition(overviews: Mapping[str, QueueOverview]) -> bytes:
 
 
 def queue_metrics(overviews: Mapping[str, QueueOverview]) -> Iterator[Metric]:
-    """Yield the gauges of queues, by the names of their tables.  Figures beyond the cap of ``overview`` are the cap."""
+    """Yield the gauges of queues, by the names of their tables.  Figures beyond the cap of ``overview`` are reported as
+    the cap."""
     tasks = GaugeMetricFamily("sqlqueue_tasks", "Tasks by state, counted up to a cap.", labels=["queue", "status"])
     hung = GaugeMetricFamily("sqlqueue_tasks_hung", "Running tasks whose lease has expired.", labels=["queue"])
     waits = "Seconds for which the oldest claimable task has been waiting; 0 if there is none."

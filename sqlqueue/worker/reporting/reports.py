@@ -43,7 +43,7 @@ class Reports:
         """Returns the handlers of the running worker, with ``queue``, ``slots`` and ``busy``."""
 
     named = 20
-    """Crashed tasks that are logged one by one; of more at once, only the number is logged."""
+    """The maximum number of crashed tasks that are logged one by one; of any more, only the number is logged."""
     wants_depth = False
     """Whether :meth:`depth` uses what it is given."""
 
@@ -138,7 +138,7 @@ class Reports:
     def unserved(self, spec: QueueSpec, name: str, age: timedelta) -> None:
         """Report a function whose calls no worker claims."""
         queue = spec.entity.__name__
-        text = "%s: no worker seems to have the function %s registered; its calls have waited for %s"
+        text = "%s: no worker seems to have the function %s registered; its calls have been waiting for %s"
         logger.warning(text, queue, name, spoken(age), extra={"queue": queue, "function": name})
 
     def crashed_too_often(self, job: Job, text: str) -> None:
@@ -166,7 +166,7 @@ class Reports:
         self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
 
     def retried(self, job: Job, error: BaseException | str) -> None:
-        """Report that a handler is called again because of ``error``, or of its text."""
+        """Report that a handler is called again because of ``error``, an exception or its text."""
         self.counts["retries"] += 1
         said = brief(error_text(error))
         self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)

@@ -26,7 +26,7 @@ _SILENT = (trace.__name__, metrics.__name__)
 
 
 class Telemetry(Reports):
-    """What :class:`.Reports` does, and:
+    """Does what :class:`.Reports` does, and records:
 
     a span for each call of a handler, within the trace in which the task was enqueued (``TraceMixin``);
     ``sqlqueue.task.wait`` and ``sqlqueue.task.duration``: seconds from creation to start, and in the handler;

@@ -1,4 +1,4 @@
-"""The main function of a child process that calls one handler, for one job after the other."""
+"""The main function of a child process that calls one handler, one job after another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Channel:
             self._connection.send(message)
 
     def receive(self) -> Any:
-        """Return the next message; ``None`` if the worker wants no more of this process."""
+        """Return the next message; ``None`` if the worker no longer needs this process."""
         try:
             return self._connection.recv()
         except EOFError:
@@ -137,7 +137,7 @@ class _ChildReports(Reports):
 
 
 def _note_frames(error: BaseException) -> None:
-    """Add to ``error`` where it was raised, because its frames do not leave this process."""
+    """Add the traceback to ``error`` as a note, because its frames do not leave this process."""
     text = traceback_text(error, whole=logger.isEnabledFor(logging.DEBUG))
     error.add_note(f"in the child process {os.getpid()}:\n{text}")
 

@@ -46,7 +46,7 @@ class Children:
         self._closed = False
 
     def prepare(self) -> None:
-        """Prepare one child; :class:`.ArgumentError` if it cannot load the worker."""
+        """Prepare one child.  Raises :class:`.ArgumentError` if it cannot load the worker."""
         try:
             self._idle.append(self._start())
         except BlamelessError as error:
@@ -56,7 +56,7 @@ class Children:
         """Run ``job`` in a child, and return the end of its handler.  Losing the task kills the child.
 
         Raises :class:`TimeoutError` if the child was killed at the handler's timeout, :class:`.ProcessDiedError` if it
-        died by itself, and :class:`BlamelessError` if no child could be started, or it could not commit.
+        died otherwise, and :class:`BlamelessError` if no child could be started, or it could not commit.
         """
         child = self._take()
         job.begin(child.kill)
@@ -74,7 +74,7 @@ class Children:
         return ended
 
     def close(self) -> None:
-        """Let idle children end. Busy children end with their jobs."""
+        """End idle children.  Busy children end after their jobs."""
         self._closed = True
         with suppress(IndexError):
             while True:
@@ -123,7 +123,7 @@ class _Child:
             kill_group(self._process)
 
     def retire(self) -> None:
-        """Let the process end, which it does on its own within a few seconds."""
+        """Tell the process to end, which it does within a few seconds."""
         self._connection.close()
 
     def wait_until_ready(self) -> None:
@@ -141,7 +141,7 @@ class _Child:
         raise BlamelessError(f"a child process has not loaded {self._place.origin} within {STARTING:.0f} s")
 
     def call(self, job: Job, reports: Reports) -> tuple[Ended, int]:
-        """Make the child call the handler. Returns the end, and the bytes of memory that the child occupies."""
+        """Make the child call the handler. Returns the end, and the resident memory of the child in bytes."""
         self.calls += 1
         deadline = self._deadline(job.handler.timeout)
         self._send(Call(pickle.dumps(job.task), present_trace()))

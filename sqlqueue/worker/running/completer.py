@@ -21,7 +21,7 @@ from ..reporting.reports import Reports
 GATHER = 0.003
 """Seconds that the first outcome of a batch waits for others.  A crash before the write repeats their tasks."""
 LARGEST = 500
-"""The most outcomes in one batch."""
+"""The maximum number of outcomes in one batch."""
 LOCKED = 0.2
 """Seconds until a row that another transaction has locked is tried again."""
 WAITING = ("failed", "snoozed")
@@ -131,7 +131,7 @@ class Completer:
         self._some.set()
 
     async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
-        """Write each outcome on its own, so that one that cannot be written does not block the others.
+        """Write each outcome separately, so that one that cannot be written does not block the others.
 
         The lease of a task whose outcome cannot be written will expire.
         """

@@ -37,7 +37,7 @@ from .call_context import CallContext
 from .started import StartedTasks
 
 TRIES = 4
-"""How often a handler is called in one attempt if its transaction keeps losing deadlocks, or waiting for locks."""
+"""How often a handler is called in one attempt if its transaction keeps losing deadlocks, or timing out on locks."""
 RETURNS = 10
 """The maximum number of times that a task is returned without counting the attempt, after these calls."""
 
@@ -129,7 +129,7 @@ class Executor:
         return Ended(self.judge(job, error), error)
 
     def _try(self, job: Job) -> Ended:
-        """Call the handler with a session, again after a deadlock."""
+        """Call the handler with a session, and again after a deadlock."""
         for left in reversed(range(TRIES)):
             try:
                 return self._in_session(job)
@@ -258,8 +258,7 @@ def _refuse_deletion(session: Session, task: Any) -> None:
 
 
 def _refuse(handler: Handler, result: Any) -> None:
-    """Raise :class:`.ArgumentError`: a decorator may return something of another kind than the function that it
-    wraps."""
+    """Raise :class:`.ArgumentError`: a decorator may return a different kind of function than the one that it wraps."""
     if inspect.iscoroutine(result):
         result.close()
     kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")

@@ -33,7 +33,7 @@ def _interval(handler: Handler) -> timedelta:
 class Heartbeat(threading.Thread):
     """A thread that extends the leases of one queue, through a connection that it shares with those of other queues.
 
-    A blocked event loop, an exhausted pool or trouble with another queue does not let a lease expire.
+    No lease expires because the event loop is blocked, the pool is exhausted, or another queue has problems.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Refused(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """From a child that is about to commit, and waits for confirmation that the task is still the worker's."""
+    """From a child that is about to commit, and waits for confirmation that the task still belongs to the worker."""
 
 
 class Retried(NamedTuple):
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     error: Portable[Any]
     is_written: bool
     memory: int
-    """The bytes that the child occupies."""
+    """The resident memory of the child in bytes."""
 
     @classmethod
     def of(cls, ended: Ended, memory: int) -> Answer:

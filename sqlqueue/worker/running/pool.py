@@ -36,7 +36,7 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """Let the threads or tasks of the pool end."""
+        """End the threads or tasks of the pool, after their current jobs."""
         ...
 
 
@@ -49,7 +49,8 @@ class ThreadPool:
         self._jobs: deque[Job] = deque()
         self._name = name
         self._changed = threading.Condition(threading.Lock())
-        """Of jobs or the number of threads.  Held to wait, to notify, and to change that number."""
+        """Notified of new jobs and of changes to the number of threads.  Held to wait, to notify, and to change that
+        number."""
         self._count = self._alive = 0
         self.resize(count)
 
@@ -89,7 +90,7 @@ class ThreadPool:
             self._done(job, self._executor.perform(job))
 
     def _next(self) -> Job | None:
-        """Wait for a job.  Returns ``None`` if the calling thread is one too many, and ends."""
+        """Wait for a job.  Returns ``None`` if there are too many threads, so that the calling one has to end."""
         while True:
             if self._alive <= self._count:
                 try:

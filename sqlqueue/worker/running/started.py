@@ -13,9 +13,9 @@ from ...operations.crashes import Crash, Started
 from ..handling.jobs import Job
 
 SLOTS = 2_048
-"""The most tasks that are recorded at a time."""
+"""The maximum number of tasks that are recorded at a time."""
 SIZE = 512
-"""The bytes of a slot."""
+"""The size of a slot in bytes."""
 _NUMBER, _FLAG, _LENGTH, _RECORD = Struct("=Q"), Struct("=B"), Struct("=H"), Struct(f"={SIZE - 2}s")
 _INCOMPLETE, _RECOVERED, _END = _NUMBER.size, _NUMBER.size + 1, _NUMBER.size + 2
 """The offsets of the fields that follow the worker's number."""
@@ -35,7 +35,7 @@ class End(IntEnum):
 
 
 def shared_memory() -> Any:
-    """Return memory that can be passed to a process at its start, and read once that has died."""
+    """Return memory that can be passed to a process at its start, and read once the process has died."""
     return CONTEXT.RawArray("c", _FIRST + SLOTS * SIZE)
 
 

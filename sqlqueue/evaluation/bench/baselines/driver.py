@@ -55,7 +55,7 @@ class DriverClient:
         raise NotImplementedError
 
     def complete(self, rows: Sequence[Row]) -> None:
-        """Complete claimed rows; ``RuntimeError`` if claims were lost."""
+        """Complete claimed rows.  Raises ``RuntimeError`` if claims were lost."""
         by_attempt: defaultdict[int, list[Any]] = defaultdict(list)
         for row in rows:
             by_attempt[row[1]].append(row[0])
@@ -83,7 +83,7 @@ class DriverClient:
         raise NotImplementedError
 
     def copy(self, payloads: Sequence[str]) -> None:
-        """Insert rows by COPY."""
+        """Insert rows with COPY."""
         raise NotImplementedError
 
     def news(self, channel: str) -> Iterator[None]:
@@ -108,6 +108,6 @@ class DriverClient:
         return ", ".join([self.placeholder] * len(values))
 
     def expect(self, wanted: int) -> None:
-        """Raise ``RuntimeError`` unless the last statement changed ``wanted`` rows: claims were lost."""
+        """Raise ``RuntimeError`` unless the last statement changed ``wanted`` rows, because claims were lost."""
         if self.cursor.rowcount != wanted:
             raise RuntimeError(f"{wanted - self.cursor.rowcount} claims are lost")

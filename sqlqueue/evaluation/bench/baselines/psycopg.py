@@ -1,4 +1,4 @@
-"""The baseline of psycopg 3, which prepares repeated statements by itself."""
+"""The baseline of psycopg 3, which prepares repeated statements automatically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE = 3.0
 
 
 class Psycopg(DriverClient):
-    """A queue for PostgreSQL, by psycopg alone."""
+    """A queue for PostgreSQL that uses only psycopg."""
 
     copies = True
     listens = True

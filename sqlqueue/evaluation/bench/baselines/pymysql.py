@@ -15,7 +15,7 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class PyMySQL(DriverClient):
-    """A queue for MySQL and MariaDB, by PyMySQL alone."""
+    """A queue for MySQL and MariaDB that uses only PyMySQL."""
 
     completed = _COMPLETED
 
@@ -26,7 +26,7 @@ class PyMySQL(DriverClient):
         values = "%s" if shape.makes_keys else "%s, %s"
         self._add = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, {_NOW}, {_NOW})"
         self._insert = f"INSERT INTO {shape.table} ({names}, available_at, created_at) VALUES ({values}, %s, %s)"
-        # InnoDB locks all rows that it reads, before sorting and filtering them: so the indexes are forced
+        # InnoDB locks all rows that it reads before it sorts and filters them, so the indexes are forced
         self.update = f"UPDATE {shape.table} FORCE INDEX (PRIMARY)"
         self._pick = (
             f"SELECT {', '.join(shape.columns)} FROM {shape.table} FORCE INDEX ({shape.index})"

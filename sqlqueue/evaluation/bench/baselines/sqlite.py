@@ -16,7 +16,7 @@ _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}
 
 
 class SQLite(DriverClient):
-    """A queue for SQLite, by sqlite3 alone."""
+    """A queue for SQLite that uses only sqlite3."""
 
     skips_locked = False
     placeholder = "?"

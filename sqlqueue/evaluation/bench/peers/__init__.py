@@ -1,1 +1,1 @@
-"""Comparisons with other libraries, each in a virtual environment and a PostgreSQL schema of its own."""
+"""Comparisons with other libraries, each in its own virtual environment and PostgreSQL schema."""

@@ -23,7 +23,7 @@ class PeerContender:
     script: Path
     form: str = ""
     requirements: tuple[str, ...] = ()
-    """The packages installed into its environment; empty if it runs in the present one."""
+    """The packages installed into its environment; empty if it runs in the current one."""
     in_threads: bool = False
     """Whether its handlers run in threads, whose number is an option; otherwise as many run at a time as a batch has
     jobs."""

@@ -11,7 +11,7 @@ from shutil import copy, which
 from .contenders import PeerContender, PeerError
 
 _PATIENCE = 600
-"""Seconds for one command."""
+"""The time limit of a command, in seconds."""
 
 
 def command_of(contender: PeerContender, directory: Path) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class PeerFigure:
     jobs_per_second: dict[int, Spread]
     """By number of processes."""
     ratios: dict[int, Spread]
-    """Ratios of these to those of psycopg by hand in the same round, if it was measured."""
+    """Ratios of the rates to those of psycopg by hand in the same round, if it was measured."""
     cpu_ms_per_1000: float | None
     """Of one process."""
     enqueue_p50: float | None

@@ -26,12 +26,12 @@ _LOOK = 0.05
 _LONGEST = 30.0
 """Seconds after which a drain is stopped: by then, enough jobs are done to compute the rate."""
 _PATIENCE = 60.0
-"""Seconds until a worker takes its first job."""
+"""The longest wait for workers to start the jobs, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
-    """The amounts of the measurement."""
+    """The size of the measurement."""
 
     jobs: int
     rounds: int
@@ -55,8 +55,8 @@ def measure_peers(
 ) -> PeerReport:
     """Measure all contenders that can be installed, in rounds.
 
-    ``directory``: for their environments; a temporary one by default.  Each contender has a schema of its own, which is
-    dropped afterwards.  Raises :class:`.EvaluationError` if the schema exists already.
+    ``directory``: where their environments are created; by default a temporary directory.  Each contender has its own
+    schema, which is dropped afterwards.  Raises :class:`.EvaluationError` if the schema exists already.
     """
     _refuse_present(engine, contenders)
     missing: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _schema(engine: Engine, name: str) -> Iterator[None]:
 
 
 def _within(url: URL, schema: str) -> str:
-    """Return the URL for drivers, with ``schema`` as search path."""
+    """Return the URL for drivers, with ``schema`` as the search path."""
     own = url.set(drivername="postgresql").update_query_dict({"options": f"-csearch_path={schema}"})
     return own.render_as_string(hide_password=False)
 

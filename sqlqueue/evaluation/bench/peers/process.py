@@ -44,7 +44,7 @@ class Script:
             raise self._failure("it has exited") from None
 
     def answer(self) -> Any:
-        """Return the next response; :class:`.PeerError` if there is none."""
+        """Return the next response.  Raises :class:`.PeerError` if there is none."""
         try:
             line = self._answers.get(timeout=_PATIENCE)
         except Empty:
