@@ -56,7 +56,7 @@ def stop_application(serving: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with engine.begin() as connection:  # in production: alembic upgrade head, before the application starts
+    async with engine.begin() as connection:  # in production, run alembic upgrade head first
         await connection.run_sync(Base.metadata.create_all)
     serving = asyncio.create_task(worker.serve())
     serving.add_done_callback(stop_application)

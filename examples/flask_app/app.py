@@ -1,4 +1,4 @@
-"""Reports are ordered over HTTP: an order is a row of an ordinary Flask-SQLAlchemy model."""
+"""Clients request reports over HTTP: each request is a row of an ordinary Flask-SQLAlchemy model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Report(QueueMixin, db.Model):  # type: ignore[name-defined,misc]  # type c
 
 @app.cli.command("init-db")
 def init_db() -> None:
-    """Create the tables; in production: alembic upgrade head."""
+    """Create the tables; in production, run alembic upgrade head."""
     db.create_all()
 
 

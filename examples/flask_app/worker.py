@@ -1,4 +1,4 @@
-"""Writes the reports: ``sqlqueue work worker:worker``."""
+"""The worker that writes the reports; start it with ``sqlqueue work worker:worker``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 class Document(QueueMixin, Base):
     __tablename__ = "document"
     __queue__ = QueueOptions(
-        lease=timedelta(seconds=10),  # how long others wait for a document whose counting crashed
+        lease=timedelta(seconds=10),  # when a crash ends the counting of a document, it is retried after this time
         max_attempts=3,
         retry=RetryByError({UnicodeDecodeError: None}, otherwise=ExponentialBackoff(timedelta(seconds=1))),
     )
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
     watching = threading.Thread(target=stop_when_done, args=(ended,))
     watching.start()
     try:
-        worker.run()  # in the main thread, where it handles Ctrl-C and SIGTERM: running handlers end first
+        worker.run()  # in the main thread, so that it handles Ctrl-C and SIGTERM and lets running handlers finish
     finally:
         ended.set()
         watching.join()

@@ -1,4 +1,4 @@
-"""Reports are ordered over HTTP, written by a worker, and watched by an operator with a password."""
+"""Clients request reports over HTTP, a worker writes them, and an operator with a password watches them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def authorize(request: Request) -> Viewer | Response:
 
 @asynccontextmanager
 async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-    Base.metadata.create_all(engine)  # in production: alembic upgrade head, before the application starts
+    Base.metadata.create_all(engine)  # in production, run alembic upgrade head first
     yield
     engine.dispose()
 

@@ -9,7 +9,7 @@ class Customer(models.Model):
 
 
 class Welcome(models.Model):
-    """The columns of the queue that Django fills in.  All others have defaults in the database."""
+    """The columns of the queue that Django sets.  All others have defaults in the database."""
 
     customer_id = models.BigIntegerField()
 

@@ -1,4 +1,4 @@
-"""The queue and its worker: ``sqlqueue work shop.queues:worker``."""
+"""The queue and its worker; start it with ``sqlqueue work shop.queues:worker``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Base(DeclarativeBase):
 
 
 class DjangoTable(DeclarativeBase):
-    """Tables that Django creates, as far as handlers use them. Alembic does not see them."""
+    """The tables of Django that handlers use. Alembic does not see them."""
 
 
 class Welcome(QueueMixin, Base):
@@ -50,4 +50,4 @@ def greet(session: QueueSession, welcome: Welcome) -> None:
 
 
 if __name__ == "__main__":
-    Base.metadata.create_all(engine)  # in production: alembic upgrade head
+    Base.metadata.create_all(engine)  # in production, run alembic upgrade head

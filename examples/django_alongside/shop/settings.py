@@ -14,7 +14,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DATABASE", str(Path(__file__).parent.parent / "shop.db")),
-        # SQLite has one writer: wait for it at the start of a transaction, not in the middle
+        # SQLite allows one writer at a time: wait for it at the start of a transaction, not in the middle
         "OPTIONS": {
             "timeout": 30,
             "transaction_mode": "IMMEDIATE",
