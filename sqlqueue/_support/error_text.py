@@ -1,4 +1,4 @@
-"""Text from outside the library: making error text storable on every engine, and any text safe to print."""
+"""Makes error text storable on every engine, and any text safe to print."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def lead_group() -> None:
-    """Make this process the leader of its own group, which :func:`kill_group` ends, as does the death of its parent.
+    """Make this process the leader of its own group.  :func:`kill_group`, or the death of its parent, ends the group.
 
     Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, because service managers
     send them to every process; the programs that it starts react to them.
@@ -88,7 +88,7 @@ def kill_group(process: Any) -> None:
 
 
 def ending(status: int | None) -> str:
-    """Return how a process ended, by its exit status or the negative number of a signal."""
+    """Return a description of how a process ended, from its exit status or the negative number of a signal."""
     if status is None:
         return "ended"
     number = -status if status < 0 else status - 128

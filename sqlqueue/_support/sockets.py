@@ -70,7 +70,7 @@ def is_local(descriptor: int) -> bool:
 
 
 def _opened(descriptor: int) -> socket.socket:
-    """Return a copy of a descriptor as a socket: closing it leaves the driver's own open."""
+    """Return a copy of a descriptor as a socket: closing it leaves the driver's own descriptor open."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

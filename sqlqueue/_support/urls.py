@@ -12,8 +12,8 @@ _LARGEST_PORT = 65_535
 
 
 def parsed_url(text: str | URL) -> URL:
-    """Return ``text`` as a URL of a known dialect.  Raises :class:`.ArgumentError`, which never contains the
-    password."""
+    """Return ``text`` as a URL of a known dialect.  Raises :class:`.ArgumentError` for other text; its message never
+    contains the password."""
     try:
         url = make_url(text)
     except NotAURL as error:
@@ -32,7 +32,8 @@ def parsed_url(text: str | URL) -> URL:
 
 
 def database_url(text: str | URL) -> URL:
-    """Return ``text`` as a URL whose driver is installed; :class:`.ArgumentError`, without the password, otherwise."""
+    """Return ``text`` as a URL whose driver is installed.  Raises :class:`.ArgumentError`, whose message never contains
+    the password."""
     url = parsed_url(text)
     try:
         url.get_dialect().import_dbapi()

@@ -33,7 +33,7 @@ Timeline = Annotated[bool, typer.Option("--timeline", help="Show one queue over 
 Bucket = Annotated[
     timedelta | None,
     typer.Option(
-        "--bucket", metavar="TIME", parser=age, help="With --timeline: the length of time of one line. Default: 1h."
+        "--bucket", metavar="TIME", parser=age, help="With --timeline: the time that one line covers. Default: 1h."
     ),
 ]
 Since = Annotated[

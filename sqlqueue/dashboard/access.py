@@ -1,4 +1,5 @@
-"""The actions of viewers, and the default permission: programs on the same machine may view, and change nothing."""
+"""The actions of viewers, and the default permission: programs on the same machine may view, but not change
+anything."""
 
 from __future__ import annotations
 

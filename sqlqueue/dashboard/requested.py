@@ -47,7 +47,7 @@ class RequestedAction:
 
     @property
     def change(self) -> MassChange:
-        """The change of an action on tasks."""
+        """The change that an action makes to tasks."""
         changes = {Action.RETRY: RETRY, Action.RUN_NOW: RUN_NOW, Action.CANCEL: CANCEL}
         return changes.get(self.action) or discarding(self.text("reason") or "discarded in the dashboard")
 
@@ -66,7 +66,7 @@ def permitted(request: Request, actions: Container[Action]) -> Action:
 def requested_action(request: Request, fields: Query) -> RequestedAction:
     """Return the requested action.
 
-    Errors as for :func:`permitted`, and 400 if the request names neither tasks nor all of them.
+    Errors as for :func:`permitted`, and 400 if the request selects neither tasks nor all of them.
     """
     action = permitted(request, ON_QUEUES)
     site = site_of(request)

@@ -79,7 +79,7 @@ def verify_schema(connection: Connection, target: Target) -> None:
 
 
 def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
-    """Do the same as :func:`verify_schema`, for the tables of these queues only."""
+    """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables of these queues only."""
     with _left_as_found(connection):
         adapter_for(connection.dialect).server.verify(connection)
         found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
@@ -87,8 +87,8 @@ def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
 
 
 def verify_companions(connection: Connection, metadata: MetaData) -> None:
-    """Do the same as :func:`verify_schema`, for the tables that accompany queues: those of the history and of the
-    workers."""
+    """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables that accompany queues: those of
+    the history and of the workers."""
     with _left_as_found(connection):
         found = list(of_companions(connection, metadata))
     _refuse(found)
@@ -104,7 +104,7 @@ def _refuse(found: Sequence[Finding]) -> None:
 
 
 def specs_of(target: Target) -> list[QueueSpec]:
-    """Return the queues of ``target``, one for each table; :class:`.ArgumentError` if there is none."""
+    """Return the queues of ``target``, one for each table.  Raises :class:`.ArgumentError` if there is none."""
     if isinstance(target, type) and "__mapper__" in target.__dict__:
         return [spec_of(target)]
     metadata = target if isinstance(target, MetaData) else getattr(target, "metadata", None)
@@ -166,7 +166,7 @@ def _of_isolation(connection: Connection, adapter: Adapter) -> Iterator[Finding]
     if adapter.transactions.chosen_level(connection) is None:
         severity = Severity.NOTE  # the server's default, which the application's engine may override
     if level == AUTOCOMMIT:
-        severity, outcome = Severity.ERROR, "is rejected, and every other statement is committed on its own"
+        severity, outcome = Severity.ERROR, "is rejected, and every other statement is committed separately"
     yield Finding(
         severity=severity,
         code="isolation-level",

@@ -19,7 +19,7 @@ _FAMILIES: tuple[tuple[type[TypeEngine[Any]], ...], ...] = ((String,), (Integer,
 
 
 def misfits(dialect: Dialect, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
-    """Yield findings about existing columns, and about missing columns of the model's own.
+    """Yield findings about existing columns, and about missing columns that the model itself declares.
 
     :func:`.drift` reports missing columns of the queue.
     """
@@ -46,7 +46,9 @@ def _of_key(dialect: Dialect, spec: QueueSpec, live: Mapping[str, ReflectedColum
         return
     if key in spec.unnumbered:
         product = adapter.product.name
-        message = f"{spec.table.fullname} has an integer key, {key.name}, which {product} does not generate by itself"
+        message = (
+            f"{spec.table.fullname} has an integer key, {key.name}, which {product} does not generate automatically"
+        )
         fix = f"declare {key.name} as mapped_column(Identity(), primary_key=True), and migrate"
         yield Finding.of(spec, Severity.ERROR, "unnumbered-key", message, fix)
     elif not fills_itself(live[key.name]):

@@ -18,7 +18,7 @@ LARGE = 10_000
 """A number of rows that no planner would read to find one, unless it lacks an index or good statistics."""
 
 FEW = 100
-"""A number of rows that is cheap to sort: engines that lock after the sort may choose to."""
+"""A number of rows that is cheap to sort: engines that lock after the sort may choose to sort them."""
 
 
 def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ OUTBOX = Outbox(
         "payload": check_stored_json,
         "headers": check_stored_json,
     },
-    isolates_suspects=False,  # relays publish messages in batches, suspects too
+    isolates_suspects=False,  # relays publish messages in batches, including suspects
 )
 
 

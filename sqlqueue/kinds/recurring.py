@@ -62,7 +62,7 @@ class Recurring(SeveralLives):
         return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
 
     def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
-        """Postpone missed runs if the model says so, and tasks that have not been scheduled yet."""
+        """Postpone missed runs if the model's options say so, and tasks that have not been scheduled yet."""
         spec = fenced.spec
         doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
         keys = {spec.identity_of(task) for task in doubtful}

@@ -36,7 +36,7 @@ class Fence:
 
     @property
     def fresh_budget(self) -> ColumnElement[int]:
-        """The ``max_attempts`` that gives the task all its attempts again."""
+        """The ``max_attempts`` with which the task has all its attempts again."""
         return self.attempt + literal_column(str(self.spec.options.max_attempts))
 
     @property

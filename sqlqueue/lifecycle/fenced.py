@@ -103,7 +103,7 @@ class FencedClaims:
         if self._are_alike:
             marks = zip(self.fence.marked, self.fence.marks(self.claims[0]), strict=True)
             return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
-        # the keys alone as well, so that an index finds the rows
+        # also the keys alone, so that an index finds the rows
         return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
 
     def _criterion_named(self, count: int) -> Criterion:

@@ -21,7 +21,7 @@ from .transitions import clearing
 
 
 def fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
-    """Return the ``max_attempts`` that gives a task that is not running all its attempts again."""
+    """Return the ``max_attempts`` with which a task that is not running has all its attempts again."""
     return spec["attempt"] + literal_column(str(spec.options.max_attempts))
 
 

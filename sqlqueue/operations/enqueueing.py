@@ -74,14 +74,13 @@ def enqueue(
     ``on_conflict`` says what happens to a task whose primary key exists, or, if it gives none, whose ``unique_key``
     (:class:`.UniqueMixin`) belongs to an unfinished task:
 
-    ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back.
-    ``"ignore"``: the existing row stays as it is.
-    ``"replace"``: the row gets the new values, and is reactivated if it waits or is final; if it is running, the run
-    continues and is not repeated.  With ``delay`` this debounces: the last of many calls wins, and its delay counts.
-    ``"rerun"``: as ``"replace"``, and a running task runs again afterwards: completion makes it ``available``, and
-    notifies workers if the model is a :class:`.UniqueMixin`; otherwise they find it at their next poll.  A task of a
-    :class:`.StageMixin` starts at its first stage.  Rejected for a task that this transaction holds with
-    ``lease=None``.
+    ``"raise"``: :class:`.DuplicateTaskError`, after which the transaction can only be rolled back. ``"ignore"``: the
+    existing row is left unchanged. ``"replace"``: the row gets the new values, and is reactivated if it waits or is
+    final; if it is running, the run continues and is not repeated.  With ``delay`` this debounces: the last of many
+    calls wins, and its delay counts. ``"rerun"``: like ``"replace"``, but a running task also runs again afterwards:
+    completion makes it ``available``, and notifies workers if the model is a :class:`.UniqueMixin`; otherwise they find
+    it at their next poll.  A task of a :class:`.StageMixin` starts at its first stage.  Rejected for a task that this
+    transaction holds with ``lease=None``.
 
     With ``version``, an attribute that every row sets (a number, a time), only newer values change the row: a late
     update changes nothing and causes no run.
@@ -97,7 +96,7 @@ def enqueue(
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):
-        raise ArgumentError(f"on_conflict={on_conflict!r}: one of {', '.join(get_args(OnConflict))}")
+        raise ArgumentError(f"on_conflict={on_conflict!r}: give one of {', '.join(get_args(OnConflict))}")
     if rows is None and isinstance(tasks, type):
         raise ArgumentError(f"enqueue({tasks.__name__}, rows): the rows are missing")
     if version is not None and on_conflict not in ("replace", "rerun"):

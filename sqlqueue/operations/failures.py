@@ -62,7 +62,7 @@ def errors(
     tasks.  If there are more than ``cap``, the last ones by primary key are read.
 
     The counts are exact if there are fewer than ``cap`` failures, as :attr:`ErrorGroup.capped` shows.  ``cap=None``
-    reads all. One query, which locks nothing.
+    reads all.  Runs one query, which locks nothing.
 
     No index finds failed tasks, so this reads the table until ``cap`` are found.  With ``scan``, a few queries examine
     no more than that many available tasks, other unfinished tasks, and final tasks, starting with the last.

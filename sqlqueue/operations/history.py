@@ -102,7 +102,7 @@ def prune_history(
 
 
 def count_old_attempts(session: Session, entity: type[QueueMixin], older_than: timedelta | None, *, cap: int) -> int:
-    """Return how many attempts :func:`prune_history` deletes, at most ``cap``.  One statement without locks."""
+    """Return how many attempts :func:`prune_history` deletes, at most ``cap``.  Runs one statement, without locks."""
     spec = spec_of(entity)
     table, old = _old(spec, older_than)
     rows = select(table.c.id).where(*old).limit(cap).subquery("old_attempts")

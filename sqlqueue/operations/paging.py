@@ -44,12 +44,11 @@ def page(
     scan: int = SCAN,
 ) -> Page[T]:
     """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given.  ``after``: the position
-    of the last task of the previous page; ``before``: that of the first task of the next page.
-
-    A few queries, which lock nothing.  The cost of a page does not depend on its position, because rows before it are
-    not read, nor on ``where``: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page
-    can have fewer tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`. Tasks
-    that change their position in the meantime can be missing, or appear on two pages.
+    of the last task of the previous page; ``before``: that of the first task of the next page.  Runs a few queries,
+    which lock nothing.  The cost of a page does not depend on its position, because rows before it are not read, nor on
+    ``where``: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page can have fewer
+    tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`. Tasks that change
+    their position in the meantime can be missing, or appear on two pages.
     """
     spec = spec_of(entity)
     count("limit", limit)

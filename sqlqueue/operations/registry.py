@@ -104,8 +104,8 @@ def workers(session: AnySession, target: Target, *, limit: int | None = DEFAULT_
 
     For a model, these are the workers that serve its queue.  Workers whose last report is older than 35 seconds are
     included, until others remove their rows after an hour; ``is_live`` distinguishes them, by the database's clock.  If
-    there are more than ``limit``, those that reported last are read; ``None`` reads all.  One statement without locks.
-    Empty if the application has no model for workers, see :class:`.WorkerMixin`.
+    there are more than ``limit``, those that reported last are read; ``None`` reads all.  Runs one statement, without
+    locks. Empty if the application has no model for workers, see :class:`.WorkerMixin`.
     """
     if limit is not None:
         count("limit", limit)
@@ -128,7 +128,7 @@ def workers(session: AnySession, target: Target, *, limit: int | None = DEFAULT_
 def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
     """Return the models of the queues of ``target`` that no live worker serves; none without :class:`.WorkerMixin`.
 
-    A worker whose handlers have criteria serves the queue, whatever they are.  One statement without locks.
+    A worker whose handlers have criteria serves the queue, whatever they are.  Runs one statement, without locks.
     """
     specs = specs_of(target)
     if worker_table(specs[0].table.metadata) is None:

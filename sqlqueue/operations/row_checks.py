@@ -36,7 +36,7 @@ class EnqueueOptions(NamedTuple):
         column = spec.mapper.columns.get(self.version.key) if of_queue else None
         if column is None or column.table is not spec.table or column in spec.columns.values():
             raise ArgumentError(
-                f"version={self.version}: give a column of {spec.table.name}, as {spec.entity.__name__}.id"
+                f"version={self.version}: give a column of {spec.table.name}, such as {spec.entity.__name__}.id"
             )
         return column
 

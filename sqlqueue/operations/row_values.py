@@ -57,7 +57,7 @@ class Instances:
     def withdraw(self) -> None:
         """Remove the instances from the session and from their parents' collections, so that no flush inserts them.
 
-        Their attributes stay as they are.  New parents are added to the session.
+        Their attributes are left unchanged.  New parents are added to the session.
         """
         for task, links in zip(self.tasks, self.linked, strict=True):
             if task in self.session.new:

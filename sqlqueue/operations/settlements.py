@@ -77,7 +77,8 @@ class Completing(Settlement):
         return [*self._kept(fence.spec), *finishing(fence, Status.COMPLETED, stage=self.stage)]
 
     def apply(self, fenced: FencedClaims) -> set[Identity]:
-        """Schedule the next run of recurring tasks; complete the others, or delete them if the model says so."""
+        """Schedule the next run of recurring tasks; complete the others, or delete them if the model's options say
+        so."""
         spec = fenced.spec
         self._check(spec)
         like = (self.how, self.stage) if self.result is None else None

@@ -54,9 +54,9 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     ``result`` is stored as JSON by models that derive from :class:`.ResultMixin`.
 
     Runs in the session's transaction, in one statement for up to a few thousand tasks.  Raises :class:`.ClaimLostError`
-    if a row no longer belongs to the claim: roll the transaction back then, so that nothing done for a lost claim is
-    committed.  Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not claimed or are
-    settled already.
+    if a row no longer belongs to the claim: in that case, roll the transaction back, so that nothing done for a lost
+    claim is committed.  Raises :class:`.IllegalTransitionError`, before anything is sent, for tasks that were not
+    claimed or are settled already.
     """
     _settle(session, tasks, Completing(result, stage))
 

@@ -85,9 +85,10 @@ def stats(
 ) -> QueueStats:
     """Return the number of tasks in each state, zeros included.
 
-    Exact while fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or running, and
-    fewer than ``cap`` are final.  In a larger group, counting stops at ``cap``, and :attr:`QueueStats.capped` names the
-    figures that are lower bounds.  ``cap=None`` counts all, which reads a whole index, or the table.
+    The counts are exact if fewer than ``cap`` tasks are available, fewer than ``cap`` are scheduled, retryable or
+    running, and fewer than ``cap`` are final.  In a larger group, counting stops at ``cap``, and
+    :attr:`QueueStats.capped` names the figures that are lower bounds.  ``cap=None`` counts all, which reads a whole
+    index, or the table.
 
     A criterion that no index covers reads all rows, unless ``scan`` is given: then at most that many rows of each group
     are read (of final tasks, the last ones), and :attr:`QueueStats.capped` names the figures that may be too low. Tasks

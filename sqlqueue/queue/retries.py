@@ -15,7 +15,8 @@ from .._support.exc import ArgumentError
 
 
 class RetryPolicy(Protocol):
-    """A callable that returns the delay after the given attempt (1 for the first) has failed."""
+    """A callable that takes the number of the failed attempt (1 for the first) and returns the delay before the next
+    one."""
 
     def __call__(self, attempt: int, /) -> timedelta: ...
 

@@ -54,8 +54,8 @@ class Every:
 class Cron:
     """A schedule given by a cron expression of five fields, in a time zone.  Stored as ``"0 3 * * * Europe/Berlin"``.
 
-    Needs ``sqlalchemy-queue[cron]``.  A fixed time within the hour that daylight saving time skips runs right after
-    it; within the repeated hour, it runs once.  Raises :class:`.ArgumentError` for bad expressions and time zones.
+    Needs ``sqlalchemy-queue[cron]``.  A fixed time in the hour that daylight saving time skips runs right after that
+    hour; one in the repeated hour runs once.  Raises :class:`.ArgumentError` for bad expressions and time zones.
     """
 
     expression: str

@@ -83,7 +83,7 @@ class QueueSpec:
 
     @cached_property
     def bind_arguments(self) -> dict[str, Any]:
-        """The bind arguments with which a session finds the engine.  Reads and locks use the engine for writes too."""
+        """The bind arguments with which a session finds the engine.  Reads and locks also use the engine for writes."""
         return {"mapper": self.mapper, "clause": update(self.table)}
 
     @cached_property

@@ -72,8 +72,8 @@ def is_adopted(spec: QueueSpec) -> Criterion:
 
 
 def has_attempts(spec: QueueSpec) -> Criterion:
-    """Return whether the row may be claimed again: attempts are left, or a worker holds it, whose crash does not count
-    as one."""
+    """Return whether the row may be claimed again: attempts are left, or it is held by a worker, whose crash does not
+    count as an attempt."""
     return or_(spec["attempt"] < spec["max_attempts"], is_held_by_worker(spec))
 
 

@@ -36,5 +36,6 @@ class WrappedType(TypeDecorator[T]):
         return self._wrapper.wrapping, (type(self).impl,), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # found here, it is not looked up in the wrapped type, which would be remembered without its arguments
+        # defined here, because otherwise it would be looked up in the wrapped type, which would be cached without its
+        # arguments
         self.__dict__.update(state)

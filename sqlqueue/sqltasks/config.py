@@ -21,9 +21,9 @@ class SQLTaskDatabase:
 
     ``url``: the database of the tasks; ``schemas``: their schemas, by default that of the connection; ``table``: the
     name of their table; ``create``: whether to create missing tables. ``execute_url``: the user and database of
-    requests without ``run_as``, by default ``url``; ``users``: URLs by the names that ``run_as`` may have.  Anyone who
-    can insert a row can choose among these. ``queues``: how many tasks of a queue run at once, by name; one for other
-    queues. ``concurrency``: how many tasks of a schema run at once, across its queues. ``poll``: the longest time
+    requests without ``run_as``, by default ``url``; ``users``: URLs by the names that ``run_as`` can contain.  Anyone
+    who can insert a row can choose among these. ``queues``: how many tasks of a queue run at once, by name; one for
+    other queues. ``concurrency``: how many tasks of a schema run at once, across its queues. ``poll``: the longest time
     between two queries for work; ``timeout``: the longest time of a request; ``response_limit``: the maximum size of a
     response in characters; rows beyond it are read, one at a time, and left out.
 
@@ -52,7 +52,8 @@ class SQLTaskDatabase:
 def read_config(path: str | Path) -> list[SQLTaskDatabase]:
     """Read a TOML file and return its databases: tables ``[[database]]`` with the fields of :class:`SQLTaskDatabase`.
 
-    Durations are numbers of seconds.  Raises :class:`.ArgumentError`, which names the problem, for an unusable file.
+    Durations are numbers of seconds.  Raises :class:`.ArgumentError` for an unusable file; its message names the
+    problem.
     """
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))

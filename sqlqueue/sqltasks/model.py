@@ -16,7 +16,7 @@ LONGEST_USER = 128
 def sql_task_options(slots: type[SlotMixin], **options: Any) -> QueueOptions:
     """Return options for a model that derives from :class:`SQLTaskMixin`: one attempt, one task of a queue at a time.
 
-    ``options`` are any others of :class:`.QueueOptions`; ``limit`` is how many tasks of a queue run at once.
+    ``options`` are other arguments of :class:`.QueueOptions`; ``limit`` is how many tasks of a queue run at once.
     """
     columns = {"limit_key": "queue", "schedule": "repeat", **options.pop("columns", {})}
     return QueueOptions(**{"slots": slots, "max_attempts": 1, "columns": columns, **options})

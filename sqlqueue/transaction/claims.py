@@ -29,8 +29,8 @@ def _unsettled(hold: Hold | None, task: object) -> Hold:
 
 
 def settle(session: Session, task: object, how: str) -> None:
-    """Mark the claim of ``task`` as settled, and expire the instance.  Raises :class:`.IllegalTransitionError` without
-    one."""
+    """Mark the claim of ``task`` as settled, and expire the instance.  Raises :class:`.IllegalTransitionError` if it
+    has none."""
     hold = hold_of(task)
     ledger_of(session).remember(session, [(instance_state(task), hold._replace(settled=how))])
     session.expire(task)

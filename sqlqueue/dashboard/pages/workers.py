@@ -12,7 +12,7 @@ from ..site import respond, site_of
 
 
 async def show(request: Request) -> Response:
-    """Show which workers are live, what they serve, and which queues nothing serves."""
+    """Show which workers are live, what they serve, and which queues no worker serves."""
     site = site_of(request)
     spec = site.first
 

@@ -89,7 +89,8 @@ class OracleClaims(Claims):
     def _load_rows(
         self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
     ) -> list[Any]:
-        """Load the instances of these rows, in that order.  Rowids replace keys of any types and columns."""
+        """Load the instances of these rows, in that order.  Rowids work for keys of any type and any number of
+        columns."""
         rowid = rowid_of(spec.table)
         rows = session.execute(
             select(spec.entity, rowid).where(rowid.in_(rowids)).options(*options),

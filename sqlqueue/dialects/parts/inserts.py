@@ -69,9 +69,8 @@ class Inserts:
         return None
 
     def alike(self, table: Table, same: Sequence[str], different: Sequence[str], timed: str) -> Insert:
-        """Return an INSERT of rows whose columns ``same`` have one value each, for :meth:`alike_values`.
-
-        The column ``timed`` gets the database's time of the statement.
+        """Return an INSERT, for :meth:`alike_values`, of rows that have the same values in the columns ``same``.  The
+        column ``timed`` gets the time of the statement, by the database's clock.
         """
         statement = insert(table).inline()
         if self.sends_values_alone:

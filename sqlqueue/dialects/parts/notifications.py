@@ -36,7 +36,7 @@ class Notifications:
     """No notifications, as on most engines: workers poll."""
 
     def notify(self, connection: Connection, name: str) -> None:
-        """Notify listeners on other connections of ``name`` when this transaction commits."""
+        """Notify the listeners for ``name`` on other connections when this transaction commits."""
 
     def listener(self, driver: str) -> Listener | None:
         """Return the listener for this driver, or ``None`` if the driver cannot listen."""

@@ -19,7 +19,8 @@ class Types(ABC):
     long_text: ClassVar[TypeEngine[Any] | None] = None
     """The type of long texts, if ``Text`` cannot store all of Unicode, or 65,535 bytes; otherwise ``None``."""
     serial: ClassVar[TypeEngine[Any] | None] = None
-    """The type of generated keys, if the engine generates none of ``BigInteger``; otherwise ``None``."""
+    """The type of generated keys, if the engine does not generate keys of the type ``BigInteger``; otherwise
+    ``None``."""
     json: ClassVar[TypeEngine[Any] | None] = None
     """The type of JSON, if some versions of SQLAlchemy or the engine lack ``JSON``; otherwise ``None``."""
 
@@ -32,7 +33,7 @@ class Types(ABC):
         """Return the database's clock in UTC, ``seconds`` later if given."""
 
     def default(self) -> ColumnElement[Any]:
-        """Return the clock in UTC as the default of a column, for any session's time zone."""
+        """Return the database's clock in UTC as the default of a column, regardless of the session's time zone."""
         return self.now(None)
 
     @abstractmethod

@@ -56,7 +56,7 @@ class Client(Protocol):
         ...
 
     def copy(self, payloads: Sequence[str]) -> None:
-        """Enqueue jobs by COPY."""
+        """Enqueue jobs with COPY."""
         ...
 
     def commit(self) -> None:
@@ -130,7 +130,7 @@ class Library(_InSession[QueueSession]):
         self.new_session().enqueue(self.model, [{"payload": payload} for payload in payloads])
 
     def copy(self, payloads: Sequence[str]) -> None:
-        """Enqueue jobs by COPY."""
+        """Enqueue jobs with COPY."""
         self.new_session().enqueue(self.model, [{"payload": payload} for payload in payloads], copy=True)
 
 

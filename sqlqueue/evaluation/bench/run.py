@@ -88,7 +88,7 @@ class Report:
 
 
 def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
-    """Measure the requested sections, drop all tables in any case, and return the report.
+    """Measure the requested sections, drop all tables even after errors, and return the report.
 
     Raises :class:`.EvaluationError` if it cannot measure; database errors are raised unchanged.
     """

@@ -53,7 +53,7 @@ class ServerTime:
         if len(known) < len(readings):
             return None
         spent = [(after - before) / tasks for before, after in pairwise(known)]
-        if min(spent) <= 0:  # the server does not measure it, as PostgreSQL without track_activities
+        if min(spent) <= 0:  # the server does not measure it, such as PostgreSQL without track_activities
             return None
         return cls(
             microseconds=tuple(round(each, 2) for each in spent),

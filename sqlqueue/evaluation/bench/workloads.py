@@ -230,6 +230,6 @@ def in_bulk(client: Client, payloads: Sequence[str]) -> None:
 
 
 def by_copy(client: Client, payloads: Sequence[str]) -> None:
-    """Enqueue all jobs by COPY, with one commit."""
+    """Enqueue all jobs with COPY, in one commit."""
     client.copy(payloads)
     client.commit()

@@ -63,7 +63,7 @@ class Display:
 
 
 def _plain(text: str) -> Text:
-    """Return ``text`` made safe for a terminal, since file names and database errors come from outside."""
+    """Return ``text`` made safe for a terminal, since file names and database errors can contain anything."""
     return Text(readable(text, lines=True))
 
 

@@ -35,7 +35,7 @@ def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = 
 
     The result is a verdict, and for each promise how often it was put to the test and how often it was broken.
 
-    Tables named sqlqueue_prove_... are created and dropped, also after Ctrl-C; the command refuses to start if they
+    Tables named sqlqueue_prove_... are created and dropped, even after Ctrl-C; the command refuses to start if they
     exist, and touches no others. It keeps the server busy: use one that nothing else depends on.
 
     Exit status: 0 if every promise was kept; 1 if one was broken or never put to the test; 2 if the proof cannot run;

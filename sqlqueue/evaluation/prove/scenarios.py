@@ -138,7 +138,7 @@ def exclusive(Session: Sessions) -> Observed:
 
 
 def ordered(Session: Sessions) -> Observed:
-    """Claim in two sessions by turns, which together must get all tasks in order."""
+    """Claim alternately in two sessions, which together must get all tasks in order."""
     topic, number = _topic("ordered"), 30
     with Session.begin() as session:
         session.add_all(Task(topic=topic, priority=random.randrange(5)) for _ in range(number))

@@ -17,7 +17,8 @@ from ..reporting.reports import Reports
 R = TypeVar("R")
 LONGEST = 10.0
 LONGEST_AFTER_CONFLICT = 0.25
-"""Seconds.  A cluster that certifies commits rejects some claims under load; longer pauses would starve this worker."""
+"""The longest pause after a conflict, in seconds.  A cluster that certifies commits rejects some claims under load;
+longer pauses would starve this worker."""
 
 
 def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
@@ -29,7 +30,8 @@ def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]
 
 
 def passes(error: BaseException, adapter: Adapter) -> bool:
-    """Return whether an error is about the server or the connection rather than the statement, so that it may pass."""
+    """Return whether an error is about the server or the connection rather than the statement, and can thus be
+    temporary."""
     if isinstance(error, DBAPIError):
         # by code first: some drivers have no class for deadlocks, or report them as programming errors
         told = error.connection_invalidated or adapter.errors.is_outage(error) or adapter.errors.is_transient(error)

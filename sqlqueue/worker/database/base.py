@@ -101,7 +101,7 @@ class OwnConnections(Protocol):
 
 
 def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
-    """Return a copy of ``engine`` with its own pool, the same copy at each call with ``engines``."""
+    """Return the copy of ``engine`` with its own pool that ``engines`` holds, creating it if needed."""
     if engine not in engines:
         engines[engine] = own = with_own_pool(engine)
         write_in_turn(own)

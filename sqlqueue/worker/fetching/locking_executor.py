@@ -59,8 +59,8 @@ class _Transaction:
 class LockingExecutor(Executor):
     """Runs tasks in the transactions that lock them.
 
-    A transaction runs one task.  But as long as no call has used its session, so that there are only completions to
-    commit, a transaction locks several short tasks and completes them in one statement.
+    Usually, a transaction runs one task.  As long as no call has used its session, so that there are only completions
+    to commit, a transaction locks several short tasks and completes them in one statement.
     """
 
     def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
@@ -92,7 +92,7 @@ class LockingExecutor(Executor):
         return self.ending or self.held
 
     def _ahead(self) -> int:
-        """Return how many tasks to lock: only as many as run in a moment, since other workers cannot run them
+        """Return how many tasks to lock: only as many as take a moment to run, since other workers cannot run them
         meanwhile."""
         if self._runs_one:
             return 1

@@ -37,7 +37,7 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         self._looks = self._pauses()
         self._in_vain = False
-        """Whether a claim found nothing although the query saw work: others have it locked."""
+        """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
 

@@ -1,1 +1,1 @@
-"""Handlers, their jobs, and the outcomes of jobs: values that run nothing."""
+"""Handlers, their jobs, and the outcomes of jobs: plain values that execute nothing."""

@@ -126,7 +126,7 @@ def handler_of(
 
 def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
     if mode not in get_args(Mode):
-        raise ArgumentError(f"mode={mode!r}: one of {', '.join(map(repr, get_args(Mode)))}")
+        raise ArgumentError(f"mode={mode!r}: give one of {', '.join(map(repr, get_args(Mode)))}")
     if mode == "lock" and not takes_session:
         raise ArgumentError("mode='lock' is one transaction from claim to completion: the handler must take a session")
     if mode == "at-most-once" and takes_session:
@@ -143,7 +143,7 @@ def _check_mode(mode: Mode, spec: QueueSpec, *, takes_session: bool) -> None:
 
 def _check_isolation(isolation: object, mode: Mode, max_tasks: int | None, max_memory: int | None) -> None:
     if isolation not in (None, *get_args(Isolation)):
-        raise ArgumentError(f"isolation={isolation!r}: 'process' or None")
+        raise ArgumentError(f"isolation={isolation!r}: give 'process' or None")
     if isolation is not None and mode == "lock":
         raise ArgumentError("mode='lock' is one transaction of the worker, which a child process cannot share")
     for name, value in (("max_tasks", max_tasks), ("max_memory", max_memory)):

@@ -50,7 +50,7 @@ class Job:
         """The claim on it."""
         self._loaded = instance_state(task).dict.copy()  # the handler may change the instance
         self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
-        """How many processes have crashed while they ran the task, which is a suspect if there are any."""
+        """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
         self.is_counted = False
         """Whether a crash of the process that runs it has been counted in advance."""
         self.started: float | None = None

@@ -40,7 +40,7 @@ class RegisteredHandlers:
         self._is_async = is_async
         self._tasks: dict[type[QueueMixin], Tasks] = {}
         self.handlers: list[Handler] = []
-        """In the order of their registration, by which child processes find them."""
+        """The handlers in the order of their registration, by which child processes find them."""
 
     def add(self, handler: Handler) -> None:
         """Add a handler.

@@ -34,7 +34,7 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimi
     """Run ``processes`` worker processes, and return the exit status.
 
     ``load``, which is pickled, gets the number of a process and returns its worker.  SIGTERM and SIGINT are forwarded,
-    second signals too.  A process that dies is replaced after a pause that grows each time, and one that reaches
+    including second signals.  A process that dies is replaced after a pause that grows each time, and one that reaches
     ``limits`` stops and is replaced at once.  A process that cannot start at all, for example because a table is
     missing, ends them all.
     """

@@ -77,7 +77,7 @@ class Liveness:
         self._away = None
 
     def missed(self) -> None:
-        """Record that the database has not responded: to a request, or not yet to one that was just sent."""
+        """Record that the database has not responded to a request, which may have just been sent."""
         if self._away is None:
             self._away = time.monotonic()
 

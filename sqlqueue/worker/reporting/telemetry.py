@@ -41,13 +41,19 @@ class Telemetry(Reports):
         self._heard = False
         self._tracer = trace.get_tracer("sqlqueue")
         meter = metrics.get_meter("sqlqueue")
-        self._wait = meter.create_histogram("sqlqueue.task.wait", "s", "from a task's creation to its start")
-        self._duration = meter.create_histogram("sqlqueue.task.duration", "s", "in the handler")
-        self._tasks = meter.create_counter("sqlqueue.tasks", description="ended, by outcome")
-        self._lost = meter.create_counter("sqlqueue.claims.lost", description="taken over, cancelled or deleted")
-        self._retries = meter.create_counter("sqlqueue.tasks.retries", description="victims of other transactions")
-        self._errors = meter.create_counter("sqlqueue.database.errors", description="of the worker's own statements")
-        self._depth = meter.create_gauge("sqlqueue.depth", description="tasks by status")
+        self._wait = meter.create_histogram("sqlqueue.task.wait", "s", "Time from a task's creation to its start.")
+        self._duration = meter.create_histogram("sqlqueue.task.duration", "s", "Time in the handler.")
+        self._tasks = meter.create_counter("sqlqueue.tasks", description="Tasks that ended, by outcome.")
+        self._lost = meter.create_counter(
+            "sqlqueue.claims.lost", description="Claims taken over, cancelled or deleted."
+        )
+        self._retries = meter.create_counter(
+            "sqlqueue.tasks.retries", description="Handlers called again after a conflict."
+        )
+        self._errors = meter.create_counter(
+            "sqlqueue.database.errors", description="Errors of the worker's own statements."
+        )
+        self._depth = meter.create_gauge("sqlqueue.depth", description="Tasks by status.")
 
     wants_depth = True
 

@@ -141,7 +141,8 @@ class _Child:
         raise BlamelessError(f"a child process has not loaded {self._place.origin} within {STARTING:.0f} s")
 
     def call(self, job: Job, reports: Reports) -> tuple[Ended, int]:
-        """Make the child call the handler. Returns the end, and the resident memory of the child in bytes."""
+        """Make the child call the handler. Returns the end of the call, and the resident memory of the child in
+        bytes."""
         self.calls += 1
         deadline = self._deadline(job.handler.timeout)
         self._send(Call(pickle.dumps(job.task), present_trace()))

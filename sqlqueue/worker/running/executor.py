@@ -236,7 +236,7 @@ class Executor:
         return self._traced(outcome_of(error), error)
 
     def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
-        """Add the traceback of a failure where there is a history to show it."""
+        """Add the traceback of a failure if the application has a history."""
         history = history_of(self.handler.spec.table.metadata)
         if history is None or outcome.cause is None:
             return outcome
