@@ -1,4 +1,4 @@
-"""How Sphinx builds this site: `nox -s docs`, where every warning is an error."""
+"""The configuration with which Sphinx builds this site: `nox -s docs`, where every warning is an error."""
 
 import sys
 from importlib.metadata import version as version_of
@@ -20,7 +20,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
-smartquotes = False  # two hyphens begin an option
+smartquotes = False  # would turn the two hyphens of an option into a dash
 
 html_theme = "furo"
 html_title = f"{project} {version}"
@@ -34,7 +34,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: name for name in ("Lease", "OrderBy", "OnConflict", "Tasks", "Where", "Schedule")}
 
-# Names of other projects lead nowhere, so that the build needs no network.  Nor do type variables and internal types.
+# Names of other projects are not linked, so that the build needs no network; nor are type variables and internal types.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!sqlqueue\b|\.).*"),
     (r"py:class", r"sqlqueue\..*\.([A-Z]|Attempt|Handler|Health|QueueSpec|Register)"),

@@ -1,4 +1,4 @@
-"""The directive `sqlqueue-commands`: every command of the program, as its own `--help` describes it."""
+"""The directive `sqlqueue-commands`, which lists every command with the text of its `--help`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def described() -> Iterator[str]:
 
 
 def text(help: str) -> str:
-    """Return what Markdown shows as this text.  Indented lines are code, which takes no escapes."""
+    """Return Markdown that is displayed as this text.  Indented lines are code, in which nothing is escaped."""
     lines = (
         line if line.startswith("    ") else re.sub(r"([\\`*_\[\]<>|])", r"\\\1", line) for line in help.split("\n")
     )

@@ -1,4 +1,4 @@
-"""What the reference must contain: every public name, under its public path, with a docstring."""
+"""Checks that the reference contains every public name, under its public path, with a docstring."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def require_public_names(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def resolve_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Element) -> Element | None:
-    """Lead from the module that defines an object to its public path: signatures name the former."""
+    """Resolve a reference to the module that defines an object, as in signatures, to the object's public path."""
     public = public_names().get(node.get("reftarget", ""))
     if public is None or node.get("refdomain") != "py":
         return None
