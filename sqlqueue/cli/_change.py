@@ -85,8 +85,8 @@ class ConfirmedChange:
             raise typer.Exit(STOPPED)
 
     def _counted(self, session: Session) -> QueueStats:
-        """Count the named tasks, or otherwise only the affected ones: among others, the cap on counting could hide
-        them."""
+        """Count the named tasks, or without names only the affected ones, which the cap on counting could otherwise
+        hide."""
         where = self.where if self.named else [*self.where, in_states(self.spec, self.affected, hung=self.hung)]
         return operations.stats(session, self.spec.entity, *where, cap=CAP)
 

@@ -140,7 +140,7 @@ def _spread(found: Durations) -> list[str]:
 
 
 def _short(time: timedelta | None) -> str:
-    """Return ``7ms`` or ``1.5s``, or whole seconds for a minute and more."""
+    """Return ``7ms`` or ``1.5s``, or whole seconds for a minute or more."""
     if time is None or abs(time) >= timedelta(minutes=1):
         return _whole(time)
     seconds = time.total_seconds()

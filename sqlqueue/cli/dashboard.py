@@ -35,7 +35,10 @@ Token = Annotated[
         "--token",
         metavar="TOKEN",
         envvar="SQLQUEUE_DASHBOARD_TOKEN",
-        help="The token to log in with, 16 characters or more. Prefer the variable: other users can see command lines.",
+        help=(
+            "The token to log in with, 16 characters or more. Prefer the environment variable: other users can see"
+            " command lines."
+        ),
     ),
 ]
 

@@ -152,8 +152,8 @@ def _of_indexes(connection: Connection, spec: QueueSpec) -> Iterator[Difference]
 def unlike_indexes(
     connection: Connection, table: Table, indexes: Iterable[Index]
 ) -> Iterator[tuple[Index, LiveIndex | None, str]]:
-    """Yield those of ``indexes`` that the live table lacks or has in another form, each with the live index, if any,
-    and the difference in words."""
+    """Yield the ``indexes`` that the live table lacks or has in another form, each with the live index, if any, and the
+    difference in words."""
     adapter = adapter_for(connection.dialect)
     live = adapter.schema.live_indexes(connection, table)
     for index in indexes:

@@ -1,4 +1,4 @@
-"""CockroachDB 24.2.3 and newer.  Never run on a real server by this project.
+"""CockroachDB 24.2.3 and newer.  This project has never run it on a real server.
 
 Before 24.1, SKIP LOCKED fails at READ COMMITTED as soon as it encounters a lock (cockroachdb/cockroach#115057), and
 until 24.2.3 its LIMIT counts locked rows (#121917).

@@ -31,7 +31,7 @@ class Functions(Generic[J]):
                 ("a coroutine function", "functions") if task.is_coroutine else ("a function", "coroutine functions")
             )
             raise ArgumentError(
-                f"{task.name} is {kinds[0]}, the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
+                f"{task.name} is {kinds[0]}, but the other tasks of {self.entity.__name__} are {kinds[1]}: one handler"
                 " calls all of them. Give it a separate model"
             )
         self._tasks[task.name] = task

@@ -168,7 +168,7 @@ class LimitedClaim:
             yield from self.adapter.claims.lock(self.session, pick)
 
     def _lock_others(self, key: str, count: int, own: Sequence[Identity]) -> list[Identity]:
-        """Lock other slots of a key, of which other transactions have locked some."""
+        """Lock other slots of a key, because other transactions have locked some."""
         slots = self.slots
         where = [slots["slot_key"] == key, is_usable(slots, slots.table), ~is_draining(slots, slots.table)]
         if own:

@@ -88,7 +88,8 @@ class Slots:
         return set(adapter.rows.keys(self.session, spec, adapter.keys.by_key(spec, read)))
 
     def _change(self, claims: Sequence[Claim], values: Sequence[Assignment], *, waits: bool = True) -> set[str]:
-        """Write to the slots that ``claims`` hold, by primary key; return the holders, skipped slots included."""
+        """Write to the slots that ``claims`` hold, by primary key; return the holders, including those of skipped
+        slots."""
         # a statement identifies each slot by a key of two columns and by its holder
         size = max(self.adapter.keys.most(self.slots) // 3, 1)
         changed: set[str] = set()
@@ -112,7 +113,7 @@ class Slots:
         """Return the slots with their holders, read without locks: a locking read could lock slots of other holders.
 
         A snapshot that is older than a claim does not show the claim's slot, although the engine may allow this
-        transaction to settle the claim: then a separate transaction reads as well.
+        transaction to settle the claim.  In that case, a separate transaction reads too.
         """
         read = select(*self.slots.primary_key, self.slots["claimed_by"]).where(theirs)
         held = self._holders(self.session, read)

@@ -124,7 +124,8 @@ class Kind:
         """Convert values of a row, keyed by attribute name, to the form in which they are stored."""
 
     def moment(self, spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:
-        """Return when a row with these values, keyed by attribute name, is first due; ``None`` if they do not say."""
+        """Return when a row with these values, keyed by attribute name, is first due; ``None`` if the values do not
+        determine it."""
         return None
 
     # -- assignments ---------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Reason:
     ahead: int | None = None
     """How many tasks come first, counted up to 1,000."""
     estimate: timedelta | None = None
-    """How long these will take at the rate of the last minute."""
+    """How long the tasks that come first will take, at the rate of the last minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

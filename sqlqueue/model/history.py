@@ -37,7 +37,7 @@ class HistoryMixin:
     ...     __history__ = HistoryOptions(retention=timedelta(days=30))
 
     Each settlement writes its rows in the same transaction, with one more statement for each batch. If a claimer
-    crashes, whatever takes its task over records the attempt. :func:`.history` reads the rows.
+    crashes, the attempt is recorded when its task is taken over. :func:`.history` reads the rows.
     """
 
     __history__: ClassVar[HistoryOptions] = HistoryOptions()

@@ -66,10 +66,10 @@ def enqueue(
     """Insert tasks in the session's transaction: instances, or a model and rows as dictionaries.
 
     A task with an ``available_at`` and no ``status`` is scheduled for that time; ``delay`` schedules all of them that
-    far from now, by the database's clock; a task with a ``schedule`` is scheduled for its first run; all others are
-    available at once. Dictionaries, by attribute name, are inserted in bulk without creating instances; ``copy=True``
-    loads them with PostgreSQL's COPY. Instances become persistent, as with ``session.add()``; where the server
-    generates the keys and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
+    far in the future, by the database's clock; a task with a ``schedule`` is scheduled for its first run; all others
+    are available at once. Dictionaries, by attribute name, are inserted in bulk without creating instances;
+    ``copy=True`` loads them with PostgreSQL's COPY. Instances become persistent, as with ``session.add()``; where the
+    server generates the keys and cannot return them in bulk (MySQL, SQLite), they are inserted one by one.
 
     ``on_conflict`` says what happens to a task whose primary key exists, or, if it gives none, whose ``unique_key``
     (:class:`.UniqueMixin`) belongs to an unfinished task:
@@ -92,7 +92,7 @@ def enqueue(
 
     Handling a conflict waits for a row that an open transaction is claiming or settling; a plain insert does not wait.
     Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can
-    conflict on other unique keys as well, even in the same order.
+    conflict on other unique keys as well, they can deadlock even in the same order.
     """
     session = session_of(session)
     if on_conflict not in get_args(OnConflict):

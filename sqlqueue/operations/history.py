@@ -83,7 +83,8 @@ def prune_history(
     """Delete attempts at tasks of this queue that ended longer than ``older_than`` ago; return how many.
 
     Without ``older_than`` the history's ``retention`` applies.  Deletes at most ``limit`` rows, to keep transactions
-    short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` without a model for them.
+    short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` if the application has no model for
+    them.
     """
     spec = spec_of(entity)
     table, old = _old(spec, older_than)

@@ -39,8 +39,8 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, from the commit on; 0 stops the key.
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
-    those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in open
-    transactions.
+    which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
+    open transactions.
     """
     spec = spec_of(entity)
     slots = slots_of(spec)

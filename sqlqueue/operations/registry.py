@@ -126,7 +126,8 @@ def workers(session: AnySession, target: Target, *, limit: int | None = DEFAULT_
 
 
 def unserved(session: AnySession, target: Target) -> list[type[QueueMixin]]:
-    """Return the models of the queues of ``target`` that no live worker serves; none without :class:`.WorkerMixin`.
+    """Return the models of the queues of ``target`` that no live worker serves; none if the application has no model
+    for workers, see :class:`.WorkerMixin`.
 
     A worker whose handlers have criteria serves the queue, whatever they are.  Runs one statement, without locks.
     """
@@ -144,8 +145,8 @@ def drain_workers(session: AnySession, target: Target, worker: str | None = None
     in the session's transaction; workers read the command within ten seconds of the commit. Their processes end with
     status 0, and ``sqlqueue work`` does not replace them, but a service manager that always restarts processes does.
 
-    Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` without a
-    :class:`.WorkerMixin`.
+    Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` if the application
+    has no model for workers, see :class:`.WorkerMixin`.
     """
     return _tell(session, target, worker, {"command": Command.DRAIN.value})
 

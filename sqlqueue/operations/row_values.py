@@ -118,13 +118,15 @@ def _check_parent(
     if any(parent is each for each in together):
         raise ArgumentError(f"{name} is enqueued by the same call, and has no key yet: enqueue it first")
     if state.session not in (None, session):
-        raise ArgumentError(f"{name} belongs to another session: pass session.merge(...) of it")
+        raise ArgumentError(f"{name} belongs to another session: pass the result of session.merge()")
     if state.detached:
-        raise ArgumentError(f"{name} is detached: session.add() it first, or pass session.merge(...) of it")
+        raise ArgumentError(f"{name} is detached: add it to the session first, or pass the result of session.merge()")
     if state.deleted or parent in session.deleted:
         raise ArgumentError(f"{name} is being deleted: nothing can refer to it")
     if state.transient and not relationship.cascade.save_update:
-        raise ArgumentError(f"{name} is not in the session, and the relationship does not cascade: session.add() it")
+        raise ArgumentError(
+            f"{name} is not in the session, and the relationship does not cascade: add it to the session"
+        )
 
 
 def _one_sided(spec: QueueSpec) -> list[tuple[Any, str]]:

@@ -22,8 +22,9 @@ WAITING = (Status.SCHEDULED, Status.RETRYABLE)
 def run_now(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
     """Make tasks that satisfy ``where`` and wait for a later time ``available`` now. Return how many.
 
-    These are ``scheduled`` and ``retryable`` tasks.  Their attempts stay counted; :func:`retry` allows them all again.
-    The next run of a recurring task follows this one.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    These are ``scheduled`` and ``retryable`` tasks.  The attempts that they have made still count; :func:`retry` allows
+    all attempts again. The next run of a recurring task follows this one.  For the transaction, its locks and ``limit``
+    see :func:`cancel`.
     """
     spec = spec_of(entity)
     session = session_of(session)

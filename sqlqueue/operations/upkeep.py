@@ -75,7 +75,7 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
 def _moments(ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     moment = ready.spec["available_at"]
     first, waits = (each.first(moment).scalar_subquery() for each in (ready, waiting))
-    # evaluated only if no task is ready: ready tasks can be very many, and early ones hidden among them
+    # evaluated only if no task is ready: there can be a great many ready tasks, with early ones among them
     each = [select(func.min(moment)).where(is_early(ready.spec), *part.where) for part in ready.parts]
     early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("early").c[0]))
     return func.coalesce(first, early.scalar_subquery(), type_=moment.type), waits

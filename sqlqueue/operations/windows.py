@@ -1,4 +1,4 @@
-"""Windows on a queue: rows that an index returns in order, of which a read examines no more than a given number.
+"""Windows on a queue: rows in the order of an index, of which a read examines at most a given number.
 
 Without that limit, criteria that no index covers read the whole table if few rows satisfy them.
 """
@@ -75,7 +75,7 @@ class Window:
             yield replace(self, rows=(*self.rows, *same, after))
 
     def select(self, *columns: ColumnElement[Any], limit: int | None) -> Select[Any]:
-        """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows alone."""
+        """Return the SELECT of the first rows' labelled ``columns``; ``rest`` is evaluated for ``scan`` rows only."""
         if not self.rest:
             return self._first(columns).limit(limit)
         # as a column: for a criterion, planners might choose another access path than the window's index

@@ -41,7 +41,7 @@ class Every:
         return f"P{self.interval.days}DT{seconds}S" if self.interval.days else f"PT{seconds}S"
 
     def after(self, moment: datetime) -> datetime:
-        """Return the planned time that follows the planned time ``moment``."""
+        """Return the planned time that follows ``moment``, which is a planned time itself."""
         return moment + self.interval
 
     def first_after(self, planned: datetime, now: datetime) -> datetime:

@@ -47,7 +47,7 @@ class Access(Enum):
     CLAIM = auto()
     """The operation locks rows, and skips those that others have locked."""
     HOLD = auto()
-    """As :attr:`CLAIM`, and only these locks keep others out until the transaction ends."""
+    """Like :attr:`CLAIM`, and only these locks keep others out until the transaction ends."""
 
 
 def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Adapter:

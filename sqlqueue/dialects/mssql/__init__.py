@@ -1,4 +1,4 @@
-"""SQL Server 2016 and newer.  Never run on a real server by this project: see the README."""
+"""SQL Server 2016 and newer.  This project has never run it on a real server: see the README."""
 
 from .adapter import SQLServer
 

@@ -1,4 +1,4 @@
-"""Oracle Database 12.2 and newer.  Never run on a real server by this project: see the README."""
+"""Oracle Database 12.2 and newer.  This project has never run it on a real server: see the README."""
 
 from .adapter import Oracle
 

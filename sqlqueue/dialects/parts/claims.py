@@ -84,7 +84,7 @@ class Claims:
             number *= FURTHER
 
     def _take_keys(self, session: Session, taking: Taking, keys: Sequence[Identity]) -> list[Any]:
-        """Take those of ``keys`` that are not locked and still match, in their order."""
+        """Take the ``keys`` that are not locked and still match, in their order."""
         pick, by = taking.pick, self.rows.locking.keys
         spec, count = pick.spec, by.named_for(pick.spec, len(keys))
         named = pick.made.get((self, "named", count), lambda: pick.named(by.keys_named(spec, count), by.most(spec)))

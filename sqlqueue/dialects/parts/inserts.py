@@ -82,7 +82,8 @@ class Inserts:
         return [{**same, **dict(zip(different, row, strict=True))} for row in zip(*different.values(), strict=True)]
 
     def copy(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` without one."""
+        """Load rows with the engine's bulk protocol, in this transaction; raise :class:`.ArgumentError` if the engine
+        has none."""
         raise ArgumentError(f"{self.product.name} has no COPY: leave out copy=True, and the rows are inserted in bulk")
 
 

@@ -55,7 +55,7 @@ class Network:
         return iter(())
 
     def lift_limits(self, connection: Any, limits: Collection[str]) -> None:
-        """Lift those of :meth:`connect_limits` that this driver would also apply to statements."""
+        """Lift the limits of :meth:`connect_limits` that this driver would also apply to statements."""
 
     def descriptor(self, connection: Any) -> int | None:
         """Return the file descriptor of a driver's open connection; ``None`` if the driver does not expose it."""

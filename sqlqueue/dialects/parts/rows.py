@@ -82,7 +82,7 @@ class Rows:
         return found
 
     def _lock_keys(self, session: Session, pick: Pick, keys: Sequence[Identity], room: int) -> list[Identity]:
-        """Lock those of ``keys`` that are not locked and still match, at most ``room``; return them."""
+        """Lock the ``keys`` that are not locked and still match, at most ``room``; return them."""
         spec, count = pick.spec, self._keys.named_for(pick.spec, len(keys))
         limit = room if room < len(keys) else None
         make = partial(self._naming, pick, count, limit)

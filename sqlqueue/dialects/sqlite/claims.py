@@ -12,7 +12,7 @@ from ..parts.claims import Claims
 
 
 class SQLiteClaims(Claims):
-    """The lock of a row is that of the whole database."""
+    """Claims on SQLite, where the lock of a row is the lock of the whole database."""
 
     def is_free(self, session: Session, pick: Pick) -> bool:
         connection = session.connection(pick.spec.bind_arguments)

@@ -215,7 +215,7 @@ def by_orm(plan: Plan, counter: StatementCounter, count: int) -> AbstractContext
 
 @contextmanager
 def _closing(engine: Engine, clients: Iterable[Client]) -> Iterator[Sequence[Client]]:
-    """Yield the clients of ``engine``; close them and the engine afterwards, also if one cannot be made."""
+    """Yield the clients of ``engine``; close them and the engine afterwards, even if one cannot be created."""
     with ExitStack() as stack:
         stack.callback(engine.dispose)
         yield [stack.enter_context(closing(client)) for client in clients]

@@ -64,7 +64,7 @@ class Contest:
         self._baseline = BASELINES.get(engine.driver)
 
     def hold(self, forms: Sequence[Form], processes: Sequence[int], measure: Measure) -> list[Figure]:
-        """Measure all contenders in every round, those to compare one after the other, and return their figures."""
+        """Measure all contenders in every round, comparable ones one after the other, and return their figures."""
         entries = [
             (form, contender, Entry(form=form.name, who=contender.who, kind=contender.kind, processes=n, rounds=[]))
             for n in processes

@@ -40,7 +40,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
 _QUIET = 0.03
 """Seconds without a round trip after which a worker is waiting."""
 _LONGEST = 1.0
-"""Seconds to wait for that, since a polling worker may query at any moment."""
+"""Seconds to wait for such a pause, since a polling worker may query at any moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def tables(url: str | None, *, keep: bool, drop: bool) -> Iterator[Engine]:
     with ExitStack() as stack:
         engine = reached(url or _temporary(stack, keep=keep))
         stack.callback(engine.dispose)
-        advice = "another demo runs, or was kept. --drop replaces it."
+        advice = "another demo is running, or its tables were kept. --drop replaces them."
         stack.enter_context(created_tables(engine, Base.metadata, drop=drop, advice=advice, keep=keep or not url))
         yield engine
 

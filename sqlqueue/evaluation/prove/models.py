@@ -12,9 +12,9 @@ from sqlqueue import ConstantBackoff, LimitMixin, QueueOptions, SlotMixin, Topic
 LEASE = timedelta(seconds=2)
 LIMIT = 2
 ACCOUNTS = 6
-"""Few enough that transactions which change two of them conflict."""
+"""The number of accounts: few enough that transactions that change two of them conflict."""
 _ATTEMPTS = 1_000
-"""Faults use up attempts and crashes, which must not make a task fail here."""
+"""The number of attempts and crashes: faults use them up, and must not make a task fail here."""
 
 
 class Base(DeclarativeBase):

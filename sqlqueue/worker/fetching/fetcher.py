@@ -93,7 +93,7 @@ class Fetcher(BaseFetcher):
 
     def resume(self) -> None:
         held, self._held = self._held or (), None
-        self._pool.put([job for job in held if job in self._jobs])  # not released meanwhile
+        self._pool.put([job for job in held if job in self._jobs])  # the others have been released in the meantime
 
     def resize(self, slots: int) -> None:
         """Run this many calls at a time. Tasks that are already claimed are run, or released by :meth:`drain`."""
