@@ -67,7 +67,7 @@ def lead_group() -> None:
     with suppress(ImportError, OSError):  # only Linux has this
         from fcntl import F_GETFL, F_SETFL, F_SETOWN, F_SETSIG, fcntl  # noqa: PLC0415
 
-        # by the kernel: C code that holds the GIL would block the thread below
+        # the kernel kills the group, because C code that holds the GIL would block the thread below
         fcntl(parent.sentinel, F_SETOWN, -os.getpgrp())
         fcntl(parent.sentinel, F_SETSIG, signal.SIGKILL)
         fcntl(parent.sentinel, F_SETFL, fcntl(parent.sentinel, F_GETFL) | os.O_ASYNC)

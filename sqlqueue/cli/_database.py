@@ -104,7 +104,7 @@ def _committed(session: Session, work: Callable[[Session], R]) -> R:
 def prepared(engine: Engine) -> Engine:
     """Return ``engine``, set up so that errors on connecting are recognized and a silent host is abandoned."""
     track(engine, UNREACHABLE)
-    event.listen(engine, "do_connect", _open)  # with the limits set by the line above
+    event.listen(engine, "do_connect", _open)  # connects with the limits that track() sets
     return engine
 
 

@@ -63,7 +63,8 @@ class LimitedClaim:
             taken = self._claim(wanted, where)
             claimed.update((self.spec.identity_of(task), task) for tasks in taken.values() for task in tasks)
             needed = Counter(wanted.values())
-            passed.update(key for key, count in needed.items() if len(taken[key]) < count)  # its slots, or its tasks
+            # others have locked slots or tasks of these keys
+            passed.update(key for key, count in needed.items() if len(taken[key]) < count)
         return [claimed[identity] for identity in sorted(claimed, key=lambda each: place.get(each, len(place)))]
 
     def _candidates(

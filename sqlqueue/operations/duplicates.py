@@ -23,8 +23,8 @@ class translating:
     """Context manager that translates a unique key violation into :class:`.DuplicateTaskError`.
 
     ``rows`` are the rows being inserted, keyed by attribute name.  No engine's error code says which key is violated,
-    so the error lists the keys of these rows.  Without ``rows``, an existing task was to be reactivated, and another
-    task has its ``unique_key``.
+    so the error lists the keys of these rows.  Without ``rows``, the violation comes from reactivating a task whose
+    ``unique_key`` another task has.
     """
 
     def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -40,7 +40,7 @@ class translating:
 def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None) -> DuplicateTaskError:
     name = spec.entity.__name__
     if rows is None:
-        text = f"another unfinished {name} has the unique_key of one of these: roll back"
+        text = f"another unfinished {name} has the unique_key of one of these tasks: roll back"
         return DuplicateTaskError(text, model=spec.entity)
     keys = [key for row in rows for key in _keys(spec, row)]
     text = _text(spec, keys, one=len(rows) == 1)

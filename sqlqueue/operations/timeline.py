@@ -102,9 +102,10 @@ def timeline(
     tasks: each failure that was retried, each run of a recurring task and each stage.  Released and snoozed attempts
     are not counted.  A crashed attempt counts at the time when the crash was detected.
 
-    Otherwise the tasks that finished then are counted. Those that were deleted, pruned or reactivated since are not,
-    nor are runs of recurring tasks, whose row is scheduled again.  The same applies with ``where`` or criteria of the
-    session, and to a subclass that shares its table, because the history does not store the columns of tasks.
+    Otherwise the tasks that finished then are counted. Tasks that were deleted, pruned or reactivated since then are
+    not counted, nor are runs of recurring tasks, whose row is scheduled again.  The same applies with ``where`` or
+    criteria of the session, and to a subclass that shares its table, because the history does not store the columns of
+    tasks.
 
     The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
     or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes

@@ -239,7 +239,8 @@ def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
     since, history = utcnow(-_MINUTE), attempts_of(spec, ())
     if history is not None:
         table, columns = history.table, {"one": history.table.c.id}
-        ways = [each for each in AttemptOutcome if each is not AttemptOutcome.CRASHED]  # these ended some time before
+        # crashed attempts ended some time before they were detected
+        ways = [each for each in AttemptOutcome if each is not AttemptOutcome.CRASHED]
         rows = ended(table, spec.table.fullname, ways, columns, table.c.finished_at >= since, cap=None).limit(COUNTED)
         return [select(func.count()).select_from(rows.subquery()).scalar_subquery()]
     return [counted(spec, spec["finished_at"] >= since)] if finds_finished(adapter, spec) else []

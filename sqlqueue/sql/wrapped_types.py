@@ -30,7 +30,7 @@ class WrappedType(TypeDecorator[T]):
         return wrapped
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by the wrapped type: the class cannot be imported by its name
+        # pickled through the wrapped type, because the class cannot be imported by its name
         kept = ("impl", "impl_instance", "_variant_mapping")
         state = {name: value for name, value in self.__dict__.items() if name in kept}
         return self._wrapper.wrapping, (type(self).impl,), state

@@ -69,7 +69,7 @@ def handle_sql_tasks(
 def _complete_and_delete(session: Session, task: SQLTaskMixin) -> None:
     spec, claim = spec_of(type(task)), claim_of(task)
     operations.complete(session, task)
-    done = spec["status"] == state(Status.COMPLETED)  # and not repeated
+    done = spec["status"] == state(Status.COMPLETED)  # a repeated task is scheduled again
     session.execute(delete(spec.table).where(spec.key(claim.identity), done), bind_arguments=spec.bind_arguments)
 
 
@@ -114,7 +114,7 @@ class SQLTaskScheduler:
         try:
             workers = await self._prepared(database, engine)
             self._workers += workers
-            if self._stopped:  # in the meantime: a worker that is stopped before it starts ends at once
+            if self._stopped:  # stopped in the meantime: a worker that is stopped before it starts ends at once
                 self.stop()
             async with asyncio.TaskGroup() as group:
                 for worker in workers:

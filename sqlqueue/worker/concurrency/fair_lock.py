@@ -17,7 +17,7 @@ class FairLock:
         self._waiting: deque[Future[None]] = deque()
 
     def acquire(self, timeout: float, *, is_async: bool) -> bool:
-        """Wait for the lock at most ``timeout`` seconds.  Returns whether the caller holds it now.
+        """Wait for the lock for at most ``timeout`` seconds.  Returns whether the caller holds it now.
 
         With ``is_async``, the caller runs in one of SQLAlchemy's greenlets, whose event loop keeps running.
         """

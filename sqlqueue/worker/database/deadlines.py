@@ -231,7 +231,7 @@ class _Watchdog:
         if self._some.is_set() and self._thread is not None and self._thread.is_alive():
             return
         self._some.set()
-        if self._thread is None or not self._thread.is_alive():  # as after a fork
+        if self._thread is None or not self._thread.is_alive():  # the latter after a fork
             self._thread = threading.Thread(target=self._run, name="sqlqueue-watch", daemon=True)
             self._thread.start()
 

@@ -134,7 +134,7 @@ class LockingExecutor(Executor):
                 settle(transaction.session, task, "released")
             else:
                 self._run(transaction, job)
-        for task in filter(is_unsettled, left):  # none if the handler has ended the transaction
+        for task in filter(is_unsettled, left):  # there are none if the handler has ended the transaction
             settle(transaction.session, task, "released")  # nothing is written: the commit unlocks it
         return not has_suspects
 

@@ -182,7 +182,7 @@ class Executor:
         spec, options = job.handler.spec, job.handler.options
         if spec.is_plain and not options:
             session.add(job.task)
-            if instance_state(job.task).expired_attributes:  # by the rollback of the previous try
+            if instance_state(job.task).expired_attributes:  # expired by the rollback of the previous try
                 session.refresh(job.task)
             return job.task
         # objects loaded with it may be shared with other jobs, and cannot be in two sessions
@@ -261,8 +261,11 @@ def _refuse(handler: Handler, result: Any) -> None:
     """Raise :class:`.ArgumentError`: a decorator may return a different kind of function than the one that it wraps."""
     if inspect.iscoroutine(result):
         result.close()
-    kinds = ("a coroutine function", "nothing to await") if handler.is_coroutine else ("a function", "an awaitable")
-    raise ArgumentError(f"{handler.name} seems to be {kinds[0]} but returned {kinds[1]}: make it async def, or not")
+    if handler.is_coroutine:
+        text = "seems to be a coroutine function but returned nothing to await: define it with def"
+    else:
+        text = "seems to be a function but returned an awaitable: define it with async def"
+    raise ArgumentError(f"{handler.name} {text}")
 
 
 async def _within(awaitable: Any, timeout: timedelta) -> object:
