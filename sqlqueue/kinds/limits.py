@@ -69,7 +69,7 @@ class Limits(Kind):
 
 
 class SlotRows(Kind):
-    """The rows that represent slots: not tasks, and found by the claim that holds them."""
+    """The rows that represent slots.  They are not tasks, and are found by the claim that holds them."""
 
     def indexes(self, spec: QueueSpec) -> Iterable[KindIndex]:
         yield KindIndex("holder", [spec["claimed_by"]], is_held(spec))

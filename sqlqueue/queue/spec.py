@@ -78,7 +78,7 @@ class QueueSpec:
 
     @cached_property
     def made(self) -> StatementCache:
-        """The cache of statements about this queue whose rows are parameters."""
+        """The cache of this queue's statements whose rows are given as parameters."""
         return StatementCache()
 
     @cached_property

@@ -22,8 +22,8 @@ class SQLServerNetwork(Network):
     }
 
     def driver_advice(self, connection: Any) -> str | None:
-        """Covers statements only: ODBC's driver decides whether a statement ends in time, and may wait for the
-        server."""
+        """Return advice for statements only: ODBC's driver decides whether a statement ends in time, and may wait for
+        the server."""
         if getattr(getattr(connection, "_conn", None), "query_timeout", None) == 0:  # pymssql
             limits = {"login_timeout": 10, "timeout": 60}
             return f"create_engine(..., connect_args={limits}){_LONGER}"

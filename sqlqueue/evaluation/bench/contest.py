@@ -88,7 +88,7 @@ class Contest:
         table.create(self._engine)
 
     def fill(self, jobs: int) -> None:
-        """Replace all rows by ``jobs`` new jobs in one transaction."""
+        """Replace all rows with ``jobs`` new jobs in one transaction."""
         with self._sessions.begin() as session:
             session.execute(delete(self._model))
             row = {"task": CALL, "arguments": {}} if self._model is Call else {"payload": self.plan.text}

@@ -44,7 +44,7 @@ class Peer:
         """Create the tables."""
 
     async def open(self) -> None:
-        """Connect, to enqueue."""
+        """Connect for enqueueing."""
 
     async def fill(self, numbers: list[int]) -> None:
         """Enqueue jobs in bulk."""
