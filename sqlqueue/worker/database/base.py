@@ -85,7 +85,7 @@ class OwnConnections(Protocol):
     """
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a new transaction, and commit it.  Deadline as for :meth:`.Database.run`."""
+        """Run ``work`` in a new transaction, and commit it.  The deadline is as for :meth:`.Database.run`."""
         ...
 
     def listen(self, engine: Engine, listener: Listener, begun: Begun, heard: Heard) -> None:

@@ -33,7 +33,7 @@ class SharedConnections:
         return self._make()
 
     def run(self, engine: Engine, work: Work[R], within: timedelta) -> R:
-        """Run ``work`` in a new transaction, and commit it.  Deadline as for :meth:`.Database.run`."""
+        """Run ``work`` in a new transaction, and commit it.  The deadline is as for :meth:`.Database.run`."""
         if self._turn.acquire(timeout=TURN_WAIT):
             try:
                 return self._kept.run(engine, work, within)
