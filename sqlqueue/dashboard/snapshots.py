@@ -47,7 +47,7 @@ class Snapshots:
         task = self._underway.get(key)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = self._underway[key] = asyncio.create_task(self._read(key, read, lifetime))
-        return cast(R, await asyncio.shield(task))  # so that a viewer who leaves does not cancel it for the others
+        return cast(R, await asyncio.shield(task))  # so that a viewer who leaves does not cancel the read for others
 
     def forget(self) -> None:
         """Drop all snapshots, because something has changed."""

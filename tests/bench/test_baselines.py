@@ -1,4 +1,4 @@
-"""The workload-written code that the library is compared with does the same work."""
+"""The hand-written code with which the library is compared does the same work."""
 
 from __future__ import annotations
 

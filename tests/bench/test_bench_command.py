@@ -71,7 +71,7 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
     os.killpg(program.pid, signal.SIGINT)  # like a terminal, to the whole process group
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
-    # about a message being written to a process, which Python 3.13 cannot release
+    # Python 3.13 cannot release a message that is being written to a process, and says so
     ignored = "(Exception ignored in: <_io.BytesIO object at 0x[0-9a-f]+>\nBufferError: [^\n]+\n)?"
     assert re.fullmatch(rf"Stopped\. The tables are dropped\.\n{ignored}", errors)
     with engine.connect() as connection:

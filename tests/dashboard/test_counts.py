@@ -49,7 +49,7 @@ def test_a_confirmation_says_that_it_does_not_count_all(
 def test_an_action_can_be_confirmed_although_none_of_its_tasks_was_counted(
     app: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No index finds discarded tasks: only the last of the final ones is looked at, which has another error."""
+    """No index finds discarded tasks: only the last final task is examined, which has another error."""
     monkeypatch.setattr("sqlqueue.dashboard.actions.SCAN", 1)
     params = {"scope": "filter", "error": "Disconnected"}
     question = app.get("/queue/email/confirm/retry", params=params).text

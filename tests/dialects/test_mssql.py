@@ -174,7 +174,7 @@ def test_text_for_wide_columns_is_sent_as_wide() -> None:
         narrow.update(name for kind, name in typed if getattr(kind, "length", None) not in OWN)
 
     statements(engine, log)
-    words = {"databasepropertyex", "has_perms_by_name"}  # of its own
+    words = {"databasepropertyex", "has_perms_by_name"}  # parameters of the library's own queries
     assert {re.sub(r".* |_\d+$|\)s$", "", name) for name in narrow} == words
 
 

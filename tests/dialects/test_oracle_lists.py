@@ -1,6 +1,6 @@
 """Oracle takes 1,000 expressions in a list (ORA-01795) and 65,535 parameters: no statement has more.
 
-"SQL Language Reference", Expression Lists: so many until 23ai, of which on it is 65,535 as well.
+"SQL Language Reference", Expression Lists: a list can have 1,000 expressions before 23ai, and 65,535 from then on.
 """
 
 from __future__ import annotations

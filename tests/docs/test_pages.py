@@ -18,7 +18,7 @@ from tests.docs.pages import PAGES, README, WITH_CODE, blocks, name
 SHOWN = {"console", "dockerfile", "ini", "sh", "sql", "text", "toml", "yaml"}
 """Languages of blocks that are not run."""
 IN_CHILD = {"django.md"}
-"""Pages that run in a process of their own, since they change what belongs to the process: Django's settings."""
+"""Pages that run in separate processes, since they change global state such as Django's settings."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tests.locking.server import Server
 from tests.locking.sqlserver import SQLServer, SQLServerThatKeepsEntries, SQLServerWithoutRowVersions
 
 NO_ROW_VERSIONS = "mssql, READ_COMMITTED_SNAPSHOT off"
-WAIT_FOR_NOBODY = {"ways in", "ways in, locks", "twice", "twice, locks", "stages", "two columns"}
+NEVER_WAITING = {"ways in", "ways in, locks", "twice", "twice, locks", "stages", "two columns"}
 """Scenarios in which no claim waits even without READ_COMMITTED_SNAPSHOT. In all others readers may wait for writers,
 which `check` reports as an error."""
 MODELS: dict[str, tuple[type[Server], str]] = {

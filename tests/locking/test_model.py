@@ -25,7 +25,7 @@ from tests.locking.guarantees import (
 )
 from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.interleaving import ModelInterleaving
-from tests.locking.models import BY_ANOTHER_WAY, MODELS, NO_ROW_VERSIONS, VIOLATED, WAIT_FOR_NOBODY
+from tests.locking.models import BY_ANOTHER_WAY, MODELS, NO_ROW_VERSIONS, VIOLATED, NEVER_WAITING
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain
 from tests.locking.scenarios import SCENARIOS
 from tests.locking.server import Server
@@ -115,7 +115,7 @@ KEPT = [
 )
 @given(seed=st.integers(0, 2**32), finely=st.booleans())
 def test_all_guarantees_hold(model: str, name: str, seed: int, finely: bool) -> None:
-    may_wait = model == NO_ROW_VERSIONS and name not in WAIT_FOR_NOBODY
+    may_wait = model == NO_ROW_VERSIONS and name not in NEVER_WAITING
     play(*MODELS[model], name, seed, finely=finely, may_wait=may_wait)
 
 

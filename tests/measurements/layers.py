@@ -48,7 +48,7 @@ DRIVERS = (
     "pyodbc",
 )
 IN_DRIVER = ("do_", "_fetch", "fetchone", "fetchall", "fetchmany", "_cursor_execute")
-"""Functions of SQLAlchemy that call drivers written in C, which have no frames of their own."""
+"""Functions of SQLAlchemy that call drivers written in C, which have no Python frames."""
 BENCH = ("sqlqueue/evaluation/",)
 OTHER = "Python: threads, event loop, pipes"
 UNLOCKED = "without the interpreter's lock"

@@ -1,7 +1,7 @@
 """Measures how soon work resumes after connections fall silent: `python -m tests.measurements.silence URL ...`.
 
-A worker with a lease of 60 seconds and an engine without any options of its own works on a steady stream of tasks,
-through a proxy. Then every open connection falls silent in both directions without being closed, while new ones work:
+A worker with a lease of 60 seconds and an engine without any options works on a steady stream of tasks, through a
+proxy. Then every open connection falls silent in both directions without being closed, while new ones work:
 
 - `proxy`: the proxy keeps accepting data, like a load balancer that has lost its server;
 - `packets`: the kernel drops the packets of these connections, like a firewall that has lost their state. This
@@ -53,7 +53,7 @@ class Figures(NamedTuple):
     resumed: float
     """Seconds until the first completion of a task that was enqueued after the silence had begun."""
     caught_up: float
-    """Seconds until from then on every such task was completed within two seconds."""
+    """Seconds after which every task was again completed within two seconds."""
     left: int
     """Tasks that were running when the silence began, and whose rows the server kept locked until it closed the
     connections."""
@@ -138,7 +138,7 @@ def undone(engine: Engine, *criteria: Any) -> int:
 
 
 def watched(engine: Engine, feeder: Feeder) -> tuple[float, float]:
-    """Return after how many seconds tasks that are enqueued from now on are completed, and all are soon completed."""
+    """Return the seconds until a task enqueued from now on is completed, and until all of them are completed soon."""
     begun = time.monotonic()
     first = feeder.before(begun)
     resumed = caught_up = PATIENCE

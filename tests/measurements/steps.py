@@ -4,7 +4,7 @@ Runs the steps one after the other on one thread, each for all jobs of a batch, 
 per job: the lowest of all rounds, which other work on the machine affects least. What threads and the event loop spend
 on passing jobs to each other is not part of it, nor is the server's time.
 
-Makes the tables of `sqlqueue bench` in a database that has none by their names, and drops them.
+Creates the tables of `sqlqueue bench` in a database that has none with these names, and drops them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A declarative base of its own for each test."""
+"""A separate declarative base for each test."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class BlackHole:
             return [(pair.client.getpeername()[1], self.port) for pair in self._alive]
 
     def swallow(self) -> int:
-        """Silence all present connections without notifying either side; return how many there are."""
+        """Silence all current connections without notifying either side; return how many there are."""
         with self._lock:
             found = len(self._alive)
             for pair in self._alive:

@@ -135,7 +135,7 @@ class Workload:
             session.commit()
 
     def wait_until_busy(self, *topics: str) -> None:
-        """Every slot of these topics has begun, so nothing of theirs is being claimed."""
+        """Wait until every slot of these topics is busy, so that none of their tasks is being claimed."""
         ids = self.ids(*topics)
         eventually(lambda: len(ids & self.present) == 2 * SLOTS * len(topics), within=PATIENCE)
 

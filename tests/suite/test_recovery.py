@@ -22,14 +22,14 @@ SPEC = spec_of(Task)
 
 
 def claimed(db: Database, count: int, tokens: WorkerTokens | None = None) -> Sequence[Task]:
-    """Claim so many tasks for a worker."""
+    """Claim ``count`` tasks for a worker."""
     with db.begin() as actor:
         tasks: Sequence[Task] = actor.run(claim_matching, ClaimQuery(SPEC), count, tokens=tokens or WorkerTokens())
     return tasks
 
 
 def crash(db: Database, tokens: WorkerTokens, *running: Task) -> None:
-    """The process with these tokens has died while it ran these tasks."""
+    """Recover from the death of the process with these tokens while it ran these tasks."""
     started = [Started(SPEC.table.fullname, (task.id,), claim_of(task).token, counted=False) for task in running]
     with db.begin() as actor:
         actor.run(recover, SPEC, Crash(tokens.worker, -9, tuple(started), complete=True))

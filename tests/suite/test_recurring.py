@@ -1,4 +1,4 @@
-"""Recurring tasks: when the next run is due, and that it is scheduled whatever the outcome of the present one."""
+"""Recurring tasks: when the next run is due, and that it is scheduled whatever the outcome of the current one."""
 
 from __future__ import annotations
 

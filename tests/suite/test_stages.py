@@ -143,7 +143,7 @@ ENDS: dict[str, Callable[[Actor, Any], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_task_enqueued_again_begins_at_the_first_stage(db: Database, end: str) -> None:
-    """This holds however the present run ends, which is the last attempt."""
+    """This holds however the current run, the last attempt, ends."""
     with db.begin() as actor:
         actor.add(Film(id=1, stage="dub"))
     with db.begin() as actor:

@@ -104,7 +104,7 @@ def ids(tasks: Iterable[Any]) -> set[Any]:
 
 
 def row(db: Database, task: Any) -> RowMapping:
-    """Return the present row of a task from the table."""
+    """Return the current row of a task from the table."""
     return _row(db, type(task), inspect(task).identity)
 
 

@@ -28,7 +28,7 @@ POOLED, OWN = 2, 2
 
 @pytest.fixture
 def connections(db: Database) -> Iterator[Any]:
-    """Return a function that returns the present number of connections, not counting its own."""
+    """Return a function that returns the current number of connections, not counting its own."""
     assert db.case.connections_sql is not None
     engine = create_engine(db.url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

@@ -165,7 +165,7 @@ class EngineCase:
     row_version: str | None = None
     """A system column that differs between versions of a row."""
     sequences: bool = False
-    """Keys come from a sequence, which needs a privilege of its own."""
+    """Keys come from a sequence, which needs a separate privilege."""
     read_only_sql: str | None = None
     """Makes the transactions of a session read-only."""
     naive_moments: str | None = None
