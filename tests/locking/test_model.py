@@ -25,7 +25,7 @@ from tests.locking.guarantees import (
 )
 from tests.locking.innodb import InnoDB, MariaDB
 from tests.locking.interleaving import ModelInterleaving
-from tests.locking.models import BY_ANOTHER_WAY, MODELS, NO_ROW_VERSIONS, VIOLATED, NEVER_WAITING
+from tests.locking.models import BY_ANOTHER_WAY, MODELS, NEVER_WAITING, NO_ROW_VERSIONS, VIOLATED
 from tests.locking.oracle import Oracle, OracleThatJudgesAgain
 from tests.locking.scenarios import SCENARIOS
 from tests.locking.server import Server
