@@ -32,7 +32,7 @@ COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
 # The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
-SIDE_BY_SIDE = ("-n", "6")
+SIDE_BY_SIDE = ("-n", "4")
 
 
 def group(name: str) -> list[str]:
@@ -95,6 +95,8 @@ def run_tests(session: nox.Session, *versions: str) -> None:
     # these have their own sessions, with parsers, clusters and type checkers
     apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
     command = ("pytest", "-o", f"cache_dir={cache}", *apart)
+    # otherwise all processes compile the same modules at the same time
+    session.run(*command, "--collect-only", "-qq", *session.posargs, env=COMPILING, silent=True)
     try:
         session.run(*command, *SIDE_BY_SIDE, "--cache-clear", *session.posargs, env=COMPILING)
     except CommandFailed:

@@ -60,7 +60,7 @@ def test_without_a_baseline_there_are_no_ratios(tmp_path: Path, monkeypatch: pyt
     assert "by hand " not in result.stdout
 
 
-GROWTH = ("--only", "growth", "--sizes", "0,50", "--rounds", 1, "--jobs", 1_000)
+GROWTH = ("--only", "growth", "--sizes", "0,50", "--rounds", 1, "--jobs", 300)
 TELLING = ("postgresql", "mariadb")
 """Engines whose server reports the duration of statements to any account. MySQL reports it to some accounts."""
 

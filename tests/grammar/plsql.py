@@ -13,8 +13,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 
 from tests.grammar import ParserMissingError
@@ -23,7 +21,6 @@ _DIRECTORY = "SQLQUEUE_GRAMMAR_NODE"
 _PACKAGES = ("@griffithswaite/ts-plsql-parser", "antlr4")
 _INSTALL = "npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2"
 _SCRIPT = Path(__file__).with_suffix(".mjs")
-_PROCESSES = 2  # no more, since each spends seconds on its first statements until the grammar's tables are filled
 
 
 def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
@@ -31,12 +28,8 @@ def errors(statements: Mapping[str, str]) -> dict[str, list[str]]:
 
     Bound parameters are written `:name`. Raises `ParserMissingError`.
     """
-    command = _command()
     distinct = list(dict.fromkeys(statements.values()))
-    shares = [share for first in range(_PROCESSES) if (share := distinct[first::_PROCESSES])]
-    with ThreadPoolExecutor(_PROCESSES) as pool:
-        verdicts = list(pool.map(lambda share: _judge(command, share), shares))
-    found = dict(zip(chain(*shares), chain(*verdicts), strict=True))
+    found = dict(zip(distinct, _judge(_command(), distinct), strict=True))
     return {name: found[sql] for name, sql in statements.items()}
 
 
@@ -53,8 +46,8 @@ def _command() -> list[str]:
     return [node, str(_SCRIPT), directory]
 
 
-def _judge(command: Sequence[str], share: Sequence[str]) -> list[list[str]]:
-    done = subprocess.run(command, input=json.dumps(share), capture_output=True, encoding="utf-8", check=False)
+def _judge(command: Sequence[str], statements: Sequence[str]) -> list[list[str]]:
+    done = subprocess.run(command, input=json.dumps(statements), capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         raise RuntimeError(f"the PL/SQL parser failed: {done.stderr}")
     verdicts: list[list[str]] = json.loads(done.stdout)

@@ -18,7 +18,7 @@ from tests.locking.steps import Scenario
 from tests.support.harness import Database
 
 MODELS = {"postgresql": PostgreSQL, "mysql": InnoDB, "mariadb": MariaDB}
-PLAYS = 2
+PLAYS = 1
 
 
 def by_model(db: Database, scenario: Scenario, turns: list[int], *, longest_first: bool = True) -> list[list[str]]:

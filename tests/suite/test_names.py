@@ -66,6 +66,8 @@ def models(request: pytest.FixtureRequest, sync_db: Database) -> Iterator[_Model
 
 
 def test_every_statement(sync_db: Database, models: _Models) -> None:
+    if sync_db.case.keeps_index_names:
+        assert_healthy(sync_db, models)
     plain = models.plain
     with sync_db.begin() as actor:
         for on_conflict in ("raise", "ignore", "replace", "rerun"):
@@ -102,8 +104,7 @@ def test_every_statement(sync_db: Database, models: _Models) -> None:
         actor.complete(actor.claim(models.limited))
 
 
-@pytest.mark.requires("keeps_index_names")
-def test_the_schema_is_found(sync_db: Database, models: _Models) -> None:
+def assert_healthy(sync_db: Database, models: _Models) -> None:
     with sync_db.engine.connect() as connection:
         for model in (models.plain, models.limited):
             findings = sqlqueue.check(connection, model)
