@@ -60,7 +60,7 @@ def portions(spec: QueueSpec) -> tuple[Portion, Portion, Portion]:
 
 
 def windowed(windows: Windows, where: Sequence[Where]) -> Iterator[Portion]:
-    """Yield the portions of tasks that satisfy ``where``, as :func:`portions`, each of which is read by a window."""
+    """Yield the portions of tasks that satisfy ``where``, like :func:`portions`, each read through a window."""
     whole = {status: portion for portion in portions(windows.spec) for status in portion.states}
     for states, window in windows.all(where):
         yield replace(whole[states[0]], states=states, window=window)

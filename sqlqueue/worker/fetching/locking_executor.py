@@ -92,8 +92,8 @@ class LockingExecutor(Executor):
         return self.ending or self.held
 
     def _ahead(self) -> int:
-        """Return how many tasks to lock: only as many as take a moment to run, since other workers cannot run them
-        meanwhile."""
+        """Return how many tasks to lock: only as many as end soon, since other workers cannot run them in the
+        meantime."""
         if self._runs_one:
             return 1
         return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))
