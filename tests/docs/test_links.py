@@ -27,7 +27,7 @@ def test_links_within_a_page_point_to_a_heading(page: Path) -> None:
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
 
 
-@pytest.mark.parametrize("heading", ["effects", "when the process dies", "failure"])
+@pytest.mark.parametrize("heading", ["guarantee", "when the process dies", "failure"])
 def test_each_guarantee_has_its_test(heading: str) -> None:
     table = re.search(rf"^\| {heading} \|.*?\n\n", SEMANTICS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert table is not None
