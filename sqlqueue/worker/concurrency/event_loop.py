@@ -21,6 +21,14 @@ def soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> Non
         loop.call_soon_threadsafe(callback)
 
 
+async def happens_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait at most ``seconds`` until ``event`` is set.  Returns whether it is."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel the tasks and wait for them to finish."""
     for task in tasks:

@@ -60,7 +60,7 @@ class Backoff:
 
     def reached(self) -> None:
         """Record that the database answered, and start again with the shortest pauses."""
-        self._reports.reached()
+        self._reports.liveness.reached()
         self.reset()
 
     async def pause_after(self, error: Exception) -> None:

@@ -100,24 +100,17 @@ class LockModeFetcher(BaseFetcher):
             await self._work.wait()
             self._poller.expect()
             try:
-                await self._turn(found)
+                await self._perform(partial(self._executor.work, found))
                 backoff.reset()
                 self._work.clear()
                 self._none.set()
             except Exception as error:
                 await backoff.pause_after(error)
 
-    async def _turn(self, found: Callable[[], bool]) -> None:
-        """Claim and run tasks until none is left."""
-        await self._perform(partial(self._executor.work, found))
-
-    async def _run_alone(self, identity: Identity) -> None:
-        """Run a suspect, if it is still there."""
-        await self._perform(partial(self._executor.work_alone, identity))
-
     def _suspect(self, identity: Identity) -> None:
         """Queue a task to be run alone.  Thread-safe."""
-        soon(self._loop, partial(self._context.suspects.put, partial(self._run_alone, identity)))
+        run = partial(self._perform, partial(self._executor.work_alone, identity))
+        soon(self._loop, partial(self._context.suspects.put, run))
 
     async def _perform(self, work: Callable[[], object]) -> None:
         if self._draining:

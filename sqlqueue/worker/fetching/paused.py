@@ -16,7 +16,7 @@ from ...model.pause import pause_table
 from ...operations.pausing import not_paused
 from ...queue.spec import Criterion, QueueSpec
 from ...transaction.notifications import channel_of, spread, subscribe
-from ..concurrency.event_loop import soon
+from ..concurrency.event_loop import happens_within, soon
 from ..database.base import Database
 from ..database.deadlines import SHORTEST_MAINTENANCE
 from ..database.tables import verify_table
@@ -88,19 +88,12 @@ class PausedQueues:
             return
         while True:
             pause = self._every * random.uniform(0.75, 1)
-            await self._wait(pause)
+            await happens_within(self._news, pause.total_seconds())
+            self._news.clear()
             try:
                 await self.look()
             except Exception as error:
                 self._reports.database_error("read the pauses", error, pause)
-
-    async def _wait(self, pause: timedelta) -> None:
-        try:
-            async with asyncio.timeout(pause.total_seconds()):
-                await self._news.wait()
-        except TimeoutError:
-            pass
-        self._news.clear()
 
     def _sources(self) -> Iterable[tuple[tuple[Engine, Table], QueueSpec]]:
         """Return one queue for each table of pauses, through which a session reaches the table."""

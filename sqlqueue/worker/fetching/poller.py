@@ -9,7 +9,7 @@ from functools import partial
 
 from ...operations.upkeep import poll, postpone
 from ...transaction.notifications import channel_of, subscribe
-from ..concurrency.event_loop import soon
+from ..concurrency.event_loop import happens_within, soon
 from ..database.backoff import pauses
 from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
@@ -90,19 +90,14 @@ class Poller:
         run = partial(self._context.database.run, within=transaction_limit(self._handler.lease))
         seen = await run(lambda session: poll(session, entity, *where))
         self._saw_nothing = seen.due != NOW
-        self._context.reports.reached()
+        self._context.reports.liveness.reached()
         some = MAX_CHANGES if seen.early else 0
         while some == MAX_CHANGES and not self._news.is_set():
             some = await run(lambda session: postpone(session, entity, *where, limit=MAX_CHANGES))
         return seen.due
 
     async def _heard(self, pause: timedelta) -> bool:
-        try:
-            async with asyncio.timeout(pause.total_seconds()):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await happens_within(self._news, pause.total_seconds())
 
     def _pauses(self) -> Iterator[timedelta]:
         return pauses(FIRST_LOOK, self._context.poll.total_seconds())

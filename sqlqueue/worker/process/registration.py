@@ -25,7 +25,7 @@ from ...queue.spec import QueueSpec
 from ...sql.clock import utcnow
 from ...transaction.connection import Access, open_
 from ...transaction.notifications import subscribe
-from ..concurrency.event_loop import cancel, soon
+from ..concurrency.event_loop import cancel, happens_within, soon
 from ..database.base import Database
 from ..database.deadlines import SHORTEST_MAINTENANCE
 from ..fetching.base import BaseFetcher
@@ -104,7 +104,8 @@ class Registration:
                     await self._attempt(partial(_forget, spec=spec, table=table), None, run)
             if now >= forget:
                 forget = now + FORGET_EVERY.total_seconds()
-            await self._wait(report - time.monotonic())
+            await happens_within(self._news, max(0, report - time.monotonic()))
+            self._news.clear()
 
     async def leave(self, running: asyncio.Task[None]) -> None:
         """End :meth:`run`, which runs in this task, and remove the rows, because the worker shuts down cleanly."""
@@ -117,12 +118,6 @@ class Registration:
         for (_, table), spec in self._places.items():
             with suppress(Exception):
                 await self._context.database.run(partial(_leave, spec=spec, table=table, key=self._id), REMOVAL_LIMIT)
-
-    async def _wait(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0, seconds)):
-                await self._news.wait()
-        self._news.clear()
 
     async def _attempt(self, work: Any, table: Table | None, run: Commanded) -> None:
         try:

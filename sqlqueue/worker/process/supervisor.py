@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import connection, parent_process
 from typing import Any
@@ -21,6 +20,7 @@ from ..reporting.reports import logger
 from ..running.started import End, crash_of, end_of, has_recovered, note_end, shared_memory
 from .recycling import UNLIMITED, ProcessLimits
 from .run import Supervision
+from .signals import handling_signals
 from .worker import Worker
 
 _PRELOADED = [__name__]
@@ -39,8 +39,13 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimi
     missing, ends them all.
     """
     supervised = supervised_processes(load, processes, limits)
+
+    def stop() -> None:
+        for each in supervised:
+            each.signal(signal.SIGTERM)
+
     CONTEXT.set_forkserver_preload(_PRELOADED)
-    with _forwarded_signals(supervised):
+    with handling_signals(stop):
         for each in supervised:
             each.start()
         while any(each.is_wanted for each in supervised):
@@ -48,8 +53,7 @@ def supervise(load: Callable[[int], Worker], processes: int, limits: ProcessLimi
             for each in supervised:
                 each.replace_if_dead()
             if any(each.has_refused for each in supervised):
-                for each in supervised:
-                    each.signal(signal.SIGTERM)
+                stop()
     return max((abs(each.status or 0) for each in supervised), default=0)
 
 
@@ -183,17 +187,3 @@ def _follow_parent(worker: Worker) -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         worker.stop()
-
-
-@contextmanager
-def _forwarded_signals(supervised: list[SupervisedProcess]) -> Iterator[None]:
-    def forward(number: int, _: object) -> None:
-        for each in supervised:
-            each.signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -113,9 +113,8 @@ class Reports:
         known = some if number >= len(some) else ()  # another worker rescued some of them, and reports those
         for claim, tries, again in known[: self.named]:
             kind, level, text, _ = given_up(recurs=again)
-            facts = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
-            line, shown = "%s: attempt %d/%d failed (%s), %s", (task_name(claim), tries, tries, CRASHED, text)
-            logger.log(level, line, *shown, extra={**facts, "outcome": kind})
+            line = "%s: attempt %d/%d failed (%s), %s"
+            self._note(level, line, claim, tries, tries, CRASHED, text, outcome=kind)
         if more := number - len(known[: self.named]):
             logger.error("%s: %d more tasks failed (%s)", spec.entity.__name__, more, CRASHED)
         kinds: Counter[OutcomeKind] = Counter(given_up(recurs=each.recurs).kind for each in known)
@@ -150,8 +149,7 @@ class Reports:
         self._note(logging.ERROR, "%s is given up: %s", claim, text, outcome="crashed")
 
     def _note(self, level: int, message: str, claim: Claim, *arguments: Any, **facts: Any) -> None:
-        named = {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
-        logger.log(level, message, task_name(claim), *arguments, extra={**named, **facts})
+        logger.log(level, message, task_name(claim), *arguments, extra=_facts(claim) | facts)
 
     def lost(self, job: Job) -> None:
         """Count and log a task that no longer belongs to this worker."""
@@ -170,10 +168,6 @@ class Reports:
         self.counts["retries"] += 1
         said = brief(error_text(error))
         self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)
-
-    def reached(self) -> None:
-        """Report that the database responded."""
-        self.liveness.reached()
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Count and log an error of the worker's own statements, which are retried after ``pause``."""
@@ -203,8 +197,7 @@ class Reports:
 
     def _say(self, level: int, message: str, job: Job, *arguments: Any, exc_info: Any = None, **facts: Any) -> None:
         if logger.isEnabledFor(level):
-            named = {"queue": job.claim.entity.__name__, "identity": job.claim.identity, "attempt": job.claim.attempt}
-            logger.log(level, message, job, *arguments, exc_info=exc_info, extra={**named, **facts})
+            logger.log(level, message, job, *arguments, exc_info=exc_info, extra=_facts(job.claim) | facts)
 
 
 def _completed_before(outcome: Outcome) -> Consequence:
@@ -212,6 +205,10 @@ def _completed_before(outcome: Outcome) -> Consequence:
     if outcome.kind in ("failed", "discarded"):
         return Consequence("failed", logging.ERROR, "not retried: it was completed before its handler was called")
     return Consequence("completed", logging.DEBUG, "stays completed")
+
+
+def _facts(claim: Claim) -> dict[str, Any]:
+    return {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
 
 
 def _is_wordy() -> bool:

@@ -75,7 +75,7 @@ class Heartbeat(threading.Thread):
             while not self._stopped.wait(wait.total_seconds()):
                 try:
                     if self._beat():
-                        self._reports.reached()
+                        self._reports.liveness.reached()
                     wait, backoff = self._interval, pauses(longest=self._interval.total_seconds())
                 except Exception as error:
                     wait = self._report(error, backoff)
