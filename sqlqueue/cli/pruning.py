@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Annotated
@@ -12,11 +12,10 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from ..model.history import history_of
-from ..operations.batches import Batch
+from ..operations.batches import BATCH, Batch
 from ..operations.counting import CAP
 from ..operations.history import count_old_attempts
-from ..operations.mass_changes import BATCH
-from ..operations.pruning import is_prunable
+from ..operations.pruning import Pruned, is_prunable
 from ..queue.spec import QueueSpec
 from ..queue.status import FINAL
 from ._batches import STOPPED, BatchTotals, in_transactions
@@ -84,27 +83,27 @@ def prune(
         if older_than is None and (adopted or not spec.options.prunes):
             reason = "--adopted has no default age" if adopted else f"{spec.entity.__name__} has no retention"
             raise refusal(f"{reason}: use --older-than")
+        delete = partial(operations.prune, entity=spec.entity, older_than=older_than, adopted=adopted)
         ConfirmedChange(
             verb="prune",
             done="deleted",
             spec=spec,
             where=[is_prunable(spec, older_than, adopted=adopted)],
             affected=FINAL,
-            batches=lambda session: _prune_tasks(session, spec, older_than, limit, adopted=adopted),
+            batches=partial(_in_batches, delete=delete, limit=limit),
             deletes=True,
         ).carry_out(url, yes=yes, as_json=as_json)
 
 
-def _prune_tasks(
-    session: Session, spec: QueueSpec, older_than: timedelta | None, limit: int | None, *, adopted: bool
-) -> Iterator[Batch]:
-    pruned = 0
-    while limit is None or pruned < limit:
-        number = BATCH if limit is None else min(BATCH, limit - pruned)
-        gone = operations.prune(session, spec.entity, older_than, limit=number, adopted=adopted)
+def _in_batches(session: Session, *, delete: Callable[..., int], limit: int | None) -> Iterator[Batch]:
+    """Call ``delete`` for some rows until it finds fewer, or has deleted ``limit``; commit after each call."""
+    deleted = 0
+    while limit is None or deleted < limit:
+        number = BATCH if limit is None else min(BATCH, limit - deleted)
+        gone = delete(session, limit=number)
         session.commit()
-        yield Batch(gone, protected=gone.protected)
-        pruned += gone
+        yield Batch(gone, protected=gone.protected if isinstance(gone, Pruned) else 0)
+        deleted += gone
         if gone < number:
             break
 
@@ -131,7 +130,8 @@ def _prune_history(
         confirm(f"delete {many} at tasks of {spec.entity.__name__}", yes=yes)
     totals = BatchTotals()
     if number:
-        batches = partial(_prune_attempts, spec=spec, older_than=older_than, limit=limit)
+        delete = partial(operations.prune_history, entity=spec.entity, older_than=older_than)
+        batches = partial(_in_batches, delete=delete, limit=limit)
         in_transactions(url, batches, totals, what="prune", total=None if more else number)
     if as_json:
         done = {"attempts": totals.changed, "stopped": totals.stopped}
@@ -146,17 +146,3 @@ def _prune_history(
 
 def _attempts(number: int) -> str:
     return "1 finished attempt" if number == 1 else f"{number:,} finished attempts"
-
-
-def _prune_attempts(
-    session: Session, *, spec: QueueSpec, older_than: timedelta | None, limit: int | None
-) -> Iterator[Batch]:
-    pruned = 0
-    while limit is None or pruned < limit:
-        number = BATCH if limit is None else min(BATCH, limit - pruned)
-        gone = operations.prune_history(session, spec.entity, older_than, limit=number)
-        session.commit()
-        yield Batch(gone)
-        pruned += gone
-        if gone < number:
-            break

@@ -12,7 +12,7 @@ from ..dialects.base import Adapter
 from ..lifecycle.reasons import Cause, Holder, Reason, SeenTask
 from ..queue.status import Status
 from ..sql.criteria import only
-from ..sql.place import before, counted
+from ..sql.place import counts_before
 from ..sql.selection import picks
 from ..sql.states import has_come, is_held
 from .new_slots import slots_of
@@ -55,5 +55,5 @@ def _ahead(adapter: Adapter, session: Session, seen: SeenTask) -> int:
     same = spec["limit_key"] == seen.values["limit_key"]
     if any(seen.columns[term.column] is None for term in spec.ready_order):
         return 0
-    counts = [counted(spec, same, *ready(1).state, part) for part in before(spec.ready_order, seen.columns)]
-    return sum(adapter.rows.execute(session, spec, select(*(each.label(None) for each in counts))).one())
+    ahead = counts_before(spec, spec.ready_order, seen.columns, same, *ready(1).state)
+    return sum(adapter.rows.execute(session, spec, ahead).one())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Unicode, select
+from sqlalchemy import Unicode
 from sqlalchemy.orm import Mapped, Session
 
 from .._support import checks
@@ -19,7 +19,7 @@ from ..model.mixins import QueueMixin
 from ..queue.options import QueueOptions
 from ..queue.retries import ExponentialBackoff
 from ..queue.spec import Ordering, QueueSpec
-from ..sql.place import before, counted
+from ..sql.place import counts_before
 
 
 class Outbox(Kind):
@@ -38,8 +38,7 @@ class Outbox(Kind):
         spec = seen.spec
         order = [Ordering(column) for column in spec.primary_key]
         unfinished = (spec["message_key"] == key, spec["finished_at"].is_(None))
-        counts = [counted(spec, *unfinished, part) for part in before(order, seen.columns)]
-        ahead = sum(adapter.rows.execute(session, spec, select(*(each.label(None) for each in counts))).one())
+        ahead = sum(adapter.rows.execute(session, spec, counts_before(spec, order, seen.columns, *unfinished)).one())
         if ahead:
             text = f"{ahead:,} earlier messages with its key {key!r} are not published yet"
             yield Reason(cause=Cause.KEY_ORDER, text=text, ahead=ahead)

@@ -15,7 +15,7 @@ from ..queue.history import HistoryOptions
 from ..queue.spec import index_name
 from ..sql.clock import utcdefault
 from .columns import LONGEST_KEY, LONGEST_NAME
-from .declaration import place
+from .companions import CompanionMixin
 
 _LONGEST = 257
 """The length of a schema, a dot and a table."""
@@ -28,7 +28,23 @@ class History(NamedTuple):
     options: HistoryOptions
 
 
-class HistoryMixin:
+def _columns() -> dict[str, dict[str, Any]]:
+    required = {"nullable": False}
+    return {
+        "id": {"type_": serial_type(), "items": (Identity(),), "primary_key": True},
+        "queue": {"type_": key_type(_LONGEST), **required},
+        "task": {"type_": key_type(LONGEST_KEY), **required},
+        "attempt": {"type_": Integer(), **required},
+        "claimed_by": {"type_": Unicode(LONGEST_NAME), "nullable": True},
+        "started_at": {"type_": timestamp_type(), "nullable": True},
+        "finished_at": {"type_": timestamp_type(), "server_default": utcdefault(), **required},
+        "outcome": {"type_": String(16), **required},
+        "error": {"type_": error_type(), "nullable": True},
+        "traceback": {"type_": long_text_type(), "nullable": True},
+    }
+
+
+class HistoryMixin(CompanionMixin):
     """A mixin for the model that stores the history of all queues of the same ``MetaData``: one row for each finished
     attempt.
 
@@ -40,6 +56,7 @@ class HistoryMixin:
     crashes, the attempt is recorded when its task is taken over. :func:`.history` reads the rows.
     """
 
+    __companion_columns__ = staticmethod(_columns)
     __history__: ClassVar[HistoryOptions] = HistoryOptions()
 
     if TYPE_CHECKING:
@@ -59,28 +76,6 @@ class HistoryMixin:
         error: Mapped[str | None]
         traceback: Mapped[str | None]
         """The application's frames, without local variables."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
-            for name, arguments in _columns().items():
-                place(cls, name, arguments)
-        super().__init_subclass__(**kwargs)
-
-
-def _columns() -> dict[str, dict[str, Any]]:
-    required = {"nullable": False}
-    return {
-        "id": {"type_": serial_type(), "items": (Identity(),), "primary_key": True},
-        "queue": {"type_": key_type(_LONGEST), **required},
-        "task": {"type_": key_type(LONGEST_KEY), **required},
-        "attempt": {"type_": Integer(), **required},
-        "claimed_by": {"type_": Unicode(LONGEST_NAME), "nullable": True},
-        "started_at": {"type_": timestamp_type(), "nullable": True},
-        "finished_at": {"type_": timestamp_type(), "server_default": utcdefault(), **required},
-        "outcome": {"type_": String(16), **required},
-        "error": {"type_": error_type(), "nullable": True},
-        "traceback": {"type_": long_text_type(), "nullable": True},
-    }
 
 
 _KEY = "sqlqueue.history"

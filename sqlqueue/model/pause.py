@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import MetaData, Table, Unicode
 from sqlalchemy.orm import Mapped
 
-from .._support.exc import ConfigurationError
 from ..dialects import error_type, key_type, timestamp_type
 from .columns import LONGEST_NAME
-from .declaration import place
-from .mixins import subclasses
+from .companions import CompanionMixin, companion_table
 
 _LONGEST = 386
 """The maximum length of a queue's key: a schema, a table and a topic, with their separators."""
 
 
-class PauseMixin:
+def _columns() -> dict[str, dict[str, Any]]:
+    required = {"nullable": False}
+    return {
+        "queue": {"type_": key_type(_LONGEST), "primary_key": True},
+        "paused_at": {"type_": timestamp_type(), **required},
+        "paused_by": {"type_": Unicode(LONGEST_NAME), **required},
+        "reason": {"type_": error_type(), "nullable": True},
+    }
+
+
+class PauseMixin(CompanionMixin):
     """A mixin for the model that records which queues are paused; :func:`.pause` and :func:`.resume` write its rows.
 
     >>> class QueuePause(PauseMixin, Base):
@@ -26,6 +34,8 @@ class PauseMixin:
 
     Declare one for all queues of the same ``MetaData``, in their database.  Workers find it automatically.
     """
+
+    __companion_columns__ = staticmethod(_columns)
 
     if TYPE_CHECKING:
         queue: Mapped[str]
@@ -37,25 +47,10 @@ class PauseMixin:
         reason: Mapped[str | None]
         """The reason given to :func:`.pause`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if not cls.__dict__.get("__abstract__") and not any("__mapper__" in base.__dict__ for base in cls.__mro__[1:]):
-            place(cls, "queue", {"type_": key_type(_LONGEST), "primary_key": True})
-            place(cls, "paused_at", {"type_": timestamp_type(), "nullable": False})
-            place(cls, "paused_by", {"type_": Unicode(LONGEST_NAME), "nullable": False})
-            place(cls, "reason", {"type_": error_type(), "nullable": True})
-        super().__init_subclass__(**kwargs)
-
 
 def pause_table(metadata: MetaData) -> Table | None:
     """Return the table of paused queues in ``metadata``, or ``None``.
 
     Raises :class:`.ConfigurationError` if there are several.
     """
-    mapped = (cls.__dict__.get("__table__") for cls in subclasses(PauseMixin))
-    found = [table for table in mapped if table is not None and table.metadata is metadata]
-    if len(found) > 1:
-        names = ", ".join(sorted(table.fullname for table in found))
-        raise ConfigurationError(
-            f"a MetaData can have only one table of paused queues, not {names}: derive only one model from PauseMixin"
-        )
-    return found[0] if found else None
+    return companion_table(PauseMixin, metadata)

@@ -17,7 +17,7 @@ from ..sql.states import is_due, is_final, state
 from ..transaction.connection import Access, open_
 
 BATCH = 1_000
-"""The number of rows that one transaction changes by default."""
+"""The number of rows that one transaction of a mass change changes."""
 PAGE = 100_000
 """The number of keys read at a time, enough for many batches: finding them may scan the table."""
 
@@ -90,7 +90,7 @@ class Batch(NamedTuple):
 
 
 def in_batches(
-    session: Session, spec: QueueSpec, criterion: Criterion, change: Callable[[Criterion], int], *, size: int = BATCH
+    session: Session, spec: QueueSpec, criterion: Criterion, change: Callable[[Criterion], int], *, size: int
 ) -> Iterator[Batch]:
     """Call ``change`` for all rows that satisfy ``criterion``, in batches of ``size``, and commit after each batch.
 

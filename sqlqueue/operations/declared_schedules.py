@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Column, Row, and_, insert, null, or_, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError, DuplicateTaskError
@@ -24,6 +23,7 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import change
 from .conflicts import discriminator
+from .duplicates import insert_unless_duplicate
 from .rescheduling import first_run, plan, recurring_spec, stop
 from .schedule_declaration import Declaration, shown
 from .session_criteria import within
@@ -155,14 +155,7 @@ class _Declaring:
         if moment not in row:
             row[moment] = first_run(self._session, spec, row[spec["schedule"].name])
         row |= {spec["status"].name: Status.SCHEDULED.value, **discriminator(spec)}
-        try:
-            with self._adapter.transactions.tentative(self._session):
-                self._adapter.rows.execute(self._session, spec, insert(spec.table).values(row))
-        except IntegrityError as error:
-            if not self._adapter.errors.is_duplicate(error):
-                raise
-            return False
-        return True
+        return insert_unless_duplicate(self._session, self._adapter, spec, insert(spec.table).values(row))
 
     def _remove(self, identity: Identity) -> ScheduleChange | None:
         spec = self._spec

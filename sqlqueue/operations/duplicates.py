@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import Insert, UniqueConstraint
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from .._support.exc import DuplicateTaskError
 from ..dialects.base import Adapter
@@ -35,6 +36,18 @@ class translating:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, IntegrityError) and self.adapter.errors.is_duplicate(error):
             raise _duplicate(self.spec, self.rows) from error
+
+
+def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec, statement: Insert) -> bool:
+    """Execute an INSERT of one row, after which the transaction can continue.  Returns false if its key exists."""
+    try:
+        with adapter.transactions.tentative(session):
+            adapter.rows.execute(session, spec, statement)
+    except IntegrityError as error:
+        if not adapter.errors.is_duplicate(error):
+            raise
+        return False
+    return True
 
 
 def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None) -> DuplicateTaskError:

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 
 from .._support.checks import count, duration
 from .._support.claim import Claim
-from .._support.exc import ArgumentError, ConfigurationError
-from ..model.history import History, history_of
+from .._support.exc import ArgumentError
+from ..model.companions import missing_companion
+from ..model.history import History, HistoryMixin, history_of
 from ..model.mixins import QueueMixin
 from ..queue.history import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
@@ -149,11 +150,5 @@ def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
 def _history_of(spec: QueueSpec) -> History:
     found = history_of(spec.table.metadata)
     if found is None:
-        raise ConfigurationError(
-            f"{spec.entity.__name__} has no history: there is no model for it. Add one, and migrate:\n\n"
-            "    from sqlqueue import HistoryMixin\n\n"
-            "    class QueueHistory(HistoryMixin, Base):\n"
-            '        __tablename__ = "queue_history"\n',
-            model=spec.entity,
-        )
+        raise missing_companion(HistoryMixin, spec, f"{spec.entity.__name__} has no history")
     return found

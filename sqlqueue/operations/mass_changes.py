@@ -13,13 +13,11 @@ from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import FINAL, Status
 from ..sql.criteria import only
 from ..sql.states import is_hung, state
-from .batches import Batch, in_batches
+from .batches import BATCH, Batch, in_batches
 from .bulk import retry
 from .running_now import WAITING, run_now
 from .settling import cancel, discard
 
-BATCH = 1_000
-"""The maximum number of rows that one transaction changes."""
 _UNFINISHED = tuple(status for status in Status if status not in FINAL)
 
 

@@ -8,22 +8,23 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Table, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from .._support import checks
 from .._support.error_text import error_text
-from .._support.exc import ArgumentError, ConfigurationError
+from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..kinds.topics import LONGEST_TOPIC, TOPICS
 from ..lifecycle.kind import kinds_of
 from ..model.columns import LONGEST_NAME
+from ..model.companions import missing_companion
 from ..model.mixins import QueueMixin
-from ..model.pause import pause_table
+from ..model.pause import PauseMixin, pause_table
 from ..queue.spec import Criterion, QueueSpec, spec_of
 from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.notifications import announce
+from .duplicates import insert_unless_duplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def pause(
     :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`.
     """
     spec = spec_of(entity)
-    table, key = _place_of(spec), _key(spec, topic)
+    table, key = _table_of(spec), _key(spec, topic)
     who = default_claimer() if paused_by is None else paused_by
     checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
@@ -68,13 +69,8 @@ def pause(
         return False
     why = None if reason is None else error_text(reason)
     values = {"queue": key, "paused_at": utcnow(), "paused_by": who, "reason": why}
-    try:
-        with adapter.transactions.tentative(session):
-            adapter.rows.execute(session, spec, insert(table).values(values))
-    except IntegrityError as error:
-        if adapter.errors.is_duplicate(error):
-            return False  # a concurrent call was faster
-        raise
+    if not insert_unless_duplicate(session, adapter, spec, insert(table).values(values)):
+        return False  # a concurrent call was faster
     announce(session, spec, table.fullname)
     return True
 
@@ -85,7 +81,7 @@ def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = No
     A topic and the whole queue are paused separately: workers claim only when both are resumed.
     """
     spec = spec_of(entity)
-    table, key = _place_of(spec), _key(spec, topic)
+    table, key = _table_of(spec), _key(spec, topic)
     session = session_of(session)
     adapter = open_(session, spec)
     resumed = adapter.rows.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
@@ -152,14 +148,8 @@ def _key(spec: QueueSpec, topic: str | None) -> str:
     return f"{spec.table.fullname}:{topic}"
 
 
-def _place_of(spec: QueueSpec) -> Table:
+def _table_of(spec: QueueSpec) -> Table:
     table = pause_table(spec.table.metadata)
     if table is None:
-        raise ConfigurationError(
-            f"{spec.entity.__name__} cannot be paused: there is no model for pauses. Add one, and migrate:\n\n"
-            "    from sqlqueue import PauseMixin\n\n"
-            "    class QueuePause(PauseMixin, Base):\n"
-            '        __tablename__ = "queue_pause"\n',
-            model=spec.entity,
-        )
+        raise missing_companion(PauseMixin, spec, f"{spec.entity.__name__} cannot be paused")
     return table

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Table, select, update
 
 from .._support.checks import count
-from .._support.exc import ConfigurationError
 from ..diagnostics.check import Target, specs_of
 from ..diagnostics.registry import LIVE
 from ..lifecycle.kind import holds_tasks
+from ..model.companions import missing_companion
 from ..model.mixins import QueueMixin
-from ..model.registry import worker_table
+from ..model.registry import WorkerMixin, worker_table
 from ..queue.spec import QueueSpec
 from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, open_, session_of
@@ -173,12 +173,12 @@ def set_concurrency(session: AnySession, target: Target, number: int | None, wor
 
 def check_registered(target: Target) -> None:
     """Raise :class:`.ConfigurationError` if the application of ``target`` has no model for workers."""
-    _place_of(specs_of(target)[0])
+    _table_of(specs_of(target)[0])
 
 
 def _tell(session: AnySession, target: Target, worker: str | None, values: Mapping[str, Any]) -> int:
     spec = specs_of(target)[0]
-    table = _place_of(spec)
+    table = _table_of(spec)
     session = session_of(session)
     adapter = open_(session, spec, Access.CLAIM)
     found = workers(session, target, limit=None)
@@ -211,15 +211,8 @@ def handlers_of(stored: Sequence[Mapping[str, Any]]) -> tuple[HandlerInfo, ...]:
     )
 
 
-def _place_of(spec: QueueSpec) -> Table:
+def _table_of(spec: QueueSpec) -> Table:
     table = worker_table(spec.table.metadata)
     if table is None:
-        raise ConfigurationError(
-            f"the workers of {spec.entity.__name__} are not registered: there is no model for them. Add one, and"
-            " migrate:\n\n"
-            "    from sqlqueue import WorkerMixin\n\n"
-            "    class QueueWorker(WorkerMixin, Base):\n"
-            '        __tablename__ = "queue_worker"\n',
-            model=spec.entity,
-        )
+        raise missing_companion(WorkerMixin, spec, f"the workers of {spec.entity.__name__} are not registered")
     return table

@@ -250,15 +250,13 @@ def _measures(ranked: Subquery, name: str) -> Iterator[ColumnElement[Any]]:
 
 
 def _read(rows: Sequence[Any]) -> dict[datetime, Bucket]:
-    return {each.start: each for each in _buckets(rows)}
-
-
-def _buckets(rows: Sequence[Any]) -> Iterator[Bucket]:
+    found: dict[datetime, Bucket] = {}
     for _, starts_at, completed, failed, cancelled, *measures in rows:
         if starts_at is not None:
             start = _ORIGIN + int(starts_at) * _MICROSECOND
             ran, waited = _durations(*measures[:4]), _durations(*measures[4:])
-            yield Bucket(start, completed, failed, cancelled, ran, waited)
+            found[start] = Bucket(start, completed, failed, cancelled, ran, waited)
+    return found
 
 
 def _durations(count: int = 0, *measures: Any) -> Durations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, Select, and_, func, literal, literal_column, select
 
 from ..queue.spec import Criterion, Ordering, QueueSpec, Where
 from .criteria import only
@@ -31,6 +31,12 @@ def counted(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
     """Return the number of rows that satisfy all of ``criteria``, :data:`COUNTED` at most, as a subquery."""
     rows = select(literal_column("1").label("one")).where(only(spec, *criteria)).limit(COUNTED).subquery()
     return select(func.count()).select_from(rows).scalar_subquery()
+
+
+def counts_before(spec: QueueSpec, order: Sequence[Ordering], values: Values, *criteria: Where) -> Select[Any]:
+    """Return the SELECT whose columns add up to the number of rows before this one that satisfy ``criteria``."""
+    counts: list[Any] = [counted(spec, *criteria, part).label(None) for part in before(order, values)]
+    return select(*counts)
 
 
 def _literal(term: Ordering, values: Values) -> ColumnElement[Any]:
