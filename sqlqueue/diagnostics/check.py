@@ -15,7 +15,7 @@ from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from ..dialects.parts.transactions import AUTOCOMMIT, READ_COMMITTED
 from ..model.mixins import queues
-from ..queue.findings import Finding, Severity
+from ..queue.findings import MIGRATE, Finding, Severity
 from ..queue.spec import QueueSpec, spec_of
 from .column_types import inexact_keys, inexact_primary_keys, misfits
 from .companions import of_companions
@@ -23,7 +23,6 @@ from .query_plans import unserved
 from .registry import of_workers
 from .schema_drift import (
     Difference,
-    MissingColumn,
     MissingIndex,
     MissingTable,
     WrongDefault,
@@ -35,15 +34,6 @@ from .unadopted import of_contents
 
 Target: TypeAlias = Any
 """A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""
-
-_CODES = {
-    MissingTable: "missing-table",
-    MissingColumn: "missing-column",
-    MissingIndex: "missing-index",
-    WrongIndex: "wrong-index",
-    WrongDefault: "wrong-default",
-}
-_MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
 
 
 def check(connection: Connection, target: Target) -> Sequence[Finding]:
@@ -98,7 +88,7 @@ def _refuse(found: Sequence[Finding]) -> None:
     differences = [finding.message for finding in found if finding.severity is Severity.ERROR]
     if differences:
         raise SchemaMismatchError(
-            f"the schema does not match the models: {'; '.join(differences)}. To fix it, {_MIGRATE}",
+            f"the schema does not match the models: {'; '.join(differences)}. To fix it, {MIGRATE}",
             differences=differences,
         )
 
@@ -203,20 +193,20 @@ def _columns(connection: Connection, spec: QueueSpec) -> list[ReflectedColumn]:
 def _of_schema(connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]) -> Iterator[Finding]:
     for difference in drift(connection, [spec]):
         fix = _fix(connection, difference)
-        yield Finding.of(spec, _severity(difference), _CODES[type(difference)], difference.message, fix)
+        yield Finding.of(spec, _severity(difference), difference.code, difference.message, fix)
     if live:
         yield from misfits(connection.dialect, spec, live)
     further: set[Any] = {table for mapper in spec.mapper.self_and_descendants for table in mapper.tables} - {spec.table}
     for table in sorted(further, key=str):
         if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
             message = f"there is no table {table.fullname}, which stores part of {spec.entity.__name__}"
-            yield Finding.of(spec, Severity.ERROR, _CODES[MissingTable], message, _MIGRATE)
+            yield Finding.of(spec, Severity.ERROR, MissingTable.code, message, MIGRATE)
 
 
 def _fix(connection: Connection, difference: Difference) -> str:
     if isinstance(difference, WrongIndex) and not difference.live.usable:
-        return adapter_for(connection.dialect).schema.revival(connection, difference.index) or _MIGRATE
-    return _MIGRATE
+        return adapter_for(connection.dialect).schema.revival(connection, difference.index) or MIGRATE
+    return MIGRATE
 
 
 def _severity(difference: Difference) -> Severity:

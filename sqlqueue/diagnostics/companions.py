@@ -12,11 +12,10 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from ..dialects import adapter_for
 from ..model.history import history_of
 from ..model.registry import worker_table
-from ..queue.findings import Finding, Severity
+from ..queue.findings import MIGRATE, Finding, Severity
 from .column_types import fills_itself, wrong_type
 from .schema_drift import unlike_indexes
 
-_MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
 _ALTER = "in a migration, alter the column to what the model declares"
 
 
@@ -38,14 +37,14 @@ def _of_table(connection: Connection, table: Table, purpose: str) -> Iterator[Fi
     error = partial(Finding, severity=Severity.ERROR, table=table.fullname)
     if not inspector.has_table(table.name, schema=schema):
         message = f"there is no table {table.fullname}, {purpose}"
-        yield error(code="missing-table", message=message, fix=_MIGRATE)
+        yield error(code="missing-table", message=message, fix=MIGRATE)
         return
     live = {column["name"]: column for column in inspector.get_columns(table.name, schema=schema)}
     for column in table.columns:
         found = live.pop(column.name, None)
         if found is None:
             message = f"{table.fullname} has no column {column.name}"
-            yield error(code="missing-column", message=message, fix=_MIGRATE)
+            yield error(code="missing-column", message=message, fix=MIGRATE)
             continue
         for severity, code, what in _of_column(connection, column, found):
             yield Finding(
@@ -74,9 +73,9 @@ def _of_column(
 def _of_indexes(connection: Connection, table: Table) -> Iterator[Finding]:
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     for index, live, reason in unlike_indexes(connection, table, indexes):
-        fix = _MIGRATE
+        fix = MIGRATE
         if live is not None and not live.usable:
-            fix = adapter_for(connection.dialect).schema.revival(connection, index) or _MIGRATE
+            fix = adapter_for(connection.dialect).schema.revival(connection, index) or MIGRATE
         yield Finding(
             severity=Severity.WARNING,
             code="missing-index" if live is None else "wrong-index",

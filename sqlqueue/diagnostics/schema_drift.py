@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 from sqlalchemy import Column, Connection, Index, Table, UnaryExpression, inspect
 from sqlalchemy.sql import operators
@@ -17,79 +17,84 @@ from ..queue.spec import QueueSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingTable:
-    """A difference: the table of ``spec`` does not exist."""
+class Difference:
+    """A part of a live schema that is not what the queue of ``spec`` needs."""
 
+    code: ClassVar[str]
+    """The code of the finding about it."""
     spec: QueueSpec
 
     @property
     def message(self) -> str:
-        """A description of the difference."""
+        """A description for people."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissingTable(Difference):
+    """A difference: the table of ``spec`` does not exist."""
+
+    code = "missing-table"
+
+    @property
+    def message(self) -> str:
         return f"there is no table {self.spec.table.fullname}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingColumn:
+class MissingColumn(Difference):
     """A difference: the table lacks ``column``, which the queue needs."""
 
-    spec: QueueSpec
+    code = "missing-column"
     column: Column[Any]
 
     @property
     def message(self) -> str:
-        """A description of the difference."""
         return f"{self.spec.table.fullname} has no column {self.column.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MissingIndex:
+class MissingIndex(Difference):
     """A difference: ``index``, which the queue's statements use, does not exist."""
 
-    spec: QueueSpec
+    code = "missing-index"
     index: Index
 
     @property
     def message(self) -> str:
-        """A description of the difference."""
         return f"{self.spec.table.fullname} has no index {self.index.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WrongIndex:
+class WrongIndex(Difference):
     """A difference: the live index with the name of ``index`` is not as declared; ``reason`` says how."""
 
-    spec: QueueSpec
+    code = "wrong-index"
     index: Index
     live: LiveIndex
     reason: str
 
     @property
     def message(self) -> str:
-        """A description of the difference."""
         return f"the index {self.index.name} of {self.spec.table.fullname} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WrongDefault:
+class WrongDefault(Difference):
     """A difference: the default of ``column``, which rows of other programs get, is not the one that the model
     declares."""
 
-    spec: QueueSpec
+    code = "wrong-default"
     column: Column[Any]
     live: str
     """The default as the server reports it."""
 
     @property
     def message(self) -> str:
-        """A description of the difference."""
         is_now, is_meant = constant(self.live), constant(_declared(self.column))
         return (
             f"the default of {self.spec.table.fullname}.{self.column.name} is {is_now}, the model declares {is_meant}"
         )
-
-
-Difference: TypeAlias = MissingTable | MissingColumn | MissingIndex | WrongIndex | WrongDefault
-"""Any difference; each has a ``spec`` and a ``message`` for people."""
 
 
 def drift(connection: Connection, specs: Iterable[QueueSpec]) -> list[Difference]:

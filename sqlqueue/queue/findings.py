@@ -8,6 +8,9 @@ from typing import Any, Self
 
 from .spec import QueueSpec
 
+MIGRATE = "migrate: alembic revision --autogenerate, alembic upgrade head"
+"""The fix of a schema that is not as declared."""
+
 
 class Severity(StrEnum):
     """The severity of a finding."""
