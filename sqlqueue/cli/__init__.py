@@ -1,4 +1,7 @@
-"""The command line ``sqlqueue``, which needs the extra ``cli``."""
+"""The command line ``sqlqueue``, which needs the extra ``cli``.
+
+One module for each group of commands; modules with an underscore are shared by several.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Function jobs: function calls stored as rows of a model, see :meth:`.Worker.task`."""
+"""Function jobs: function calls stored as rows of a model, see :meth:`.Worker.task`.
+
+How functions are named, and how their arguments are stored and restored; workers call them.
+"""
 
 from .registry import Functions
 from .task import RegisterTask, TaskFunction

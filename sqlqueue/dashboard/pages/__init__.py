@@ -1,1 +1,4 @@
-"""One module for each page: it reads what the page shows, and renders it."""
+"""One module for each page: it reads what the page shows, and renders it.
+
+Changes are in :mod:`.actions` and :mod:`.commands`; a page changes nothing.
+"""

@@ -1,4 +1,7 @@
-"""The worker's own transactions, through sync or asyncio sessions, and its retries during outages."""
+"""The worker's own transactions, through sync or asyncio sessions, and its retries during outages.
+
+Deadlines, connections of single threads and turns to write are here too; nothing here knows handlers or jobs.
+"""
 
 from sqlalchemy.orm import sessionmaker
 

@@ -1,1 +1,4 @@
-"""Handlers, their jobs, and the outcomes of jobs: plain values that execute nothing."""
+"""Handlers, their jobs, and the outcomes of jobs: plain values that execute nothing.
+
+The other parts of a worker pass them to each other.
+"""

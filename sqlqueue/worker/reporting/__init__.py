@@ -1,4 +1,7 @@
-"""The reports of a worker: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry."""
+"""The reports of a worker: log lines, counts, a health page, metrics for Prometheus, and OpenTelemetry.
+
+The other parts of a worker call :class:`.Reports`; nothing here changes what a worker does.
+"""
 
 from importlib.util import find_spec
 
