@@ -164,19 +164,19 @@ def _one(session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> tuple
     return found, session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
 
 
-def _past(session: Session, spec: QueueSpec, identity: Identity) -> list[PastAttempt] | None:
+def _past(session: Session, spec: QueueSpec, key: Identity) -> list[PastAttempt] | None:
     """Return the finished attempts at a task; ``None`` if the application does not keep them."""
     if history_of(spec.table.metadata) is None:
         return None
-    return operations.history(session, Claim(spec.entity, identity, attempt=0))
+    return operations.history(session, Claim(spec.entity, key, attempt=0))
 
 
 def _print_past(past: Sequence[PastAttempt]) -> None:
     for each in past:
         took = "" if each.took is None else f", after {spoken(each.took)}"
         by = "" if each.claimed_by is None else f" on {each.claimed_by}"
-        why = "" if each.error is None else f": {each.error.partition(chr(10))[0]}"
-        say(f"\nAttempt {each.attempt} {each.outcome}{by} at {moment_text(each.finished_at)}{took}{why}")
+        reason = "" if each.error is None else f": {each.error.partition(chr(10))[0]}"
+        say(f"\nAttempt {each.attempt} {each.outcome}{by} at {moment_text(each.finished_at)}{took}{reason}")
         for line in (each.traceback or "").splitlines():
             say(f"  {line}")
 

@@ -75,8 +75,8 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
     keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
     if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MAX_KEYS:
         raise HTTPException(400, "Select tasks first.")
-    filter = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
-    return RequestedAction(action=action, spec=spec, filter=filter, keys=keys, texts=fields)
+    chosen = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
+    return RequestedAction(action=action, spec=spec, filter=chosen, keys=keys, texts=fields)
 
 
 def checked(what: RequestedAction) -> list[Criterion]:

@@ -139,9 +139,9 @@ def _rescue_recurring(session: Session, spec: QueueSpec, values: Sequence[Assign
     rescued = 0
     while limit is None or rescued < limit:
         number = adapter.keys.most(spec) if limit is None else min(limit - rescued, adapter.keys.most(spec))
-        renewed = _renew_crashed(adapter, session, spec, values, number)
-        rescued += renewed
-        if renewed < number:
+        changed = _renew_crashed(adapter, session, spec, values, number)
+        rescued += changed
+        if changed < number:
             break
     return rescued
 
@@ -154,8 +154,8 @@ def _renew_crashed(
     if not keys:
         return 0
     claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, keys))
-    mine, ending = renewed(FencedClaims(adapter, session, Fence(spec=spec), claims), [(spec["error"], CRASHED)])
-    ending.write(values)
+    mine, others = renewed(FencedClaims(adapter, session, Fence(spec=spec), claims), [(spec["error"], CRASHED)])
+    others.write(values)
     record(adapter, session, claims, Told(AttemptOutcome.CRASHED, CRASHED))
     return len(mine)
 

@@ -154,8 +154,8 @@ def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> 
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
         number, since = getattr(task, attempt) + more, None if more else instance_state(task).dict.get(claimed_at)
-        claim = Claim(type(task), spec.identity_of(task), number, token, name, since)
-        holds.append((instance_state(task), Hold(claim, locked_by)))
+        made = Claim(type(task), spec.identity_of(task), number, token, name, since)
+        holds.append((instance_state(task), Hold(made, locked_by)))
     ledger_of(session).remember(session, holds)
     return tasks
 

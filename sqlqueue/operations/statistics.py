@@ -59,7 +59,7 @@ class QueueStats:
     @property
     def unfinished(self) -> int:
         """The number of tasks in a state that is not final."""
-        return sum(count for status, count in self.counts.items() if status not in FINAL)
+        return sum(number for status, number in self.counts.items() if status not in FINAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def stats(
     """
     spec = spec_of(entity)
     session = session_of(session)
-    count = _Count.of(session, spec, where, cap=cap, scan=scan)
-    rows, limits = count.read(count.portions())
+    counting = _Count.of(session, spec, where, cap=cap, scan=scan)
+    rows, limits = counting.read(counting.portions())
     return replace(_stats(_by_state(rows), limits), unserved_functions=_unserved(session, entity, where))
 
 
@@ -127,8 +127,8 @@ def stats_by(
         .where(only(spec, spec["status"].is_not(None), *within(session, spec, where)))
         .subquery("each_task")
     )
-    tasks, hung, waiting = func.count(), func.count(each.c.hung), func.count(each.c.waits)
-    by_value = select(each.c.divided_by, each.c.status, tasks, hung, waiting)
+    counts = func.count(), func.count(each.c.hung), func.count(each.c.waits)
+    by_value = select(each.c.divided_by, each.c.status, *counts)
     grouped = by_value.group_by(each.c.divided_by, each.c.status).order_by(each.c.divided_by)
     rows: dict[V, list[Any]] = {}
     for row in adapter.rows.execute(session, spec, grouped):
@@ -147,8 +147,8 @@ def overview(
     """
     spec = spec_of(entity)
     session = session_of(session)
-    count = _Count.of(session, spec, where, cap=cap, scan=scan)
-    rows, limits = count.read(_looking_over(count))
+    counting = _Count.of(session, spec, where, cap=cap, scan=scan)
+    rows, limits = counting.read(_looking_over(counting))
     limits |= {name for name in ("finished_last_minute", "finished_last_hour") if _is_capped(name, rows, limits, cap)}
     found = _stats(_by_state(rows), limits)
     return QueueOverview(
@@ -206,21 +206,21 @@ class _Count:
         return rows, capped(rows, asked, self.cap) | cut(self.adapter, self.session, asked)
 
 
-def _looking_over(count: _Count) -> list[Portion]:
-    spec = count.spec
+def _looking_over(counting: _Count) -> list[Portion]:
+    spec = counting.spec
     lately = {
         "finished_last_minute": spec["finished_at"] >= utcnow(-_MINUTE),
         "finished_last_hour": spec["finished_at"] >= utcnow(-_HOUR),
     }
-    portions = count.portions()
-    unfinished = [_aged(spec, portion) for portion in portions if portion.states[0] not in FINAL]
-    final = [portion for portion in portions if portion.states[0] in FINAL]
-    if not finds_finished(count.adapter, spec):
+    every = counting.portions()
+    unfinished = [_aged(spec, portion) for portion in every if portion.states[0] not in FINAL]
+    final = [portion for portion in every if portion.states[0] in FINAL]
+    if not finds_finished(counting.adapter, spec):
         order = [key.desc() for key in spec.primary_key]
         return [*unfinished, *(replace(portion, flags=lately, order=order) for portion in final)]
     in_hour = Portion(rows=lately["finished_last_hour"], flags=lately, order=[spec["finished_at"].desc()])
-    if count.windows is not None:
-        in_hour = replace(in_hour, window=count.windows.finished(in_hour.rows, count.where))
+    if counting.windows is not None:
+        in_hour = replace(in_hour, window=counting.windows.finished(in_hour.rows, counting.where))
     return [*unfinished, *final, in_hour]
 
 
@@ -258,10 +258,10 @@ def _by_state(rows: Iterable[Any]) -> Iterator[tuple[str, int, int, int]]:
 def _stats(rows: Iterable[Sequence[Any]], limits: Collection[str] = ()) -> QueueStats:
     """Build statistics from rows of status, number of tasks, number of hung ones, number of waiting available ones."""
     counts, all_hung = dict.fromkeys(Status, 0), 0
-    for status, tasks, hung, waiting in rows:
+    for status, tasks, expired, waiting in rows:
         counts[Status(status)] += tasks - waiting
         counts[Status.SCHEDULED] += waiting
-        all_hung += hung
+        all_hung += expired
     return QueueStats(MappingProxyType(counts), all_hung, frozenset(limits) | _follow(limits))
 
 

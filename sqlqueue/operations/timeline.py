@@ -241,11 +241,11 @@ def _ranked(finished: Subquery, measured: Sequence[str]) -> Subquery:
 
 
 def _measures(ranked: Subquery, name: str) -> Iterator[ColumnElement[Any]]:
-    took, position, count = (ranked.c[each] for each in (name, f"{name}_position", f"{name}_count"))
+    took, position, number = (ranked.c[each] for each in (name, f"{name}_position", f"{name}_count"))
     yield func.count(took).label(f"{name}_count")
     yield func.avg(took).label(f"{name}_mean")
     for percent in (50, 95):
-        reached = position * literal_column("100") >= count * literal_column(str(percent))
+        reached = position * literal_column("100") >= number * literal_column(str(percent))
         yield func.min(case((reached, took))).label(f"{name}_p{percent}")
 
 
@@ -259,5 +259,5 @@ def _read(rows: Sequence[Any]) -> dict[datetime, Bucket]:
     return found
 
 
-def _durations(count: int = 0, *measures: Any) -> Durations:
-    return Durations(count, *(None if each is None else round(each) * _MICROSECOND for each in measures))
+def _durations(number: int = 0, *measures: Any) -> Durations:
+    return Durations(number, *(None if each is None else round(each) * _MICROSECOND for each in measures))

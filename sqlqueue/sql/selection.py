@@ -113,13 +113,13 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
     column, divided = (None, None) if by_key or partition else listing(terms, spec.partitions)
     order = tuple(_given(term) for term in order_by)
 
-    def step(kind: str, state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool) -> Step:
+    def step(kind: str, in_state: tuple[Criterion, ...], standard: tuple[Ordering, ...], *, served: bool) -> Step:
         # MariaDB does not recognize a text column as constant under an equality, and would sort and lock the partition
         standard = tuple(term for term in standard if term.column not in partition)
         pick = partial(
             Pick,
             spec=spec,
-            state=state,
+            state=in_state,
             where=tuple(terms),
             order=order or standard,
             index=None if by_key else spec.index_name(kind, partition if column is None else [column]),
@@ -138,9 +138,9 @@ def _picks(spec: QueueSpec, where: Sequence[Where], order_by: Sequence[ColumnEle
 
 def named_picks(spec: QueueSpec, where: Sequence[Where]) -> tuple[Step]:
     """Return the single step of a claim of rows that ``where`` selects by primary key, without an index hint."""
-    state = or_(is_ready(spec), and_(*come_due(spec)))
+    claimable = or_(is_ready(spec), and_(*come_due(spec)))
     pick = partial(
-        Pick, spec=spec, state=(state,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
+        Pick, spec=spec, state=(claimable,), where=tuple(terms_of(spec, where)), order=(), index=None, exact=True
     )
     return (lambda limit: pick(limit=limit, takes_over=True),)
 

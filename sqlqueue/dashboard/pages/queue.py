@@ -70,19 +70,19 @@ async def show(request: Request) -> Response:
 
 async def _tasks(request: Request, site: Site, spec: QueueSpec) -> dict[str, Any]:
     """Return the values that the template needs for the filter and the tasks that it selects."""
-    filter, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
+    chosen, problem = Filter.of(request.query_params, site.exposure.filters_of(spec)), None
     after, before = (request.query_params.get(name) for name in ("after", "before"))
     table = TaskTable()
     try:
-        table = await _table(site, spec, filter, after, before)
+        table = await _table(site, spec, chosen, after, before)
     except ArgumentError as error:
         problem = str(error)
     is_first = after is None and before is None
-    return {"filter": filter, "problem": problem, "tasks": table, "is_first": is_first, "scanned": SCAN}
+    return {"filter": chosen, "problem": problem, "tasks": table, "is_first": is_first, "scanned": SCAN}
 
 
-async def _table(site: Site, spec: QueueSpec, filter: Filter, after: str | None, before: str | None) -> TaskTable:
-    criteria, state = filter.criteria(spec), filter.state
+async def _table(site: Site, spec: QueueSpec, chosen: Filter, after: str | None, before: str | None) -> TaskTable:
+    criteria, state = chosen.criteria(spec), chosen.state
 
     def read(session: Session) -> TaskTable:
         columns = places_of(open_(session, spec), spec, state)
@@ -90,7 +90,7 @@ async def _table(site: Site, spec: QueueSpec, filter: Filter, after: str | None,
         found = page(session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS)
         return _shown(site.exposure, spec, found)
 
-    key = ("tasks", spec, tuple(filter.query.items()), after, before)
+    key = ("tasks", spec, tuple(chosen.query.items()), after, before)
     return await site.read(key, read, spec)
 
 

@@ -58,19 +58,19 @@ class Children:
         Raises :class:`TimeoutError` if the child was killed at the handler's timeout, :class:`.ProcessDiedError` if it
         died otherwise, and :class:`BlamelessError` if no child could be started, or it could not commit.
         """
-        child = self._take()
-        job.begin(child.kill)
+        process = self._take()
+        job.begin(process.kill)
         if job.is_lost:  # before the child could be killed for it
-            child.kill()
+            process.kill()
         try:
-            ended, memory = child.call(job, self._reports)
+            ended, memory = process.call(job, self._reports)
         except BaseException:
-            child.kill()
+            process.kill()
             raise
-        if self._closed or self._has_reached_limit(child, memory):
-            child.retire()
+        if self._closed or self._has_reached_limit(process, memory):
+            process.retire()
         else:
-            self._idle.append(child)
+            self._idle.append(process)
         return ended
 
     def close(self) -> None:
@@ -83,19 +83,19 @@ class Children:
     def _take(self) -> _Child:
         with suppress(IndexError):
             while True:
-                child = self._idle.pop()
-                if child.lives:
-                    return child
+                process = self._idle.pop()
+                if process.is_alive:
+                    return process
         return self._start()
 
     def _start(self) -> _Child:
-        child = _Child(self._place)
-        child.wait_until_ready()
-        return child
+        process = _Child(self._place)
+        process.wait_until_ready()
+        return process
 
-    def _has_reached_limit(self, child: _Child, memory: int) -> bool:
+    def _has_reached_limit(self, process: _Child, memory: int) -> bool:
         tasks, size = self._handler.max_tasks, self._handler.max_memory
-        return (tasks is not None and child.calls >= tasks) or (size is not None and memory > size * MIB)
+        return (tasks is not None and process.calls >= tasks) or (size is not None and memory > size * MIB)
 
 
 class _Child:
@@ -114,12 +114,12 @@ class _Child:
         far_end.close()  # so that the death of the child ends the connection
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         return not connection.wait([self._process.sentinel], 0)
 
     def kill(self) -> None:
         """Kill the process and those it has started.  Thread-safe."""
-        if self.lives:
+        if self.is_alive:
             kill_group(self._process)
 
     def retire(self) -> None:
