@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from .._support.error_text import readable
-from .._support.exc import ArgumentError, ConfigurationError
 from ..operations import pause, reschedule, resume, set_limit, stats
 from ..operations.windows import SCAN
 from .access import ON_TASKS, Action, Viewer
@@ -51,12 +50,7 @@ async def act(request: Request) -> Response:
         return await _change_tasks(request, what)
     site, viewer = site_of(request), viewer_of(request)
     logger.info("%s: %s", readable(viewer.name), _in_words(what))
-    try:
-        await site.database.run(_work(what, viewer))
-    except (ArgumentError, ConfigurationError, ValueError) as error:
-        raise HTTPException(400, str(error)) from error
-    finally:
-        site.snapshots.forget()
+    await site.change(_work(what, viewer))
     return RedirectResponse(_back(request, what), 303)
 
 
@@ -103,8 +97,8 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
         case Action.RESUME:
             return lambda session: resume(session, entity, topic)
         case Action.SET_LIMIT:
-            number = int(what.text("limit") or "-1")
-            return lambda session: set_limit(session, entity, key, number)
+            number = what.text("limit") or "-1"
+            return lambda session: set_limit(session, entity, key, int(number))
     where, schedule = checked(what), what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")

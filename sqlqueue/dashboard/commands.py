@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from .._support.error_text import readable
-from .._support.exc import ArgumentError, ConfigurationError
 from ..diagnostics.check import Target
 from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_WORKERS, Action
@@ -49,13 +48,7 @@ async def act(request: Request) -> Response:
     site, viewer = site_of(request), viewer_of(request)
     told = await _concerned(request, command)
     logger.info("%s: %s", readable(viewer.name), _in_words(command, told))
-    try:
-        number = await site.database.run(_work(command, site.target))
-    except (ArgumentError, ConfigurationError, ValueError) as error:
-        raise HTTPException(400, str(error)) from error
-    finally:
-        site.snapshots.forget()
-    if not number:
+    if not await site.change(_work(command, site.target)):
         raise HTTPException(409, "This worker is no longer live.")
     return RedirectResponse(links_of(request)("workers"), 303)
 
@@ -82,8 +75,8 @@ def _work(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
             return lambda session: drain_workers(session, target, command.worker)
         case Action.STOP_WORKERS:
             return lambda session: stop_workers(session, target, command.worker)
-    number = int(command.number) if command.number else None
-    return lambda session: set_concurrency(session, target, number, command.worker)
+    number = command.number
+    return lambda session: set_concurrency(session, target, int(number) if number else None, command.worker)
 
 
 def _in_words(command: WorkerCommand, told: list[WorkerInfo]) -> str:

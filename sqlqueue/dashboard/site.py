@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from .._support.exc import ArgumentError, ConfigurationError
 from ..diagnostics.check import Target, specs_of
 from ..lifecycle.kind import holds_tasks
 from ..queue.spec import QueueSpec
@@ -69,6 +70,15 @@ class Site:
         if spec is None:
             raise HTTPException(404, "There is no such queue.")
         return spec
+
+    async def change(self, work: Callable[[Session], R]) -> R:
+        """Run ``work``, drop the snapshots, and return its result; 400 if the library rejects it."""
+        try:
+            return await self.database.run(work)
+        except (ArgumentError, ConfigurationError, ValueError) as error:
+            raise HTTPException(400, str(error)) from error
+        finally:
+            self.snapshots.forget()
 
     async def read(
         self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME

@@ -147,9 +147,9 @@ class Rows:
                 return set()
             if len(free) < len(identities):
                 narrowed = statement.where(self._keys.key_in(spec, free))
-                return self._changed(session, spec, self._returning(spec, narrowed), parameters)
+                return set(self.keys(session, spec, self._returning(spec, narrowed), parameters))
         returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
-        return self._changed(session, spec, returning, parameters)
+        return set(self.keys(session, spec, returning, parameters))
 
     def _change_locked(
         self,
@@ -176,11 +176,6 @@ class Rows:
             self.execute(session, spec, named, parameters)
         return changed
 
-    def _changed(
-        self, session: Session, spec: QueueSpec, returning: Any, parameters: Parameters | None
-    ) -> set[Identity]:
-        return set(self.keys(session, spec, returning, parameters))
-
     def _returning(self, spec: QueueSpec, statement: Update | Delete) -> Any:
         return self._keys.by_key(spec, statement).returning(*spec.primary_key)
 
@@ -197,9 +192,6 @@ class Rows:
         """Execute ``statement``, which selects any number of rows; return how many it changed."""
         if not self.locking.sweeps_by_key:
             return self.count(session, spec, statement)
-        return self._sweep_by_key(session, spec, statement)
-
-    def _sweep_by_key(self, session: Session, spec: QueueSpec, statement: Update | Delete) -> int:
         matching = select(*spec.primary_key).where(statement.whereclause)  # type: ignore[arg-type]
         found = self._keys.batches(spec, self.keys(session, spec, matching))
         swept = (statement.where(self._keys.key_in(spec, some)) for some in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...dialects import adapter_for
@@ -48,7 +48,8 @@ def make_context(
         spec: Completer(database, adapter_for(database.engine(spec).dialect), in_flight, reports) for spec in specs
     }
     paused = PausedQueues(specs, database, settings.poll, reports)
-    children = _children(handlers, origin, reports)
+    children = _children(handlers, origin, reports, of=_has_children)
+    importable = origin if is_importable(origin) else None
     context = WorkerContext(
         name=settings.name or default_claimer(),
         poll=settings.poll,
@@ -57,7 +58,7 @@ def make_context(
         in_flight=in_flight,
         completers=completers,
         children=children,
-        apart=_children_for_suspects(handlers, origin, reports) | children,
+        apart=_children(handlers, importable, reports, of=_may_have_suspects) | children,
         reports=reports,
         started=StartedTasks(memory),
     )
@@ -89,23 +90,19 @@ def _apply_leases(handlers: Sequence[Handler], database: Database, reports: Repo
     reports.liveness.ready_within = min(STALLED, within.total_seconds() * BEATS)
 
 
-def _children(handlers: Sequence[Handler], origin: str | None, reports: Reports) -> dict[Handler, Children]:
-    """Return the child processes of handlers with ``isolation="process"``."""
-    return {
-        handler: Children(place_of(handler, handlers, origin), handler, reports)
-        for handler in handlers
-        if handler.isolation == "process" and origin is not None
-    }
-
-
-def _children_for_suspects(
-    handlers: Sequence[Handler], origin: str | None, reports: Reports
+def _children(
+    handlers: Sequence[Handler], origin: str | None, reports: Reports, *, of: Callable[[Handler], bool]
 ) -> dict[Handler, Children]:
-    """Return the child processes in which suspected tasks of the other handlers run, if these can import the worker."""
-    if not is_importable(origin):
+    """Return the child processes of some handlers; none if these could not import the worker."""
+    if origin is None:
         return {}
-    return {
-        handler: Children(place_of(handler, handlers, origin), handler, reports)
-        for handler in handlers
-        if handler.mode == "lease" and handler.fetcher is None and handler.isolation is None
-    }
+    return {each: Children(place_of(each, handlers, origin), each, reports) for each in handlers if of(each)}
+
+
+def _has_children(handler: Handler) -> bool:
+    return handler.isolation == "process"
+
+
+def _may_have_suspects(handler: Handler) -> bool:
+    """Return whether suspected tasks of this handler run in child processes, unlike its other tasks."""
+    return handler.mode == "lease" and handler.fetcher is None and handler.isolation is None
