@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
@@ -20,11 +21,14 @@ from .._support.exc import SQLQueueError
 from ..diagnostics.check import Target, specs_of
 from . import actions, commands
 from .access import Authorize, only_loopback
-from .database import Sessions, database_of
+from .database import session_runner
 from .exposure import Columns, Exposure, Link, Redact
 from .pages import errors, kinds, limits, metrics, overview, queue, schedules, task, workers
 from .security import Permission, SameOrigin, StrictHeaders
 from .site import Site, respond
+
+if TYPE_CHECKING:
+    from ..worker.database.base import Sessions
 
 logger = logging.getLogger("sqlqueue.dashboard")
 _STATIC = Path(__file__).with_name("static")
@@ -82,7 +86,7 @@ class Dashboard:
         )
         self._app.state.site = Site(
             target=target,
-            database=database_of(sessions),
+            database=session_runner(sessions),
             exposure=Exposure(columns=columns or {}, filters=filters or {}, redact=redact, link=link),
             title=title,
             most=statement_limit,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from .._support.error_text import readable
 from ..operations.batches import Batch
-from .database import Database
+from .database import SessionRunner
 
 logger = logging.getLogger("sqlqueue.dashboard")
 MAX_CHANGES = 100
@@ -58,7 +58,7 @@ class Changes:
     async def begin(
         self,
         change: Change,
-        database: Database,
+        database: SessionRunner,
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
@@ -72,7 +72,7 @@ class Changes:
     async def _run(
         self,
         change: Change,
-        database: Database,
+        database: SessionRunner,
         batches: Batches,
         then: Callable[[], None],
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
@@ -17,11 +17,12 @@ from ..queue.spec import QueueSpec
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
+    from ..worker.database.base import Sessions
+
 R = TypeVar("R")
-Sessions: TypeAlias = "sessionmaker[Any] | async_sessionmaker[Any]"
 
 
-class Database(Protocol):
+class SessionRunner(Protocol):
     """Calls functions with a session."""
 
     async def run(self, work: Callable[[Session], R]) -> R:
@@ -29,9 +30,9 @@ class Database(Protocol):
         ...
 
 
-def database_of(sessions: Sessions) -> Database:
-    """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError` for
-    others."""
+def session_runner(sessions: Sessions) -> SessionRunner:
+    """Return a runner with sessions of a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError`
+    for others."""
     if isinstance(sessions, sessionmaker):
         return _Threaded(sessions)
     if type(sessions).__name__ == "async_sessionmaker":

@@ -22,7 +22,7 @@ from ..lifecycle.kind import holds_tasks
 from ..queue.spec import QueueSpec
 from .access import Action, Viewer
 from .changes import Changes
-from .database import Database, time_limited
+from .database import SessionRunner, time_limited
 from .exposure import Exposure
 from .rendering import templates
 from .snapshots import Snapshots
@@ -39,7 +39,7 @@ class Site:
     """A dashboard's queues, its database, and what its viewers may see and do."""
 
     target: Target
-    database: Database
+    database: SessionRunner
     exposure: Exposure
     title: str
     most: timedelta

@@ -25,7 +25,7 @@ _PATIENCE = 60.0
 _HOLD = 1.5
 _THREADS = 4
 _VISITS = 12
-Sessions = sessionmaker[QueueSession]
+QueueSessions = sessionmaker[QueueSession]
 R = TypeVar("R")
 
 
@@ -41,10 +41,10 @@ class Scenario(NamedTuple):
 
     promise: str
     observation: str
-    run: Callable[[Sessions], Observed]
+    run: Callable[[QueueSessions], Observed]
 
 
-def late(Session: Sessions) -> Observed:
+def late(Session: QueueSessions) -> Observed:
     """Let a lease expire and another claim take the task over, then try to complete the task with the first claim."""
     (identity,) = _enqueue(Session, "late")
     with Session() as zombie, Session() as successor:
@@ -71,7 +71,7 @@ def _is_refused(session: QueueSession, claim: Claim) -> bool:
     return False
 
 
-def leased(Session: Sessions) -> Observed:
+def leased(Session: QueueSessions) -> Observed:
     """Try to claim tasks that are under a lease."""
     topic = _topic("leased")
     (identity,) = _enqueue(Session, topic)
@@ -86,7 +86,7 @@ def leased(Session: Sessions) -> Observed:
     return Observed(len(taken), sum(task is not None for task in taken))
 
 
-def cut(Session: Sessions) -> Observed:
+def cut(Session: QueueSessions) -> Observed:
     """End a connection on which a task was claimed, handled and completed, but not committed."""
     (identity,) = _enqueue(Session, "cut")
     with Session() as victim:
@@ -118,7 +118,7 @@ def _end_connection(session: QueueSession) -> None:
     session.invalidate()
 
 
-def exclusive(Session: Sessions) -> Observed:
+def exclusive(Session: QueueSessions) -> Observed:
     """Claim from the same tasks in several threads until none is left."""
     topic = _topic("exclusive")
     identities = _enqueue(Session, topic, 40)
@@ -137,7 +137,7 @@ def exclusive(Session: Sessions) -> Observed:
     return Observed(len(claimed), len(claimed) - len(set(claimed)) + len(set(identities) - set(claimed)))
 
 
-def ordered(Session: Sessions) -> Observed:
+def ordered(Session: QueueSessions) -> Observed:
     """Claim alternately in two sessions, which together must get all tasks in order."""
     topic, number = _topic("ordered"), 30
     with Session.begin() as session:
@@ -155,7 +155,7 @@ def ordered(Session: Sessions) -> Observed:
     return Observed(len(got), sum(a != b for a, b in zip(got, sorted(got), strict=True)) + number - len(got))
 
 
-def limited(Session: Sessions) -> Observed:
+def limited(Session: QueueSessions) -> Observed:
     """Run tasks of one limited key in several threads."""
     with Session.begin() as session:
         session.add_all(Visit(limit_key="key") for _ in range(_VISITS))
@@ -185,7 +185,7 @@ def limited(Session: Sessions) -> Observed:
     return Observed(done, exceeded + _VISITS - done)
 
 
-def hold_locks(Session: Sessions) -> None:
+def hold_locks(Session: QueueSessions) -> None:
     """Lock a row that handlers change, for longer than they wait."""
     with Session() as session:
         number = random.randint(1, ACCOUNTS)
@@ -209,7 +209,7 @@ def _topic(name: str) -> str:
     return f"{name} {secrets.token_hex(4)}"
 
 
-def _enqueue(Session: Sessions, topic: str, number: int = 1) -> list[int]:
+def _enqueue(Session: QueueSessions, topic: str, number: int = 1) -> list[int]:
     with Session.begin() as session:
         tasks = [Task(topic=topic) for _ in range(number)]
         session.add_all(tasks)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ...dialects.base import Adapter
 from .models import JOBS, Job, Seat
-from .suite import PAST, Sessions, Suite, claim, end_leases, enqueue, numbered, stored
+from .suite import PAST, QueueSessions, Suite, claim, end_leases, enqueue, numbered, stored
 
 _CLAIMERS = 4
 _JOBS = 40
@@ -20,7 +20,7 @@ _JOBS = 40
 class TestClaims(Suite):
     """Claims: their order, their locks, their leases and their rollback."""
 
-    def test_a_claim_is_stored_in_the_row(self, sessions: Sessions) -> None:
+    def test_a_claim_is_stored_in_the_row(self, sessions: QueueSessions) -> None:
         enqueue(sessions, {"name": "it"})
         with sessions() as session:
             job = session.claim(Job, claimed_by="me")
@@ -31,12 +31,12 @@ class TestClaims(Suite):
         assert row.claimed_at is not None
         assert row.available_at > row.claimed_at
 
-    def test_nothing_is_claimed_twice(self, sessions: Sessions) -> None:
+    def test_nothing_is_claimed_twice(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         assert len(claim(sessions)) == 1
         assert claim(sessions) == []
 
-    def test_locked_tasks_are_passed_over(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_locked_tasks_are_passed_over(self, sessions: QueueSessions, adapter: Adapter) -> None:
         if adapter.locking.one_writer:
             pytest.skip("the engine has one writer at a time, so nothing is locked by others")
         enqueue(sessions, *numbered(5))
@@ -46,7 +46,7 @@ class TestClaims(Suite):
         assert mine == {"0", "1"}
         assert theirs == {"2", "3", "4"}
 
-    def test_each_task_goes_to_one_of_many_claimers(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_each_task_goes_to_one_of_many_claimers(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(_JOBS))
 
         def claim_all() -> list[str]:
@@ -67,7 +67,7 @@ class TestClaims(Suite):
             claimed = [name for future in futures for name in future.result()]
         assert sorted(claimed) == sorted(job["name"] for job in numbered(_JOBS))
 
-    def test_the_order(self, sessions: Sessions) -> None:
+    def test_the_order(self, sessions: QueueSessions) -> None:
         soon, later = PAST, PAST + timedelta(microseconds=1)
         enqueue(
             sessions,
@@ -81,7 +81,7 @@ class TestClaims(Suite):
             session.commit()
         assert [job.name for job in claim(sessions, 4)] == ["first", "second", "third", "last"]
 
-    def test_nothing_is_claimed_before_its_moment(self, sessions: Sessions) -> None:
+    def test_nothing_is_claimed_before_its_moment(self, sessions: QueueSessions) -> None:
         enqueue(sessions, {"name": "tomorrow", "available_at": datetime.now(UTC) + timedelta(days=1)})
         assert claim(sessions) == []
         with sessions() as session:
@@ -89,21 +89,21 @@ class TestClaims(Suite):
             session.commit()
         assert [job.name for job in claim(sessions)] == ["tomorrow"]
 
-    def test_an_expired_lease_allows_the_next_claim(self, sessions: Sessions) -> None:
+    def test_an_expired_lease_allows_the_next_claim(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         claim(sessions)
         end_leases(sessions)
         (job,) = claim(sessions)
         assert job.attempt == 2
 
-    def test_criteria_and_limit(self, sessions: Sessions) -> None:
+    def test_criteria_and_limit(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(5))
         with sessions() as session:
             jobs = session.claim_many(Job, Job.name > "1", limit=2)
             assert [job.name for job in jobs] == ["2", "3"]
             session.rollback()
 
-    def test_a_rollback_undoes_a_claim(self, sessions: Sessions) -> None:
+    def test_a_rollback_undoes_a_claim(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         with sessions() as session:
             assert session.claim(Job) is not None
@@ -112,7 +112,7 @@ class TestClaims(Suite):
         assert (row.status, row.attempt) == ("available", 0)
         assert len(claim(sessions)) == 1
 
-    def test_a_claim_without_a_lease_writes_nothing(self, sessions: Sessions) -> None:
+    def test_a_claim_without_a_lease_writes_nothing(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         with sessions() as session:
             job = session.claim(Job, lease=None)
@@ -122,14 +122,14 @@ class TestClaims(Suite):
             session.commit()
         assert [row.status for row in stored(sessions)] == ["completed"]
 
-    def test_consumed_tasks_are_completed(self, sessions: Sessions) -> None:
+    def test_consumed_tasks_are_completed(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(2))
         with sessions() as session:
             assert len(session.consume_many(Job, limit=5)) == 2
             session.commit()
         assert [row.status for row in stored(sessions)] == ["completed", "completed"]
 
-    def test_keys_of_two_columns(self, sessions: Sessions) -> None:
+    def test_keys_of_two_columns(self, sessions: QueueSessions) -> None:
         seats = [{"line": line, "number": number} for line in "ab" for number in range(3)]
         enqueue(sessions, *seats, model=Seat)
         with sessions() as session:

@@ -17,7 +17,7 @@ from ...dialects.base import Adapter
 from ...queue.findings import Severity
 from ...sql.clock import utcnow
 from .models import CHILDREN, JOBS, Base, Job
-from .suite import Sessions, Suite, enqueue, numbered, stored
+from .suite import QueueSessions, Suite, enqueue, numbered, stored
 
 _MOMENT = datetime(2031, 5, 6, 7, 8, 9, 123_457, tzinfo=UTC)
 _MANY = timedelta(days=40, microseconds=1)
@@ -26,13 +26,13 @@ _MANY = timedelta(days=40, microseconds=1)
 class TestEngine(Suite):
     """Facts about the engine that the adapter states: its clock, its errors and its schema."""
 
-    def test_the_clock_is_in_utc(self, sessions: Sessions) -> None:
+    def test_the_clock_is_in_utc(self, sessions: QueueSessions) -> None:
         with sessions() as session:
             now, later = session.execute(select(utcnow(), utcnow(timedelta(hours=1)))).one()
         assert abs(now - datetime.now(UTC)) < timedelta(minutes=15)
         assert timedelta(minutes=59) < later - now < timedelta(minutes=61)
 
-    def test_the_default_of_a_moment_is_the_clock(self, sessions: Sessions) -> None:
+    def test_the_default_of_a_moment_is_the_clock(self, sessions: QueueSessions) -> None:
         with sessions() as session:
             session.execute(insert(JOBS).values(name="of another program"))
             session.commit()
@@ -40,25 +40,25 @@ class TestEngine(Suite):
         assert row.status == "available"
         assert abs(row.created_at - datetime.now(UTC)) < timedelta(minutes=15)
 
-    def test_a_time_keeps_its_microseconds(self, sessions: Sessions) -> None:
+    def test_a_time_keeps_its_microseconds(self, sessions: QueueSessions) -> None:
         enqueue(sessions, {"available_at": _MOMENT})
         assert [row.available_at for row in stored(sessions)] == [_MOMENT]
 
-    def test_microseconds_are_exact(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_microseconds_are_exact(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, {"available_at": _MOMENT})
         moment = JOBS.c.available_at
         passed = adapter.types.microseconds(moment, literal(_MOMENT + _MANY, moment.type))
         with sessions() as session:
             assert session.scalar(select(passed)) == _MANY // timedelta(microseconds=1)
 
-    def test_a_duplicate_is_recognized_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_duplicate_is_recognized_by_its_code(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, {"unique_key": "k"})
         with sessions() as session, pytest.raises(IntegrityError) as raised:
             session.execute(insert(JOBS).values(unique_key="k", name=""))
         assert adapter.errors.is_duplicate(raised.value)
         assert not adapter.errors.is_referenced(raised.value)
 
-    def test_a_foreign_key_violation_is_recognized_by_its_code(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_foreign_key_violation_is_recognized_by_its_code(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(1))
         with sessions() as session:
             session.execute(insert(CHILDREN).values(job_id=session.scalar(select(Job.id))))
@@ -67,19 +67,21 @@ class TestEngine(Suite):
         assert adapter.errors.is_referenced(raised.value)
         assert not adapter.errors.is_duplicate(raised.value)
 
-    def test_a_conflict_victim_may_be_retried(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_conflict_victim_may_be_retried(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, *numbered(2))
         error = _one_writer_too_many(sessions) if adapter.locking.one_writer else _deadlock(sessions)
         assert adapter.errors.is_transient(error)
         assert not isinstance(error, IntegrityError)
 
-    def test_a_programming_error_is_neither_transient_nor_an_outage(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_programming_error_is_neither_transient_nor_an_outage(
+        self, sessions: QueueSessions, adapter: Adapter
+    ) -> None:
         with sessions() as session, pytest.raises(DBAPIError) as raised:
             session.connection().exec_driver_sql("SELECT nothing FROM no_such_table_of_sqlqueue")
         assert not adapter.errors.is_transient(raised.value)
         assert not adapter.errors.is_outage(raised.value)
 
-    def test_a_statement_that_fails_leaves_the_transaction(self, sessions: Sessions, adapter: Adapter) -> None:
+    def test_a_statement_that_fails_leaves_the_transaction(self, sessions: QueueSessions, adapter: Adapter) -> None:
         enqueue(sessions, {"name": "there", "unique_key": "k"})
         with sessions() as session:
             session.enqueue(Job, [{"name": "before"}])
@@ -89,27 +91,27 @@ class TestEngine(Suite):
             session.commit()
         assert [row.name for row in stored(sessions)] == ["there", "before", "after"]
 
-    def test_the_schema_is_as_it_was_declared(self, sessions: Sessions, conformance_engine: Engine) -> None:
+    def test_the_schema_is_as_it_was_declared(self, sessions: QueueSessions, conformance_engine: Engine) -> None:
         with conformance_engine.connect() as connection:
             verify_schema(connection, Base)
             assert [each for each in check(connection, Base) if each.severity is Severity.ERROR] == []
 
 
 @contextmanager
-def _writing(sessions: Sessions, name: str) -> Iterator[None]:
+def _writing(sessions: QueueSessions, name: str) -> Iterator[None]:
     with sessions() as session:
         session.execute(update(JOBS).where(Job.name == name).values(name=name))
         yield
 
 
-def _one_writer_too_many(sessions: Sessions) -> DBAPIError:
+def _one_writer_too_many(sessions: QueueSessions) -> DBAPIError:
     """Return the error of a claim that waits for the one writer for longer than the driver does."""
     with _writing(sessions, "0"), sessions() as second, pytest.raises(DBAPIError) as raised:
         second.claim(Job)
     return raised.value
 
 
-def _deadlock(sessions: Sessions) -> DBAPIError:
+def _deadlock(sessions: QueueSessions) -> DBAPIError:
     """Return the error of one of two transactions that wait for each other."""
     both = Barrier(2)
 

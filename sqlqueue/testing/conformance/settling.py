@@ -10,7 +10,7 @@ import pytest
 from ..._support.exc import ClaimLostError
 from ...session import QueueSession
 from .models import Job
-from .suite import Sessions, Suite, claim, end_leases, enqueue, numbered, stored
+from .suite import QueueSessions, Suite, claim, end_leases, enqueue, numbered, stored
 
 _HOUR = timedelta(hours=1)
 _ENDS: dict[str, tuple[Callable[[QueueSession, Job], object], str]] = {
@@ -28,7 +28,7 @@ class TestSettling(Suite):
     """Settlements: the states that follow, fencing, leases and retries."""
 
     @_every_end
-    def test_the_state_that_follows(self, sessions: Sessions, how: str) -> None:
+    def test_the_state_that_follows(self, sessions: QueueSessions, how: str) -> None:
         end, status = _ENDS[how]
         enqueue(sessions, *numbered(1))
         (job,) = claim(sessions)
@@ -38,7 +38,7 @@ class TestSettling(Suite):
         assert [row.status for row in stored(sessions)] == [status]
 
     @_every_end
-    def test_a_lost_claim_settles_nothing(self, sessions: Sessions, how: str) -> None:
+    def test_a_lost_claim_settles_nothing(self, sessions: QueueSessions, how: str) -> None:
         end, _ = _ENDS[how]
         enqueue(sessions, *numbered(1))
         (job,) = claim(sessions)
@@ -51,7 +51,7 @@ class TestSettling(Suite):
         (row,) = stored(sessions)
         assert (row.status, row.attempt, row.available_at) == ("running", 2, theirs.available_at)
 
-    def test_a_rollback_undoes_a_completion(self, sessions: Sessions) -> None:
+    def test_a_rollback_undoes_a_completion(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         (job,) = claim(sessions)
         with sessions() as session:
@@ -59,7 +59,7 @@ class TestSettling(Suite):
             session.rollback()
         assert [row.status for row in stored(sessions)] == ["running"]
 
-    def test_many_are_settled_at_once(self, sessions: Sessions) -> None:
+    def test_many_are_settled_at_once(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(20))
         jobs = [*claim(sessions, 10), *claim(sessions, 10)]
         with sessions() as session:
@@ -67,7 +67,7 @@ class TestSettling(Suite):
             session.commit()
             assert session.stats(Job)["completed"] == 20
 
-    def test_one_lost_claim_among_several_settles_nothing(self, sessions: Sessions) -> None:
+    def test_one_lost_claim_among_several_settles_nothing(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         claimed = claim(sessions)
         end_leases(sessions)
@@ -79,7 +79,7 @@ class TestSettling(Suite):
             session.rollback()
         assert [row.status for row in stored(sessions)] == ["running", "running"]
 
-    def test_a_failure_is_retried_until_attempts_run_out(self, sessions: Sessions) -> None:
+    def test_a_failure_is_retried_until_attempts_run_out(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         error = "naïve 失敗 🙈"
         for attempt, status in ((1, "retryable"), (2, "discarded")):
@@ -92,7 +92,7 @@ class TestSettling(Suite):
             assert (row.status, row.error) == (status, error)
         assert claim(sessions) == []
 
-    def test_a_heartbeat_renews_the_lease(self, sessions: Sessions) -> None:
+    def test_a_heartbeat_renews_the_lease(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         (job,) = claim(sessions)
         before = job.available_at
@@ -102,7 +102,7 @@ class TestSettling(Suite):
         (row,) = stored(sessions)
         assert row.available_at > before + _HOUR / 2
 
-    def test_a_crash_at_the_last_attempt_is_found(self, sessions: Sessions) -> None:
+    def test_a_crash_at_the_last_attempt_is_found(self, sessions: QueueSessions) -> None:
         enqueue(sessions, *numbered(1))
         for _ in range(2):
             claim(sessions)

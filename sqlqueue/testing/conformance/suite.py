@@ -16,7 +16,7 @@ from ...model.mixins import QueueMixin
 from ...session import QueueSession
 from .models import JOBS, Base, Job
 
-Sessions: TypeAlias = sessionmaker[QueueSession]
+QueueSessions: TypeAlias = sessionmaker[QueueSession]
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -24,19 +24,19 @@ class Suite:
     """The base class of the tests: creates the tables and sessions of each test."""
 
     @pytest.fixture
-    def sessions(self, conformance_engine: Engine) -> Iterator[Sessions]:
+    def sessions(self, conformance_engine: Engine) -> Iterator[QueueSessions]:
         """Yield a sessionmaker; the tables are created before the test and dropped after it."""
         Base.metadata.create_all(conformance_engine)
         yield sessionmaker(conformance_engine, class_=QueueSession)
         Base.metadata.drop_all(conformance_engine)
 
     @pytest.fixture
-    def adapter(self, conformance_engine: Engine, sessions: Sessions) -> Adapter:
+    def adapter(self, conformance_engine: Engine, sessions: QueueSessions) -> Adapter:
         """Return the adapter of the tested engine."""
         return adapter_for(conformance_engine.dialect)
 
 
-def enqueue(sessions: Sessions, *rows: Mapping[str, Any], model: type[QueueMixin] = Job) -> None:
+def enqueue(sessions: QueueSessions, *rows: Mapping[str, Any], model: type[QueueMixin] = Job) -> None:
     """Enqueue ``rows`` in a separate transaction."""
     with sessions() as session:
         session.enqueue(model, rows)
@@ -48,7 +48,7 @@ def numbered(count: int) -> list[Mapping[str, Any]]:
     return [{"name": str(number)} for number in range(count)]
 
 
-def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
+def claim(sessions: QueueSessions, limit: int = 1) -> list[Job]:
     """Claim in a separate transaction."""
     with sessions(expire_on_commit=False) as session:
         jobs = list(session.claim_many(Job, limit=limit))
@@ -56,14 +56,14 @@ def claim(sessions: Sessions, limit: int = 1) -> list[Job]:
         return jobs
 
 
-def end_leases(sessions: Sessions) -> None:
+def end_leases(sessions: QueueSessions) -> None:
     """Make the lease of every running job expire."""
     with sessions() as session:
         session.execute(update(JOBS).where(Job.status == "running").values(available_at=PAST))
         session.commit()
 
 
-def stored(sessions: Sessions) -> list[Job]:
+def stored(sessions: QueueSessions) -> list[Job]:
     """Return all jobs as stored, in the order of their keys."""
     with sessions() as session:
         return list(session.scalars(select(Job).order_by(Job.id)))
