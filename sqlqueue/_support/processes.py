@@ -87,7 +87,7 @@ def kill_group(process: Any) -> None:
         process.kill()
 
 
-def ending(status: int | None) -> str:
+def exit_text(status: int | None) -> str:
     """Return a description of how a process ended, from its exit status or the negative number of a signal."""
     if status is None:
         return "ended"

@@ -19,7 +19,7 @@ from ..queue.findings import MIGRATE, Finding, Severity
 from ..queue.spec import QueueSpec, spec_of
 from .column_types import inexact_keys, inexact_primary_keys, misfits
 from .companions import of_companions
-from .query_plans import unserved
+from .query_plans import unserved_claims
 from .registry import of_workers
 from .schema_drift import (
     Difference,
@@ -140,7 +140,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         found = list(_of_queue(connection, adapter, spec))
         yield from found
         if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
-            yield from unserved(connection, adapter, spec)
+            yield from unserved_claims(connection, adapter, spec)
             yield from of_contents(connection, spec)
     beside = list(of_companions(connection, specs[0].table.metadata))
     yield from beside

@@ -21,7 +21,7 @@ FEW = 100
 """A number of rows that is cheap to sort: engines that lock after the sort may choose to sort them."""
 
 
-def unserved(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
+def unserved_claims(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iterator[Finding]:
     """Yield findings about claims that do not, or cannot, use the indexes of a queue whose schema is correct."""
     for pick in _claims(spec):
         statement = adapter.locking.finding(pick, *spec.primary_key)

@@ -11,7 +11,7 @@ from sqlalchemy import literal_column
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim, WorkerTokens
-from .._support.processes import ending
+from .._support.processes import exit_text
 from ..dialects.base import Adapter
 from ..queue.spec import Identity, QueueSpec
 from ..sql.changes import write
@@ -61,7 +61,7 @@ class Recovered(NamedTuple):
 def crash_text(status: int, running: int) -> str:
     """Return the error of tasks whose process died while ``running`` tasks ran in it."""
     others = "alone" if running == 1 else f"with {running - 1} other tasks"
-    return f"its process {ending(status)} while it ran {others}"
+    return f"its process {exit_text(status)} while it ran {others}"
 
 
 def too_many_crashes(crashes: int, reason: str | None) -> str:

@@ -25,7 +25,7 @@ from .bulk import change
 from .conflicts import discriminator
 from .duplicates import insert_unless_duplicate
 from .rescheduling import first_run, plan, recurring_spec, stop
-from .schedule_declaration import Declaration, shown
+from .schedule_declaration import Declaration, plain_key
 from .session_criteria import within
 
 logger = logging.getLogger("sqlqueue")
@@ -114,7 +114,7 @@ class _Declaring:
         for identity in sorted(self._declaration.tasks.keys() | missing):
             outcome = self._remove(identity) if identity in missing else self._settle(identity, present.get(identity))
             if outcome is not None:
-                outcomes[outcome].append(shown(identity))
+                outcomes[outcome].append(plain_key(identity))
         return outcomes
 
     def _settle(self, identity: Identity, present: Row[Any] | None) -> ScheduleChange:
@@ -174,7 +174,7 @@ class _Declaring:
         if identity not in found:
             name = self._spec.entity.__name__
             raise DuplicateTaskError(
-                f"{name} {shown(identity)!r} cannot be inserted: another row has one of its unique keys",
+                f"{name} {plain_key(identity)!r} cannot be inserted: another row has one of its unique keys",
                 model=self._spec.entity,
             )
         return found[identity]

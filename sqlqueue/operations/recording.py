@@ -38,7 +38,7 @@ class Told(NamedTuple):
     traceback: str | None = None
 
 
-def shown(traced: Traced, options: HistoryOptions) -> str | None:
+def stored_traceback(traced: Traced, options: HistoryOptions) -> str | None:
     """Return the traceback as it is stored: the application's frames, without the middle if it is too long."""
     if traced is None or not options.traceback:
         return None

@@ -46,7 +46,7 @@ class Declaration(NamedTuple):
         for row in rows:
             identity = tuple(row[column.name] for column in key)
             if identity in keyed:
-                raise ArgumentError(f"{spec.entity.__name__} {shown(identity)!r} is declared twice")
+                raise ArgumentError(f"{spec.entity.__name__} {plain_key(identity)!r} is declared twice")
             keyed[identity] = row
         return cls(spec, key, keyed)
 
@@ -73,7 +73,7 @@ class Declaration(NamedTuple):
         }
 
 
-def shown(identity: Identity) -> object:
+def plain_key(identity: Identity) -> object:
     """Return a key as callers give it: the value of a single column, or a tuple for several."""
     return identity[0] if len(identity) == 1 else identity
 

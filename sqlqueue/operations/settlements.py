@@ -33,7 +33,7 @@ from ..queue.retries import policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment
-from .recording import Told, Traced, shown
+from .recording import Told, Traced, stored_traceback
 
 
 class Settlement:
@@ -142,7 +142,7 @@ class Failing(Settlement):
         return going_on | super().apply(fenced)
 
     def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text, shown(self.traceback, options))
+        return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
 
 
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
@@ -166,7 +166,7 @@ class Discarding(Settlement):
         return finishing(fence, Status.DISCARDED, error=self.text)
 
     def told(self, options: HistoryOptions) -> Told:
-        return Told(self.outcome, self.text, shown(self.traceback, options))
+        return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
 
 
 class Cancelling(Settlement):

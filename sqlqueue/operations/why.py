@@ -23,7 +23,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import FINAL, Status
 from ..sql.attempts import ended
 from ..sql.clock import utcnow
-from ..sql.place import COUNTED, before, counted
+from ..sql.place import COUNTED, before, capped_count
 from ..sql.selection import Pick, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
@@ -226,7 +226,7 @@ def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reaso
     if not ranges:
         return
     lately = _lately(adapter, spec)
-    counts = [each.label(None) for each in (*(counted(spec, *criteria) for criteria in ranges), *lately)]
+    counts = [each.label(None) for each in (*(capped_count(spec, *criteria) for criteria in ranges), *lately)]
     found = adapter.rows.execute(session, spec, select(*counts)).one()
     ahead = min(sum(found[: len(ranges)]), COUNTED)
     if ahead:
@@ -243,7 +243,7 @@ def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
         ways = [each for each in AttemptOutcome if each is not AttemptOutcome.CRASHED]
         rows = ended(table, spec.table.fullname, ways, columns, table.c.finished_at >= since, cap=None).limit(COUNTED)
         return [select(func.count()).select_from(rows.subquery()).scalar_subquery()]
-    return [counted(spec, spec["finished_at"] >= since)] if finds_finished(adapter, spec) else []
+    return [capped_count(spec, spec["finished_at"] >= since)] if finds_finished(adapter, spec) else []
 
 
 def _before(seen: SeenTask) -> list[tuple[Criterion, ...]]:

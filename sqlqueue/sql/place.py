@@ -27,7 +27,7 @@ def before(order: Sequence[Ordering], values: Values) -> Iterator[Criterion]:
         yield and_(*same, term.column > value if term.descending else term.column < value)
 
 
-def counted(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
+def capped_count(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
     """Return the number of rows that satisfy all of ``criteria``, :data:`COUNTED` at most, as a subquery."""
     rows = select(literal_column("1").label("one")).where(only(spec, *criteria)).limit(COUNTED).subquery()
     return select(func.count()).select_from(rows).scalar_subquery()
@@ -35,7 +35,7 @@ def counted(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
 
 def counts_before(spec: QueueSpec, order: Sequence[Ordering], values: Values, *criteria: Where) -> Select[Any]:
     """Return the SELECT whose columns add up to the number of rows before this one that satisfy ``criteria``."""
-    counts: list[Any] = [counted(spec, *criteria, part).label(None) for part in before(order, values)]
+    counts: list[Any] = [capped_count(spec, *criteria, part).label(None) for part in before(order, values)]
     return select(*counts)
 
 

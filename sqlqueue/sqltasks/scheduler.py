@@ -21,7 +21,7 @@ from ..queue.status import Status
 from ..sql.states import state
 from ..transaction.claims import claim_of
 from ..worker import Worker
-from ..worker.database.backoff import passes, pauses
+from ..worker.database.backoff import growing_pauses, passes
 from ..worker.process.signals import handling_signals
 from .config import SQLTaskDatabase
 from .execution import RequestExecutor, Users
@@ -124,7 +124,7 @@ class SQLTaskScheduler:
 
     async def _prepared(self, database: SQLTaskDatabase, engine: Engine) -> list[Worker]:
         """Wait until a database can be reached, and return its workers; none if the scheduler is stopped first."""
-        for pause in pauses():
+        for pause in growing_pauses():
             if self._stopped:
                 break
             try:

@@ -16,7 +16,7 @@ from sqlqueue.evaluation.bench.clients import Client, Clients, by_driver, by_lib
 from sqlqueue.evaluation.bench.contest import Contest
 from sqlqueue.evaluation.bench.counter import StatementCounter
 from sqlqueue.evaluation.bench.figures import ContenderKind, Entry, Round
-from sqlqueue.evaluation.bench.models import Key, Note
+from sqlqueue.evaluation.bench.models import KeyKind, Note
 from sqlqueue.evaluation.bench.plan import Plan
 from sqlqueue.evaluation.bench.processes import ProcessPool
 from sqlqueue.evaluation.bench.workloads import (
@@ -39,7 +39,7 @@ LEASE = timedelta(minutes=5)
 SOON = timedelta(seconds=30)
 
 
-def plan_for(db: Database, key: Key = Key.INT) -> Plan:
+def plan_for(db: Database, key: KeyKind = KeyKind.INT) -> Plan:
     return Plan(url=db.url, key=key, payload=10, jobs=0, rounds=1, processes=(1,), threads=2, batch=7)
 
 
@@ -52,10 +52,10 @@ def compared(engine: Engine) -> list[tuple[str, Clients]]:
     return [("driver", by_driver), *orm]
 
 
-@pytest.mark.parametrize("key", Key)
+@pytest.mark.parametrize("key", KeyKind)
 @pytest.mark.parametrize("cycle", [apart, together, at_most_once, apart_writing, together_writing])
 def test_baselines_do_each_job_once(
-    sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: Key
+    sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], cycle: Cycle, key: KeyKind
 ) -> None:
     plan = plan_for(sync_db, key)
     contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
@@ -73,9 +73,9 @@ def test_baselines_do_each_job_once(
             assert written == (20 if cycle in (apart_writing, together_writing) else 0)
 
 
-@pytest.mark.parametrize("key", Key)
+@pytest.mark.parametrize("key", KeyKind)
 def test_baselines_write_what_the_library_writes(
-    sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], key: Key
+    sync_db: Database, engine: Engine, compared: list[tuple[str, Clients]], key: KeyKind
 ) -> None:
     plan = plan_for(sync_db, key)
     expected = history(plan, engine, by_library)
@@ -122,13 +122,13 @@ def offset(difference: timedelta) -> str:
 
 
 @pytest.mark.parametrize("enqueue", [one_by_one, in_bulk, by_copy])
-@pytest.mark.parametrize("key", Key)
+@pytest.mark.parametrize("key", KeyKind)
 def test_baselines_enqueue_what_the_library_claims(
     sync_db: Database,
     engine: Engine,
     compared: list[tuple[str, Clients]],
     enqueue: Callable[[Client, list[str]], None],
-    key: Key,
+    key: KeyKind,
 ) -> None:
     plan = plan_for(sync_db, key)
     for _, clients in compared:
@@ -159,7 +159,7 @@ def test_a_baseline_notices_that_its_claim_is_lost(sync_db: Database, engine: En
 @pytest.mark.parametrize("change", [{"status": Status.AVAILABLE.value}, {"attempt": 2}])
 def test_a_job_that_is_not_done_exactly_once_ends_the_benchmark(tmp_path: Path, change: dict[str, Any]) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/bench.db")
-    plan = Plan(url=engine.url, key=Key.INT, payload=1, jobs=2, rounds=1, processes=(1,), threads=1, batch=2)
+    plan = Plan(url=engine.url, key=KeyKind.INT, payload=1, jobs=2, rounds=1, processes=(1,), threads=1, batch=2)
     contest = Contest(plan, engine, ProcessPool([]), lambda _: None)
     contest.renew()
     contest.fill(2)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import inspect, make_url
 
 from sqlqueue.evaluation.bench.baselines import BASELINES
-from sqlqueue.evaluation.bench.models import Key
+from sqlqueue.evaluation.bench.models import KeyKind
 from sqlqueue.evaluation.bench.plan import Plan
 from sqlqueue.evaluation.bench.processes import process_pool
 from sqlqueue.evaluation.bench.workloads import MakeWorkload, Workload
@@ -136,7 +136,7 @@ class Stumbling:
 )
 def test_an_error_in_a_process_ends_the_benchmark(tmp_path: Path, make: MakeWorkload, reason: str) -> None:
     url = make_url(f"sqlite:///{tmp_path}/bench.db")
-    plan = Plan(url=url, key=Key.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
+    plan = Plan(url=url, key=KeyKind.INT, payload=1, jobs=1, rounds=1, processes=(1,), threads=1, batch=2)
     with (
         pytest.raises(EvaluationError, match=reason),
         process_pool(plan) as pool,

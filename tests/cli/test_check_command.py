@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Finding, check, verify_schema
 from sqlqueue.cli import application
-from sqlqueue.diagnostics.query_plans import unserved
+from sqlqueue.diagnostics.query_plans import unserved_claims
 from sqlqueue.dialects import adapters
 from tests.cli.invoking import PROGRAM
 from tests.support.check_models import Base, EmptyBase, Plain, Post
@@ -153,7 +153,7 @@ def test_all_tables_of_a_model_are_checked() -> None:
 def test_engines_without_query_plans_get_a_note(name: str) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
-        (finding,) = unserved(connection, adapters()[name], Post.__queue_spec__)
+        (finding,) = unserved_claims(connection, adapters()[name], Post.__queue_spec__)
     assert (finding.severity, finding.code, finding.model) == ("note", "plan-not-asked", Post)
     engine.dispose()
 

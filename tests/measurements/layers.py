@@ -26,7 +26,7 @@ from sqlalchemy import make_url
 from sqlqueue.evaluation.bench.contest import Contender, Contest
 from sqlqueue.evaluation.bench.counter import StatementCounter
 from sqlqueue.evaluation.bench.forms import drains
-from sqlqueue.evaluation.bench.models import Base, Key
+from sqlqueue.evaluation.bench.models import Base, KeyKind
 from sqlqueue.evaluation.bench.plan import Plan
 from sqlqueue.evaluation.bench.processes import ProcessPool
 from sqlqueue.evaluation.database import reached
@@ -97,7 +97,9 @@ def contenders(plan: Plan, driver: str) -> Iterator[tuple[str, Contender]]:
 
 
 def planned(url: str) -> Plan:
-    return Plan(url=make_url(url), key=Key.INT, payload=100, jobs=0, rounds=1, processes=(1,), threads=10, batch=100)
+    return Plan(
+        url=make_url(url), key=KeyKind.INT, payload=100, jobs=0, rounds=1, processes=(1,), threads=10, batch=100
+    )
 
 
 def drain(url: str, name: str, jobs: int) -> None:

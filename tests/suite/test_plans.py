@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sqlqueue import Claim, Status
-from sqlqueue.diagnostics.query_plans import unserved
+from sqlqueue.diagnostics.query_plans import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
 from sqlqueue.operations.upkeep import promote
@@ -93,4 +93,4 @@ def test_the_rows_read_do_not_grow(sync_db: Database, counted: Callable[[Any], N
     counted(model)
     assert growing(small, efforts(sync_db, model, calls)) == {}, "with a planner that knows the table"
     with sync_db.engine.connect() as connection:
-        assert list(unserved(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []
+        assert list(unserved_claims(connection, adapter_for(connection.dialect), model.__queue_spec__)) == []

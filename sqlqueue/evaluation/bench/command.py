@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ..command import Url, exit_codes, output
-from .models import Key
+from .models import KeyKind
 from .run import PEERS, SECTIONS, STANDARD, BenchOptions, measured
 from .show import show
 
@@ -36,7 +36,7 @@ Threads = Annotated[
 ]
 Batch = Annotated[int, typer.Option("--batch", min=2, help="drain: number of jobs that a loop claims at once.")]
 Payload = Annotated[int, typer.Option("--payload", min=0, metavar="BYTES", help="Length of each job's text.")]
-KeyOption = Annotated[Key, typer.Option("--key", help="Primary key of the jobs.")]
+KeyOption = Annotated[KeyKind, typer.Option("--key", help="Primary key of the jobs.")]
 Tasks = Annotated[int, typer.Option("--tasks", min=20, help="pickup: number of tasks enqueued one by one.")]
 Idle = Annotated[float, typer.Option("--idle", min=1, help="pickup: seconds for which an idle worker is observed.")]
 Sizes = Annotated[
@@ -81,7 +81,7 @@ def bench(
     threads: Threads = 10,
     batch: Batch = 100,
     payload: Payload = 100,
-    key: KeyOption = Key.INT,
+    key: KeyOption = KeyKind.INT,
     tasks: Tasks = 300,
     idle: Idle = 20,
     sizes: Sizes = "0,200000,2000000",

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlqueue import JobMixin, QueueMixin
 
 
-class Key(StrEnum):
+class KeyKind(StrEnum):
     """The kind of primary key of the jobs."""
 
     INT = "int"
@@ -69,7 +69,7 @@ class Call(JobMixin, Base):
 CALL = "call"
 """The name of the function that is called."""
 
-JOBS: dict[Key, type[Any]] = {Key.INT: Job, Key.UUID: UuidJob}
+JOBS: dict[KeyKind, type[Any]] = {KeyKind.INT: Job, KeyKind.UUID: UuidJob}
 
 
 class _Plain(DeclarativeBase):
@@ -81,4 +81,4 @@ def without_mixin(model: type[Any]) -> type[Any]:
     return type(f"Plain{model.__name__}", (_Plain,), {"__table__": model.__table__})
 
 
-BY_HAND: dict[Key, type[Any]] = {key: without_mixin(model) for key, model in JOBS.items()}
+BY_HAND: dict[KeyKind, type[Any]] = {key: without_mixin(model) for key, model in JOBS.items()}

@@ -9,7 +9,7 @@ from sqlalchemy import URL, Engine
 
 from ...queue.spec import spec_of
 from ..database import connect
-from .models import BY_HAND, JOBS, Key
+from .models import BY_HAND, JOBS, KeyKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Plan:
     """The settings of an enqueue or drain measurement."""
 
     url: URL
-    key: Key
+    key: KeyKind
     payload: int
     """The length of each job's text, in characters."""
     jobs: int
@@ -55,7 +55,7 @@ class Plan:
         return Shape(
             table=self.model.__tablename__,
             index=spec_of(self.model).index_name("claim"),
-            makes_keys=self.key is Key.INT,
+            makes_keys=self.key is KeyKind.INT,
             columns=("id", "attempt", "payload"),
         )
 

@@ -19,7 +19,7 @@ from .facts import machine_facts
 from .figures import Figure
 from .forms import drains, enqueues, ways
 from .growth import Growth, HeldSnapshot, measure_growth, measure_held_snapshot
-from .models import Base, Key
+from .models import Base, KeyKind
 from .peers.measure import PeerPlan, PeerReport, measure_peers
 from .pickup import Pickup, measure_pickup
 from .plan import Plan
@@ -47,7 +47,7 @@ class BenchOptions:
     threads: int
     batch: int
     payload: int
-    key: Key
+    key: KeyKind
     tasks: int
     idle: float
     sizes: tuple[int, ...]

@@ -21,7 +21,7 @@ LONGEST_AFTER_CONFLICT = 0.25
 longer pauses would starve this worker."""
 
 
-def pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
+def growing_pauses(first: float = 0.05, longest: float = LONGEST) -> Iterator[timedelta]:
     """Yield growing pauses with jitter, each at least half as long as without it."""
     pause = first
     while True:
@@ -55,8 +55,8 @@ class Backoff:
 
     def reset(self) -> None:
         """Start again with the shortest pauses."""
-        self._pauses = pauses()
-        self._after_conflicts = pauses(longest=LONGEST_AFTER_CONFLICT)
+        self._pauses = growing_pauses()
+        self._after_conflicts = growing_pauses(longest=LONGEST_AFTER_CONFLICT)
 
     def reached(self) -> None:
         """Record that the database answered, and start again with the shortest pauses."""

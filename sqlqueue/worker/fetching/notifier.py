@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from ...dialects import adapter_for
 from ...dialects.parts.notifications import Listener
 from ...transaction.notifications import spread
-from ..database.backoff import pauses
+from ..database.backoff import growing_pauses
 from ..database.base import Database
 from ..reporting.reports import Reports
 
@@ -27,7 +27,7 @@ class Notifier(threading.Thread):
         self._names = set(names)
         self._database = database
         self._reports = reports
-        self._backoff = pauses()
+        self._backoff = growing_pauses()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class Notifier(threading.Thread):
             own.close()
 
     def _begun(self) -> None:
-        self._backoff = pauses()
+        self._backoff = growing_pauses()
         spread(self._names)  # notifications sent earlier were missed
 
     def _heard(self, names: set[str]) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from ...operations.upkeep import poll, postpone
 from ...transaction.notifications import channel_of, subscribe
 from ..concurrency.event_loop import happens_within, soon
-from ..database.backoff import pauses
+from ..database.backoff import growing_pauses
 from ..database.deadlines import transaction_limit
 from ..handling.handlers import Handler
 from .context import WorkerContext
@@ -100,4 +100,4 @@ class Poller:
         return await happens_within(self._news, pause.total_seconds())
 
     def _pauses(self) -> Iterator[timedelta]:
-        return pauses(FIRST_LOOK, self._context.poll.total_seconds())
+        return growing_pauses(FIRST_LOOK, self._context.poll.total_seconds())

@@ -13,7 +13,7 @@ from .handlers import DEFAULT_BATCH, Handler, handler_of
 CONCURRENCY = 10
 
 
-class Tasks:
+class FunctionTasks:
     """Collects the functions of one model and makes their common handler."""
 
     def __init__(self, entity: type[Any]) -> None:

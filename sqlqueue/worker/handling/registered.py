@@ -13,7 +13,7 @@ from ..._support.exc import ArgumentError
 from ...functions import TaskFunction
 from ...model.mixins import QueueMixin
 from ...queue.spec import Where, spec_of
-from .function_tasks import Tasks
+from .function_tasks import FunctionTasks
 from .handlers import Handler
 
 S = TypeVar("S")
@@ -38,7 +38,7 @@ class RegisteredHandlers:
 
     def __init__(self, *, is_async: bool) -> None:
         self._is_async = is_async
-        self._tasks: dict[type[QueueMixin], Tasks] = {}
+        self._tasks: dict[type[QueueMixin], FunctionTasks] = {}
         self.handlers: list[Handler] = []
         """The handlers in the order of their registration, by which child processes find them."""
 
@@ -58,7 +58,7 @@ class RegisteredHandlers:
         others.
         """
         self._check(task)
-        tasks = self._tasks.setdefault(task.entity, Tasks(task.entity))
+        tasks = self._tasks.setdefault(task.entity, FunctionTasks(task.entity))
         before = tasks.handler
         handler = tasks.add(task, given)
         others = [each for each in self.handlers if each is not before]

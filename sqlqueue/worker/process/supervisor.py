@@ -13,9 +13,9 @@ from multiprocessing import connection, parent_process
 from typing import Any
 
 from ..._support.exc import SQLQueueError
-from ..._support.processes import CONTEXT, end_soon, ending, settle_in, start
+from ..._support.processes import CONTEXT, end_soon, exit_text, settle_in, start
 from ...operations.crashes import Crash
-from ..database.backoff import pauses
+from ..database.backoff import growing_pauses
 from ..reporting.reports import logger
 from ..running.started import End, crash_of, end_of, has_recovered, note_end, shared_memory
 from .recycling import UNLIMITED, ProcessLimits
@@ -75,7 +75,7 @@ class SupervisedProcess:
         self._process: Any = None
         self._begun = 0.0
         self._due: float | None = None
-        self._pauses: Iterator[timedelta] = pauses(0.2, 30)
+        self._pauses: Iterator[timedelta] = growing_pauses(0.2, 30)
         self._stopping = False
         self._memory: Any = None
         self._crashes: list[Crash] = []
@@ -148,10 +148,10 @@ class SupervisedProcess:
 
     def _schedule(self, status: int) -> None:
         if time.monotonic() - self._begun > SETTLED:
-            self._pauses = pauses(0.2, 30)
+            self._pauses = growing_pauses(0.2, 30)
         pause = next(self._pauses)
         self._due = time.monotonic() + pause.total_seconds()
-        how, seconds = ending(status), pause.total_seconds()
+        how, seconds = exit_text(status), pause.total_seconds()
         logger.error("%s has died: it %s (%s), replaced in %.1f s", self._name, how, status, seconds)
 
 

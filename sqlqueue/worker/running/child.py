@@ -29,7 +29,7 @@ from ..handling.origin import Place, load
 from ..handling.outcomes import Ended, is_signal, outcome_of
 from ..reporting.reports import Reports, logger
 from .executor import Executor
-from .messages import Answer, Call, Logged, Ready, Refused, Retried, Settling
+from .messages import Answer, CallHandler, Logged, Ready, Refused, Retried, Settling
 
 
 class Channel:
@@ -84,7 +84,7 @@ class _JobRunner:
         self._executor = Executor(self._handler, database, adapter, self._reports)
         self._loop_runner = asyncio.Runner() if handler.is_coroutine else None
 
-    def run(self, call: Call) -> Ended:
+    def run(self, call: CallHandler) -> Ended:
         self._reports.trace = call.trace
         try:
             job = _ChildJob(self._handler, pickle.loads(call.task), self._channel)

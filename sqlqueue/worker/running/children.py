@@ -13,7 +13,7 @@ from multiprocessing import connection
 from typing import Any
 
 from ..._support.exc import ArgumentError, ProcessDiedError
-from ..._support.processes import CLEANUP_LIMIT, CONTEXT, MIB, ending, kill_group
+from ..._support.processes import CLEANUP_LIMIT, CONTEXT, MIB, exit_text, kill_group
 from ..._support.tracing import present_trace
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
@@ -22,7 +22,7 @@ from ..handling.outcomes import Ended
 from ..reporting.reports import Reports
 from . import child
 from .executor import too_long
-from .messages import Answer, Call, Logged, Ready, Refused, Retried, Settling
+from .messages import Answer, CallHandler, Logged, Ready, Refused, Retried, Settling
 
 STARTING = 120.0
 """Seconds within which a child has to load the worker."""
@@ -145,7 +145,7 @@ class _Child:
         bytes."""
         self.calls += 1
         deadline = self._deadline(job.handler.timeout)
-        self._send(Call(pickle.dumps(job.task), present_trace()))
+        self._send(CallHandler(pickle.dumps(job.task), present_trace()))
         while True:
             message = self._receive(deadline)
             match message:
@@ -193,7 +193,7 @@ class _Child:
         with _ONE_AT_A_TIME:
             self._process.join(CLEANUP_LIMIT)
             status: int | None = self._process.exitcode
-        return ProcessDiedError(f"its process {ending(status)}", status=status)
+        return ProcessDiedError(f"its process {exit_text(status)}", status=status)
 
 
 def _levels() -> dict[str, int]:

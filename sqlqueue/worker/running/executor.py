@@ -23,7 +23,7 @@ from ..._support.json_values import check_json
 from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
-from ...operations.recording import shown
+from ...operations.recording import stored_traceback
 from ...transaction.claims import is_unsettled
 from ...transaction.ledger import carry, may_have_written
 from ..concurrency.event_loop import soon
@@ -240,7 +240,7 @@ class Executor:
         history = history_of(self.handler.spec.table.metadata)
         if history is None or outcome.cause is None:
             return outcome
-        return replace(outcome, traceback=shown(error, history.options))
+        return replace(outcome, traceback=stored_traceback(error, history.options))
 
     def _was_returned(self, job: Job) -> int:
         """Return how often the task was handed back, according to its row: each time allows one more attempt."""

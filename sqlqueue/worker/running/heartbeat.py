@@ -12,7 +12,7 @@ from functools import partial
 from ...dialects import adapter_for
 from ...operations.upkeep import extend
 from ...queue.spec import QueueSpec
-from ..database.backoff import is_conflict, pauses
+from ..database.backoff import growing_pauses, is_conflict
 from ..database.base import Database
 from ..database.deadlines import transaction_limit
 from ..database.shared import SharedConnections
@@ -70,13 +70,13 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         """Extend leases until :meth:`stop`, through outages of the database."""
         wait = self._interval
-        backoff = pauses(longest=self._interval.total_seconds())
+        backoff = growing_pauses(longest=self._interval.total_seconds())
         try:
             while not self._stopped.wait(wait.total_seconds()):
                 try:
                     if self._beat():
                         self._reports.liveness.reached()
-                    wait, backoff = self._interval, pauses(longest=self._interval.total_seconds())
+                    wait, backoff = self._interval, growing_pauses(longest=self._interval.total_seconds())
                 except Exception as error:
                     wait = self._report(error, backoff)
         finally:
@@ -86,7 +86,7 @@ class Heartbeat(threading.Thread):
         """Report ``error``, and return the time until the next try: short after a conflict, before the leases end."""
         what = f"extend leases of {self._spec.entity.__name__}"
         if is_conflict(error, self._adapter):
-            pause = next(pauses())
+            pause = next(growing_pauses())
             self._reports.conflict(what, error, pause)
         else:
             pause = next(backoff)

@@ -14,7 +14,7 @@ from ..handling.signals import Signal
 V = TypeVar("V")
 
 
-class Call(NamedTuple):
+class CallHandler(NamedTuple):
     """To a child: call the handler."""
 
     task: bytes

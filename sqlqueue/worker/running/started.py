@@ -12,7 +12,7 @@ from ..._support.processes import CONTEXT
 from ...operations.crashes import Crash, Started
 from ..handling.jobs import Job
 
-SLOTS = 2_048
+MAX_STARTED = 2_048
 """The maximum number of tasks that are recorded at a time."""
 SIZE = 512
 """The size of a slot in bytes."""
@@ -36,7 +36,7 @@ class End(IntEnum):
 
 def shared_memory() -> Any:
     """Return memory that can be passed to a process at its start, and read once the process has died."""
-    return CONTEXT.RawArray("c", _FIRST + SLOTS * SIZE)
+    return CONTEXT.RawArray("c", _FIRST + MAX_STARTED * SIZE)
 
 
 class StartedTasks:
@@ -47,7 +47,7 @@ class StartedTasks:
 
     def __init__(self, memory: Any = None) -> None:
         self._memory = memory
-        self._free = deque(range(_FIRST, _FIRST + SLOTS * SIZE, SIZE))
+        self._free = deque(range(_FIRST, _FIRST + MAX_STARTED * SIZE, SIZE))
 
     def claim_by(self, worker: int) -> None:
         """Record the number in the tokens of this process's claims."""
@@ -102,7 +102,7 @@ def crash_of(memory: Any, status: int) -> Crash | None:
     if not worker:
         return None
     started: list[Started] = []
-    for slot in range(_FIRST, _FIRST + SLOTS * SIZE, SIZE):
+    for slot in range(_FIRST, _FIRST + MAX_STARTED * SIZE, SIZE):
         (length,) = _LENGTH.unpack_from(memory, slot)
         if length:
             started.append(Started(*pickle.loads(memory[slot + 2 : slot + 2 + length])))

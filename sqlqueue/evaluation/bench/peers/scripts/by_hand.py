@@ -14,7 +14,7 @@ from sqlqueue.evaluation.bench.baselines import raw_connection
 from sqlqueue.evaluation.bench.baselines.psycopg import Psycopg
 from sqlqueue.evaluation.bench.clients import ByHand
 from sqlqueue.evaluation.bench.counter import StatementCounter
-from sqlqueue.evaluation.bench.models import Job, Key
+from sqlqueue.evaluation.bench.models import Job, KeyKind
 from sqlqueue.evaluation.bench.plan import Plan
 
 _CHANNEL = "sqlqueue_bench_by_hand"
@@ -31,7 +31,7 @@ class ByHandPeer(Peer):
         super().__init__(url, schema, concurrency, form)
         self.plan = Plan(
             url=make_url(url).set(drivername="postgresql+psycopg"),
-            key=Key.INT,
+            key=KeyKind.INT,
             payload=0,
             jobs=0,
             rounds=1,
