@@ -1,6 +1,5 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
-from ..transaction.connection import default_claimer
 from .bulk import rescue, retry
 from .claiming import claim, claim_many
 from .claiming_block import claiming
@@ -46,7 +45,6 @@ __all__ = [
     "consume",
     "consume_many",
     "declare_schedules",
-    "default_claimer",
     "discard",
     "drain_workers",
     "enqueue",

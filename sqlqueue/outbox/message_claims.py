@@ -23,7 +23,6 @@ from ..dialects.base import Adapter
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
 from ..model.history import history_of
-from ..operations import default_claimer
 from ..operations.recording import last_claims, record
 from ..operations.session_criteria import within
 from ..operations.taking import ABANDONED
@@ -31,7 +30,7 @@ from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.changes import Assignment, write
 from ..sql.selection import Pick, picks
 from ..sql.states import is_held
-from ..transaction.connection import AnySession, open_to_claim, session_of
+from ..transaction.connection import AnySession, default_claimer, open_to_claim, session_of
 from ..transaction.ledger import Hold, ledger_of
 from .order import Head, first_of, followers_of
 

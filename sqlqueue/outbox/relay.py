@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._support.exc import ArgumentError
-from ..operations import default_claimer
+from ..transaction.connection import default_claimer
 from ..worker import Job, Worker
 from ..worker.database.base import Sessions
 from ..worker.database.checkouts import track

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...dialects import adapter_for
-from ...operations import default_claimer
+from ...transaction.connection import default_claimer
 from ..database.base import Database
 from ..database.checkouts import track
 from ..database.deadlines import transaction_limit
