@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from alembic.autogenerate import renderers
 from alembic.autogenerate.api import AutogenContext
@@ -53,20 +53,24 @@ class DropQueueColumnsOp(MigrateOperation):
         return ("drop_queue_columns", *self.addition.to_diff_tuple()[1:])
 
 
-class MomentDefaultsOps(ModifyTableOps):
+class _OpsOfOneKind(ModifyTableOps):
+    """Operations on a table that are rendered together, and whose reverses are as well."""
+
+    def reverse(self) -> Self:
+        """Return the operations that undo these, in reverse order."""
+        return type(self)(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
+
+
+class MomentDefaultsOps(_OpsOfOneKind):
     """Sets the defaults of time columns to the current time in UTC, on engines that can change a default."""
 
-    def reverse(self) -> MomentDefaultsOps:
-        """Return the operations that restore the previous defaults, in reverse order."""
-        return MomentDefaultsOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
-
-class ConcurrentIndexesOps(ModifyTableOps):
+class ConcurrentIndexesOps(_OpsOfOneKind):
     """Creates or drops indexes concurrently, without blocking writers."""
 
-    def reverse(self) -> ConcurrentIndexesOps:
-        """Return the operations that undo the changes to the indexes, in reverse order."""
-        return ConcurrentIndexesOps(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
+
+class SetDefaultsOp(_OpsOfOneKind):
+    """Changes the defaults of columns of a queue."""
 
 
 class RenameColumnsOp(MigrateOperation):
@@ -91,14 +95,6 @@ class RenameColumnsOp(MigrateOperation):
 
 def _named(name: str, column: Column[Any]) -> Column[Any]:
     return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
-
-
-class SetDefaultsOp(ModifyTableOps):
-    """Changes the defaults of columns of a queue."""
-
-    def reverse(self) -> SetDefaultsOp:
-        """Return the operations that restore the previous defaults, in reverse order."""
-        return SetDefaultsOp(self.table_name, [op.reverse() for op in reversed(self.ops)], schema=self.schema)
 
 
 class StorageOp(MigrateOperation):

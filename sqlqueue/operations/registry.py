@@ -191,15 +191,12 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
 
 
 def _info(row: Mapping[str, Any]) -> WorkerInfo:
-    facts = {key: row[key] for key in ("id", "name", "host", "process", "started_at", "seen_at", "version")}
+    same = ("id", "name", "host", "process", "started_at", "seen_at", "version")
     return WorkerInfo(
-        **facts,
+        **{key: row[key] for key in (*same, "last_claim_at", "memory", "concurrency")},
         is_live=row["seen_at"] >= row["now"] - LIVE,
         handlers=handlers_of(row["handlers"]),
-        last_claim_at=row["last_claim_at"],
-        memory=row["memory"],
         command=None if row["command"] is None else Command(row["command"]),
-        concurrency=row["concurrency"],
     )
 
 
