@@ -34,7 +34,7 @@ def companion_table(mixin: type[CompanionMixin], metadata: MetaData) -> Table | 
     mapped = (cls.__dict__.get("__table__") for cls in subclasses(mixin))
     found = [table for table in mapped if table is not None and table.metadata is metadata]
     if len(found) > 1:
-        names = " and ".join(sorted(table.fullname for table in found))
+        names = ", ".join(sorted(table.fullname for table in found))
         raise ConfigurationError(
             f"all queues share one table, not {names}: derive only one model from {mixin.__name__}"
         )

@@ -200,7 +200,7 @@ def chores(engine: Engine) -> Worker:
 
 def test_a_table_that_is_missing(file: Engine) -> None:
     Stop.__table__.drop(file)  # type: ignore[attr-defined]
-    with pytest.raises(SchemaMismatchError, match=r"no table stop.*migrate") as refused:
+    with pytest.raises(SchemaMismatchError, match=r"no table stop.*alembic revision") as refused:
         chores(file).run()
     assert refused.value.differences == ("missing table stop",)
 
