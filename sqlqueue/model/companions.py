@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import MetaData, Table
 
@@ -16,7 +16,10 @@ from .mixins import subclasses
 class CompanionMixin:
     """The base of mixins for such models: declares their columns."""
 
-    __companion_columns__: ClassVar[Callable[[], Mapping[str, dict[str, Any]]]]
+    @staticmethod
+    def __companion_columns__() -> Mapping[str, dict[str, Any]]:
+        """Return the arguments of each column by its name."""
+        raise NotImplementedError
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         is_mixin = CompanionMixin in cls.__bases__ or cls.__dict__.get("__abstract__")

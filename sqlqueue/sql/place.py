@@ -35,7 +35,8 @@ def capped_count(spec: QueueSpec, *criteria: Where) -> ColumnElement[int]:
 
 def counts_before(spec: QueueSpec, order: Sequence[Ordering], values: Values, *criteria: Where) -> Select[Any]:
     """Return the SELECT whose columns add up to the number of rows before this one that satisfy ``criteria``."""
-    counts: list[Any] = [capped_count(spec, *criteria, part).label(None) for part in before(order, values)]
+    parts = before(order, values)
+    counts: list[ColumnElement[Any]] = [capped_count(spec, *criteria, part).label(None) for part in parts]
     return select(*counts)
 
 
