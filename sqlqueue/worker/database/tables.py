@@ -14,7 +14,7 @@ def verify_table(session: Session, spec: QueueSpec, table: Table, purpose: str) 
     connection = session.connection(spec.bind_arguments)
     if not inspect(connection).has_table(table.name, schema=connection.schema_for_object(table)):
         raise SchemaMismatchError(
-            f"there is no table {table.fullname}, {purpose}: run alembic revision --autogenerate and alembic upgrade"
-            " head",
+            f"there is no table {table.fullname}, {purpose}: migrate with alembic revision --autogenerate and alembic"
+            " upgrade head",
             differences=[f"missing table {table.fullname}"],
         )
