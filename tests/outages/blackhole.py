@@ -47,6 +47,13 @@ class BlackHole:
             self._alive.clear()
             return found
 
+    @property
+    def waiting(self) -> int:
+        """How many clients have sent something on a silent connection, and have not closed it."""
+        with self._lock:
+            silent = tuple(self._silent)
+        return sum(pair.is_used.is_set() and not pair.is_left for pair in silent)
+
     def bury(self) -> None:
         """Close the silent connections on the server's side, as its keepalive would eventually do."""
         with self._lock:
@@ -78,6 +85,8 @@ class BlackHole:
         with suppress(OSError):
             while data := source.recv(_AT_ONCE):
                 if pair.is_silent.is_set():
+                    if source is pair.client:
+                        pair.is_used.set()
                     return  # no longer read or closed from here on
                 target.sendall(data)
         if pair.is_silent.is_set():
@@ -91,6 +100,20 @@ class _Pair:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
         self.is_silent = threading.Event()
+        self.is_used = threading.Event()
+        """Whether the client has sent something in the meantime."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the client has closed its end."""
+        try:
+            while self.client.recv(_AT_ONCE, socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def close(self) -> None:
         for each in (self.client, self.server):

@@ -72,6 +72,35 @@ def test_idle_connections_are_replaced(db: Database, hole: BlackHole, pre_ping: 
 
 
 @pytest.mark.requires("container")
+def test_silent_connections_are_closed(db: Database, hole: BlackHole) -> None:
+    """A connection that is replaced but stays open occupies a place at the server."""
+    with at_work(db, hole, ("any", with_session(db), {})) as worker:
+        db.insert(Task, tasks("any"))
+        eventually(all_are(db, "completed"))
+        eventually(lambda: well(worker))
+        assert hole.swallow()
+        eventually(lambda: hole.waiting)
+        db.insert(Task, tasks("any"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+        eventually(lambda: not hole.waiting)
+
+
+@pytest.mark.requires("container")
+def test_handlers_get_no_silent_connections(db: Database, hole: BlackHole) -> None:
+    """Their own statements have no deadline."""
+    together = BlockingHandler()
+    handlers = (("first", in_the_middle(db, flush, together), {}), ("then", with_session(db, flush), {}))
+    with at_work(db, hole, *handlers):
+        db.insert(Task, tasks("first", "first"))
+        eventually(lambda: len(together.started) == 2)
+        together.release()  # each has used a connection, and leaves it idle
+        eventually(all_are(db, "completed"))
+        assert hole.swallow() > 2
+        db.insert(Task, tasks("then", "then"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+
+
+@pytest.mark.requires("container")
 def test_claims_go_on_within_30_seconds_at_a_lease_of_a_minute(
     db: Database, hole: BlackHole, caplog: pytest.LogCaptureFixture
 ) -> None:
