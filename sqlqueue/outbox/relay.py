@@ -80,7 +80,7 @@ class Relay(Worker):
             batch=batch,
             mode="lease",
         )
-        self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self.reports)
+        self._deliver = partial(Delivery, publish, is_coroutine=handler.is_coroutine, reports=self._reports)
         self._outbox = replace(handler, fetcher=self._fetcher)
         self._within = transaction_limit(handler.lease)
         self._entity = entity
@@ -127,7 +127,7 @@ class Relay(Worker):
         lost = await self._database.run(lambda session: write_outcomes(session, settled), self._within)
         for job, _ in outcomes:
             if job.claim in lost:
-                self.reports.lost(job)
+                self._reports.lost(job)
 
     def _fetcher(self, handler: Handler, context: WorkerContext) -> RelayFetcher:
         return RelayFetcher(handler, context, self._deliver())

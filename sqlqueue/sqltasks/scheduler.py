@@ -107,7 +107,7 @@ class SQLTaskScheduler:
     def _signalled(self) -> None:
         self._stopped = True
         for worker in self._workers:
-            worker.signalled()
+            worker._signalled()
 
     async def _serve(self, database: SQLTaskDatabase) -> None:
         engine = create_engine(database.url)

@@ -43,7 +43,7 @@ def test_effects_are_exact_and_no_node_starves(workers: ClusterWorkers, galera: 
     eventually(have_all_enough, within=PATIENCE)
     workers.wait_until_done()
     workers.assert_exact()
-    retries = sum(running.worker.reports.counts["retries"] for running in workers.running)
+    retries = sum(running.worker._reports.counts["retries"] for running in workers.running)
     shares = ", ".join(f"{name}: {count}" for name, count in sorted(workers.receipts().items()))
     seconds = time.monotonic() - begun
     printed(f"errands by worker: {shares}; {retries} transactions lost a conflict; {seconds:.1f} s")
@@ -71,7 +71,7 @@ def test_a_node_loses_its_quorum(workers: ClusterWorkers, galera: Galera, printe
     workers.enqueue(300)
     start_everywhere(workers, galera)
     eventually(lambda: sum(workers.receipts().values()) > 50, within=PATIENCE)
-    counts = workers.running[0].worker.reports.counts
+    counts = workers.running[0].worker._reports.counts
     before = counts["database_errors"]
     with galera.nodes[1].frozen(), galera.nodes[2].frozen():
         eventually(lambda: galera.is_refused(galera.nodes[0]), within=PATIENCE)

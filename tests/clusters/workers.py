@@ -109,7 +109,7 @@ class ClusterWorkers:
         assert receipts == {errand.id: 1 for errand in errands}
         assert {errand.status for errand in errands} == {"completed"}
         assert [errand.error for errand in errands if errand.error] == []
-        assert sum(running.worker.reports.counts["failed"] for running in self.running) == 0
+        assert sum(running.worker._reports.counts["failed"] for running in self.running) == 0
         assert not any(running.ended for running in self.running)
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ def test_a_worker_waits_for_the_server(template: str, port: Port) -> None:
         worker.handler(Task)(lambda task: None)
         running = Running(worker)
         try:
-            eventually(lambda: worker.reports.counts["database_errors"] > 1)
+            eventually(lambda: worker._reports.counts["database_errors"] > 1)
             assert not running.ended
         finally:
             running.stop(at_once=True)

@@ -53,12 +53,12 @@ def test_the_worker_waits_for_the_writer(db: Database) -> None:
         blocking.wait_for(4)
         with somebody_writes(db):
             blocking.release()
-            eventually(lambda: worker.reports.counts["snoozed"] == 2)
+            eventually(lambda: worker._reports.counts["snoozed"] == 2)
             time.sleep(4 * BUSY_TIMEOUT)
             assert count(db, Ledger) == 0
         eventually(lambda: Counter(statuses(db).values()) == {"completed": 2, "scheduled": 2})
-        assert worker.reports.counts["failed"] == 0
-        assert worker.reports.counts["retries"] > 0
+        assert worker._reports.counts["failed"] == 0
+        assert worker._reports.counts["retries"] > 0
     with db.engine.connect() as connection:
         assert set(connection.execute(select(Task.name, Task.attempt, Task.max_attempts, Task.error)).all()) == {
             ("session", 1, 10, None),

@@ -127,12 +127,12 @@ def test_a_handler_is_called_again_if_its_commit_fails(db: Database, hole: Black
         assert hole.swallow()
         before = lease_end(db)
         blocking.release()
-        eventually(lambda: worker.reports.counts["snoozed" if mode == "lease" else "database_errors"], within=PATIENCE)
+        eventually(lambda: worker._reports.counts["snoozed" if mode == "lease" else "database_errors"], within=PATIENCE)
         hole.bury()
         eventually(lambda: "completed" in statuses(db).values(), within=PATIENCE)
         assert count(db, Ledger) == 1
         eventually(lambda: lease_end(db) > before + LEASE)
-        assert worker.reports.counts["lost"] == 0  # so a heartbeat without a response was repeated in time
+        assert worker._reports.counts["lost"] == 0  # so a heartbeat without a response was repeated in time
         held.release()
         eventually(all_are(db, "completed"), within=PATIENCE)
 
@@ -147,7 +147,7 @@ def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Da
         blocking.release()
         with db.engine.begin() as other:
             other.execute(update(Task).values(status="cancelled"))
-        eventually(lambda: worker.reports.counts["lost"] == 1, within=PATIENCE)
+        eventually(lambda: worker._reports.counts["lost"] == 1, within=PATIENCE)
 
 
 @pytest.mark.requires("container")

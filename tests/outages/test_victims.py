@@ -95,8 +95,8 @@ def test_a_victim_is_called_again(db: Database, first: Part, second: Part, optio
         assert connection.scalars(select(Account.name)).all() == ["xx", "xx"]
         assert sorted(connection.scalars(select(Ledger.task_id))) == sorted(set(calls))
         assert connection.scalars(select(Task.attempt)).all() == [1, 1]
-    assert worker.reports.counts["retries"] >= max(1, len(calls) - 2)
-    assert worker.reports.counts["failed"] == 0
+    assert worker._reports.counts["retries"] >= max(1, len(calls) - 2)
+    assert worker._reports.counts["failed"] == 0
 
 
 @pytest.mark.requires("conflict_sql")
@@ -122,8 +122,8 @@ def test_a_claim_chosen_as_a_victim_pauses_briefly_and_is_not_an_outage(
     finally:
         running.stop()
     assert left == [0]
-    assert worker.reports.counts["retries"] == 12
-    assert worker.reports.counts["database_errors"] == 0
+    assert worker._reports.counts["retries"] == 12
+    assert worker._reports.counts["database_errors"] == 0
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

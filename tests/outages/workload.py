@@ -162,14 +162,14 @@ class Workload:
             eventually(lambda: [connection.rollback(), not connection.scalar(undone)][1], within=PATIENCE)
 
     def counts(self, kind: str) -> int:
-        return sum(running.worker.reports.counts[kind] for running in self._running)
+        return sum(running.worker._reports.counts[kind] for running in self._running)
 
     def begin_test(self) -> None:
         self.gate.clear()
         self.release.clear()
         self.calls.clear()
         for running in self._running:
-            running.worker.reports.counts.clear()
+            running.worker._reports.counts.clear()
 
     def end_test(self) -> None:
         self.gate.set()

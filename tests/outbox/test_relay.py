@@ -132,7 +132,7 @@ def test_a_lost_claim_completes_none_of_the_batch(sync_db: Database) -> None:
     once(sync_db, relay)
     assert others.calls == [ids[:1]]
     assert states(sync_db) == {ids[0]: "running"}
-    assert relay.reports.counts["lost"] == 1
+    assert relay._reports.counts["lost"] == 1
 
 
 def test_an_awaitable_that_is_not_awaited_is_not_counted_as_published(sync_db: Database) -> None:

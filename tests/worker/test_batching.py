@@ -97,7 +97,7 @@ def test_calls_that_do_not_use_their_locking_transaction_share_it(
     db.insert(Task, rows(TASKS))
     workers.start(worker)
     eventually(all_are(db, "completed"))
-    eventually(lambda: worker.reports.counts["completed"] == TASKS)
+    eventually(lambda: worker._reports.counts["completed"] == TASKS)
     assert len(transactions) == TASKS
     assert len(set(transactions)) < TASKS / 2
 
@@ -112,7 +112,7 @@ def test_a_failure_among_calls_that_share_a_transaction_is_recorded(
     worker = lock_mode_worker(db, workers, transactions, fail)
     db.insert(Task, [each | {"priority": number % 2} for number, each in enumerate(rows(20, max_attempts=1))])
     workers.start(worker)
-    eventually(lambda: worker.reports.counts["completed"] == worker.reports.counts["discarded"] == 10)
+    eventually(lambda: worker._reports.counts["completed"] == worker._reports.counts["discarded"] == 10)
     assert len(set(transactions)) < 20
     assert count(db, Task, Task.status == "discarded", Task.priority == 1, Task.error == "ValueError: no luck") == 10
     assert count(db, Task, Task.status == "completed", Task.priority == 0) == 10
@@ -146,8 +146,8 @@ def test_a_call_that_commits_in_lock_mode_does_not_complete_the_others(
     eventually(lambda: count(db, Task, Task.status == "completed") == 4)
     assert count(db, Task, Task.status == "discarded", Task.error.contains("UnsettledClaimError")) == 1
     assert len(transactions) == 6, "the second task, whose transaction was lost, did not run again"
-    eventually(lambda: worker.reports.counts["completed"] >= 4)
-    assert worker.reports.counts["completed"] == 4
+    eventually(lambda: worker._reports.counts["completed"] >= 4)
+    assert worker._reports.counts["completed"] == 4
 
 
 class Audited(QueueSession):
@@ -192,4 +192,4 @@ def test_a_handler_may_settle_its_task_and_commit_itself(db: Database, workers: 
     running = workers.start(worker)
     eventually(all_are(db, "completed"))
     running.stop()
-    assert (worker.reports.counts["completed"], worker.reports.counts["lost"]) == (1, 0)
+    assert (worker._reports.counts["completed"], worker._reports.counts["lost"]) == (1, 0)

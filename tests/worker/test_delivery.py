@@ -39,8 +39,8 @@ def test_the_writes_and_the_completion_are_one_commit(db: Database, workers: Wor
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 20
     assert count(db, Task, Task.claimed_by == "me", Task.finished_at.is_not(None)) == 20
-    eventually(lambda: worker.reports.counts["completed"] == 20)  # a moment after the commit
-    assert worker.reports.counts["claimed"] == 20
+    eventually(lambda: worker._reports.counts["completed"] == 20)  # a moment after the commit
+    assert worker._reports.counts["claimed"] == 20
 
 
 def test_a_failing_handler_has_written_nothing(db: Database, workers: Workers) -> None:
@@ -119,7 +119,7 @@ def test_a_deadlock_victim_is_run_again_with_a_fresh_row(db: Database, workers: 
     eventually(all_are(db, "completed"))
     assert tries == [1, 1, 1]
     assert count(db, Task, Task.number == 2, Task.attempt == 1) == 1
-    assert worker.reports.counts["retries"] == 2
+    assert worker._reports.counts["retries"] == 2
 
 
 def deadlock(connection: Any) -> Any:
@@ -217,7 +217,7 @@ def test_at_most_once_a_task_is_done_before_its_handler_begins(db: Database, wor
     worker = workers.make()
     worker.handler(Task, mode="at-most-once")(without_session(db, during))
     workers.start(worker)
-    eventually(lambda: worker.reports.counts["failed"] == 2)
+    eventually(lambda: worker._reports.counts["failed"] == 2)
     assert seen == ["completed", "completed"]
     assert set(statuses(db).values()) == {"completed"}
 

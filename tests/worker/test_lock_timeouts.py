@@ -42,7 +42,7 @@ def kept_waiting(db: Database, workers: Workers, outcome: str) -> tuple[Running,
     with db.engine.begin() as other:
         other.execute(update(Account).where(Account.id == 1).values(name="other"))
         locked.set()
-        eventually(lambda: worker.reports.counts[outcome], LONG)
+        eventually(lambda: worker._reports.counts[outcome], LONG)
     return running, len(calls)
 
 
@@ -56,7 +56,7 @@ def test_a_lock_timeout_does_not_count_as_an_attempt(db: Database, workers: Work
     with db.engine.begin() as connection:
         connection.execute(update(Task).values(available_at=PAST))
     eventually(lambda: statuses(db) == {1: "completed"})
-    assert running.worker.reports.counts["failed"] == 0
+    assert running.worker._reports.counts["failed"] == 0
 
 
 def test_a_lock_timeout_counts_after_too_many_releases(sync_db: Database, workers: Workers) -> None:

@@ -69,9 +69,9 @@ def test_at_most_once_no_outcome_is_reported_that_the_row_does_not_have(
     worker = workers.make()
     worker.handler(Task, mode="at-most-once")(raising(db, error, session=False))
     workers.start(worker)
-    eventually(lambda: worker.reports.counts[outcome] == 1 and len(ends(log)) == bool(said))
+    eventually(lambda: worker._reports.counts[outcome] == 1 and len(ends(log)) == bool(said))
     assert statuses(db) == {7: "completed"}
-    assert not {"snoozed", "cancelled", "discarded"} & set(worker.reports.counts)
+    assert not {"snoozed", "cancelled", "discarded"} & set(worker._reports.counts)
     lines = [(record.levelname, record.getMessage()) for record in ends(log)]
     assert lines == ([("ERROR", f"Task 7: attempt 1/3 {said}")] if said else [])
 
@@ -185,7 +185,7 @@ def test_of_crashed_tasks_with_schedules_only_those_without_a_next_run_are_dead_
     worker = workers.make()
     worker.handler(Report)(without_session(sync_db))
     workers.start(worker)
-    eventually(lambda: worker.reports.counts["discarded"] == worker.reports.counts["failed"] == 1)
+    eventually(lambda: worker._reports.counts["discarded"] == worker._reports.counts["failed"] == 1)
     lines = [record.getMessage() for record in log.records if "crashed" in record.getMessage()]
     ends = {line.partition(": ")[0]: line.rpartition(", ")[2] for line in lines}
     if named > 1:

@@ -102,4 +102,4 @@ def test_the_transactions_of_a_worker_write_one_after_another(db: Database, work
     workers.start(worker)
     eventually(all_are(db, "completed"))
     assert count(db, Ledger) == 40
-    assert (worker.reports.counts["retries"], worker.reports.counts["database_errors"]) == (0, 0)
+    assert (worker._reports.counts["retries"], worker._reports.counts["database_errors"]) == (0, 0)

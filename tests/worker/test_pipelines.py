@@ -94,7 +94,7 @@ def test_a_result_that_is_not_json_is_a_failure(db: Database, workers: Workers, 
     first = min(films(db), key=lambda film: film["id"])
     assert (first["status"], first["result"]) == ("retryable", None)
     assert "cannot be stored as JSON" in first["error"]
-    assert worker.reports.counts["failed"] == 1
+    assert worker._reports.counts["failed"] == 1
 
 
 def test_a_test_sees_the_results(sync_db: Database, workers: Workers) -> None:

@@ -100,7 +100,7 @@ def test_a_task_held_by_its_lock_is_freed_when_the_worker_ends(
     running.stop()
     blocking.release()  # a thread continues, and cannot be stopped
     eventually(all_are(db, "available" if db.is_async else "completed"))
-    assert worker.reports.counts["claimed"] == 1
+    assert worker._reports.counts["claimed"] == 1
 
 
 def test_other_workers_are_notified_of_released_tasks(

@@ -135,7 +135,7 @@ def test_a_thread_that_takes_too_long_is_reported(
     workers.start(worker)
     blocking.wait_for()
     eventually(lambda: "has been running for more than 0:00:00.100000" in caplog.text)
-    assert worker.reports.counts["overdue"] == 1
+    assert worker._reports.counts["overdue"] == 1
     blocking.release()
     eventually(all_are(sync_db, "completed"))
 
@@ -152,7 +152,7 @@ def test_the_handler_of_a_cancelled_task_is_notified(
     with db.begin() as actor:
         assert actor.cancel(Task, Task.id == unwanted) == 1
     eventually(lambda: blocking.lost == [unwanted])
-    eventually(lambda: worker.reports.counts["lost"] == 1)
+    eventually(lambda: worker._reports.counts["lost"] == 1)
     blocking.release()
     eventually(lambda: statuses(db) == {unwanted: "cancelled", wanted: "completed"})
     assert count(db, Ledger) == 1
@@ -220,7 +220,7 @@ def test_each_handler_has_its_own_topic_and_concurrency(db: Database, workers: W
         handlers[name].wait_for(most)
     for handler in handlers.values():
         handler.release()
-    eventually(lambda: worker.reports.counts["completed"] == 18)
+    eventually(lambda: worker._reports.counts["completed"] == 18)
     assert [handlers[name].max_running for name in ("slow", "fast", "task")] == [2, 3, 4]
     assert count(db, Mail, Mail.topic == "nobody's", Mail.status == "available") == 2
 

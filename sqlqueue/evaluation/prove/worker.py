@@ -48,7 +48,7 @@ def main(channel: Connection, url: URL, name: str) -> None:
     channel.send("ready")
     threading.Thread(target=_obey, args=(channel, worker), daemon=True).start()
     worker.run()
-    channel.send(dict(worker.reports.counts))
+    channel.send(dict(worker._reports.counts))
 
 
 def _obey(channel: Connection, worker: Worker) -> None:

@@ -159,7 +159,7 @@ def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) 
     """Run a worker in a process of the supervisor."""
     try:
         worker = load(number)
-        worker.supervision = supervision
+        worker._supervision = supervision
     except SQLQueueError as error:
         logger.error("worker cannot start: %s", error)
         note_end(supervision.memory, End.REFUSED)
@@ -170,14 +170,14 @@ def _main(load: Callable[[int], Worker], number: int, supervision: Supervision) 
     except SQLQueueError:  # the worker has logged the reason
         note_end(supervision.memory, End.REFUSED)
         sys.exit(CANNOT_START)
-    note_end(supervision.memory, End.LIMIT_REACHED if worker.has_reached_limit else End.STOPPED)
+    note_end(supervision.memory, End.LIMIT_REACHED if worker._has_reached_limit else End.STOPPED)
 
 
 def run_to_end(worker: Worker) -> None:
     """Call :meth:`.Worker.run` in a process that does nothing else: no thread of a handler keeps it alive."""
     settle_in()
     worker.run()
-    if worker.ended_at_once or worker.has_reached_limit:
+    if worker._ended_at_once or worker._has_reached_limit:
         end_soon()
 
 

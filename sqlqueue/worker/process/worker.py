@@ -56,8 +56,8 @@ class Worker:
         version: str | None = None,
     ) -> None:
         self.sessions = sessions
-        self.reports = make_reports()
-        self._database = database_of(sessions, self.reports.liveness)
+        self._reports = make_reports()
+        self._database = database_of(sessions, self._reports.liveness)
         if name is not None:
             checks.name("name", name, LONGEST_NAME)
         if version is not None:
@@ -68,14 +68,14 @@ class Worker:
             name=name, poll=duration("poll", poll), grace=duration("grace", grace, zero=True), notify=notify
         )
         self._registered = RegisteredHandlers(is_async=self._database.is_async)
-        self.supervision = UNSUPERVISED  # set in a process of a supervisor
+        self._supervision = UNSUPERVISED  # set in a process of a supervisor
         self._run: WorkerRun | None = None
         self._stop_first = self._has_run = False
         self.origin: str | None = None
         """Where child processes import it from, as ``module:attribute``; looked up at its start if not set."""
-        self.ended_at_once = False
+        self._ended_at_once = False
         """Whether the last run ended without waiting, so that threads may still be running handlers."""
-        self.has_reached_limit = False
+        self._has_reached_limit = False
         """Whether the last run ended because its process had reached a limit of its supervisor."""
 
     @property
@@ -219,8 +219,8 @@ class Worker:
         if self._run is not None:
             raise IllegalTransitionError("this worker is already running: create another, or run it in one place only")
         try:
-            parts = self.handlers, self._database, self.reports, self._settings
-            self._run = WorkerRun(*parts, self._find_origin(), supervision=self.supervision, version=self.version)
+            parts = self.handlers, self._database, self._reports, self._settings
+            self._run = WorkerRun(*parts, self._find_origin(), supervision=self._supervision, version=self.version)
             if self._stop_first:
                 self._run.stop(at_once=False)
             await self._run.serve()
@@ -231,8 +231,8 @@ class Worker:
             logger.exception("worker stopped by an unexpected error", extra={ALL_FRAMES: True})
             raise
         finally:
-            self.ended_at_once = self._run is not None and self._run.ends_at_once
-            self.has_reached_limit = self._run is not None and self._run.has_reached_limit
+            self._ended_at_once = self._run is not None and self._run.ends_at_once
+            self._has_reached_limit = self._run is not None and self._run.has_reached_limit
             self._run, self._stop_first, self._has_run = None, False, True
 
     def _find_origin(self) -> str | None:
@@ -255,7 +255,7 @@ class Worker:
         Thread-safe; sends nothing to the database.  Queues are counted every 15 seconds while this is called at least
         every two minutes.
         """
-        return self.reports.exposition()
+        return self._reports.exposition()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop :meth:`run` or :meth:`serve` as a signal does; with ``at_once`` as a second signal does.  Thread-safe.
@@ -271,14 +271,14 @@ class Worker:
     async def _serve_with_signals(self) -> None:
         # the loop's own threads would keep the process alive until the calls of cancelled handlers return
         asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "handlers"))
-        with handling_signals(self.signalled):
+        with handling_signals(self._signalled):
             try:
                 await self.serve()
             finally:
                 await cancel_others()
                 await self._database.dispose({self._database.engine(handler.spec) for handler in self.handlers})
 
-    def signalled(self) -> None:
+    def _signalled(self) -> None:
         """Handle SIGTERM or SIGINT: the first drains the worker, the next one does not wait."""
         if self._run is None:
             self.stop()
