@@ -32,7 +32,7 @@ COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
 # The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
-SIDE_BY_SIDE = ("-n", "4")
+SIDE_BY_SIDE = ("-n", "6")
 
 
 def group(name: str) -> list[str]:

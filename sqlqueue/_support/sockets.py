@@ -14,14 +14,12 @@ _PROBES = 3
 class Socket:
     """The socket of a connection, which any thread can shut down, even while another one waits for data."""
 
-    __slots__ = ("__weakref__", "_descriptor", "_identity", "is_shut_down")
+    __slots__ = ("__weakref__", "_descriptor", "_identity")
 
     def __init__(self, descriptor: int) -> None:
         """Raises :class:`OSError` if ``descriptor`` is not open."""
         self._descriptor = descriptor
         self._identity = os.fstat(descriptor).st_ino
-        self.is_shut_down = False
-        """Whether :meth:`shut_down` has been called while it was open."""
 
     def shut_down(self) -> bool:
         """Shut the socket down in both directions, which wakes waiting threads.  Returns false if it is closed already.
@@ -33,7 +31,6 @@ class Socket:
                 # its owner may have closed it, and its number may belong to another connection by now
                 if os.fstat(copy.fileno()).st_ino != self._identity:
                     return False
-                self.is_shut_down = True
                 copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False

@@ -11,8 +11,21 @@ from xdist.workermanage import WorkerController
 from tests.support.engines import ENGINES
 
 ENGINES_BY_NAME = {case.name: case for case in ENGINES}
-LONGEST = ("outages", "worker", "suite", "prove", "dashboard", "examples", "demo", "locking", "outbox", "dialects")
-"""Folders whose tests take long: the others come last, so that the processes end at about the same time."""
+LONGEST = (
+    "outages",
+    "suite",
+    "worker",
+    "migrations",
+    "outbox",
+    "locking",
+    "prove",
+    "dashboard",
+    "examples",
+    "dialects",
+)
+"""Folders whose tests take long: the others come last, so that the processes end at about the same time. In each pair,
+the tests of the first folder mostly wait, and those of the second mostly compute.
+"""
 
 
 def sort(items: list[pytest.Item]) -> None:
@@ -21,8 +34,19 @@ def sort(items: list[pytest.Item]) -> None:
 
 
 def _rank(nodeid: str) -> int:
+    """Return the position of a test's folder, exchanged within its pair for every other engine.
+
+    While the tests of one engine wait, those of another compute.
+    """
     folder = _folder(nodeid)
-    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+    if folder not in LONGEST:
+        return len(LONGEST)
+    engines = _engines(nodeid)
+    return LONGEST.index(folder) ^ (len(engines) == 1 and list(ENGINES_BY_NAME).index(*engines) % 2)
+
+
+def _engines(nodeid: str) -> set[str]:
+    return ENGINES_BY_NAME.keys() & set(nodeid.partition("[")[2].rstrip("]").split("-"))
 
 
 def _folder(nodeid: str) -> str:
@@ -45,10 +69,10 @@ class ByEngine(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        path, _, test = nodeid.partition("::")
+        path = nodeid.partition("::")[0]
         if path == "tests/outages/test_faults.py":
             return "faults"  # starts servers of all engines at once
-        engines = ENGINES_BY_NAME.keys() & set(test.partition("[")[2].rstrip("]").split("-"))
+        engines = _engines(nodeid)
         if len(engines) > 1:
             return "several engines"
         for name in engines:

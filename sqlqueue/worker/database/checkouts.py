@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DisconnectionError
 
 from ..._support.sockets import Socket, keep_alive
 from ...dialects import adapter_for
@@ -28,19 +27,13 @@ UNREACHABLE = timedelta(seconds=30)
 class CheckedOut:
     """A connection that is checked out of a pool."""
 
-    def __init__(self, sock: Socket | None, proxy: Any, pool: _Pool) -> None:
+    def __init__(self, sock: Socket | None, proxy: Any) -> None:
         self._socket = sock
         self._proxy = proxy
-        self._pool = pool
 
-    def shut_down(self) -> None:
-        """Shut the socket down, if it is known and open, which wakes a thread that waits for it."""
-        if self._socket is not None:
-            self._socket.shut_down()
-
-    def shut_down_idle(self) -> None:
-        """Shut down the idle connections of its engine."""
-        self._pool.shut_down_idle()
+    def shut_down(self) -> bool:
+        """Shut the socket down, which wakes a thread that waits for it.  Returns false if no open socket is known."""
+        return self._socket is not None and self._socket.shut_down()
 
     def detach(self) -> None:
         """Free its place in the pool for another connection: the thread that waits for this one may never return."""
@@ -154,12 +147,10 @@ class _Pool:
         if sock is not None:
             with self._lock:
                 self._idle.discard(sock)
-            if sock.is_shut_down:
-                raise DisconnectionError("closed because of silence")  # so that the pool opens another
         owned_by = owner.get()
         if owned_by is not None:
             record.info[_OWNER] = owned_by
-            owned_by.checked_out(record, CheckedOut(sock, proxy, self) if self._network.is_there else None)
+            owned_by.checked_out(record, CheckedOut(sock, proxy) if self._network.is_there else None)
             if owned_by.call_limit is not None:
                 record.info[_UNDO] = self._network.limit_calls(record.driver_connection, owned_by.call_limit)
 
@@ -176,10 +167,11 @@ class _Pool:
                 self._idle.add(sock)
 
     def shut_down_idle(self) -> None:
-        with self._lock:  # so that none is checked out meanwhile
-            for sock in self._idle:
-                sock.shut_down()
+        with self._lock:
+            idle = tuple(self._idle)
             self._idle.clear()
+        for sock in idle:
+            sock.shut_down()
 
     def _socket_of(self, record: Any) -> Socket | None:
         if _SOCKET not in record.info:

@@ -166,8 +166,8 @@ class Deadline:
         else:
             self._is_silent = True
             logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
-            self._shut_down_all()
-            self._shut_down_idle()
+            if not self._shut_down_all():
+                shut_down_idle(tuple(self._engines))
 
     def _interrupt(self) -> None:
         """Cancel a coroutine; detach the connections of a thread, which cannot be woken."""
@@ -183,20 +183,9 @@ class Deadline:
         if self._task is not None and not self._is_over:
             self._task.cancel()
 
-    def _shut_down_all(self) -> None:
-        for connection in tuple(self._connections.values()):
-            connection.shut_down()
-
-    def _shut_down_idle(self) -> None:
-        """Shut down idle connections, which may be just as silent: those of the engines in use, or of all if none is.
-
-        Otherwise a handler would get one of them, and wait for its server without a deadline.
-        """
-        connections = tuple(self._connections.values())
-        for connection in connections:
-            connection.shut_down_idle()
-        if not connections:  # it is opening one, or testing an idle one
-            shut_down_idle(tuple(self._engines))
+    def _shut_down_all(self) -> bool:
+        done = [connection.shut_down() for connection in tuple(self._connections.values())]
+        return any(done)
 
     def _expect(self, within: timedelta) -> None:
         if self._is_limited:
