@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+import sys
 from contextlib import suppress
 from datetime import timedelta
 
 _PROBES = 3
 """Unanswered keepalive probes after which the kernel closes a connection."""
+_LAST_DATA_SENT = 44
+"""Offset of ``tcpi_last_data_sent`` in Linux's ``struct tcp_info``; ``tcpi_last_data_recv`` is two fields later."""
 
 
 class Socket:
@@ -35,6 +39,23 @@ class Socket:
         except OSError:
             return False
         return True
+
+    def unanswered(self) -> float:
+        """Return for how many seconds nothing has been received since data was last sent.
+
+        Returns 0 if something has been received, and where the kernel does not report it: it is known for TCP on Linux.
+        """
+        if sys.platform != "linux":
+            return 0
+        try:
+            with _opened(self._descriptor) as copy:
+                if os.fstat(copy.fileno()).st_ino != self._identity:
+                    return 0
+                facts = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        except OSError:
+            return 0
+        sent, _, received = struct.unpack_from("3I", facts, _LAST_DATA_SENT)  # in milliseconds before now
+        return sent / 1000 if sent < received else 0
 
 
 def keep_alive(descriptor: int, within: timedelta) -> None:

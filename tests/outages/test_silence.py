@@ -151,6 +151,20 @@ def test_a_handler_that_waits_for_the_database_ends_once_its_task_is_lost(db: Da
 
 
 @pytest.mark.requires("container")
+def test_a_handler_that_waits_on_a_silent_connection_is_called_again(db: Database, hole: BlackHole) -> None:
+    """Its statement could take any time, but another connection has fallen silent at the same time."""
+    blocking = BlockingHandler()
+    with at_work(db, hole, ("any", in_the_middle(db, ask, blocking, ask), {}), ("other", with_session(db), {})):
+        db.insert(Task, tasks("any", "other"))
+        blocking.wait_for()
+        eventually(lambda: "completed" in statuses(db).values())
+        assert hole.swallow()
+        blocking.release()
+        db.insert(Task, tasks("other"))
+        eventually(all_are(db, "completed"), within=PATIENCE)
+
+
+@pytest.mark.requires("container")
 def test_a_worker_is_not_ready_while_its_database_does_not_respond(db: Database, hole: BlackHole) -> None:
     with at_work(db, hole, ("any", with_session(db), {})) as worker:
         eventually(lambda: well(worker))

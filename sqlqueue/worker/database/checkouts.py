@@ -35,6 +35,10 @@ class CheckedOut:
         """Shut the socket down, which wakes a thread that waits for it.  Returns false if no open socket is known."""
         return self._socket is not None and self._socket.shut_down()
 
+    def unanswered(self) -> float:
+        """Return for how many seconds the server has not responded to what was last sent, or 0 if that is unknown."""
+        return 0 if self._socket is None else self._socket.unanswered()
+
     def detach(self) -> None:
         """Free its place in the pool for another connection: the thread that waits for this one may never return."""
         self._proxy.detach()

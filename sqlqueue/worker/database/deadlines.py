@@ -35,6 +35,9 @@ PROBE_EVERY = 10
 """Seconds between two probes of a connection that listens."""
 PROBE_WITHIN = timedelta(seconds=10)
 """How long the response to a probe may take."""
+UNANSWERED = 3
+"""After how many time limits a statement of the application has no response, if another connection was silent for one:
+a lease in all, see :func:`transaction_limit`."""
 WRITE_WAIT = 5.0
 """Seconds for which a transaction waits for its turn to write, before it competes with other writers."""
 TICK = 0.25
@@ -89,7 +92,7 @@ class Deadline:
         self._on_stuck = on_stuck
         self._connections: dict[object, CheckedOut] = {}
         self._turn: FairLock | None = None
-        self._is_suspended = self._is_silent = self._is_over = False
+        self._is_suspended = self._is_suspected = self._is_silent = self._is_over = False
         self._is_limited = True
         self._token: Token[Owner | None] | None = None
         self.expires_at: float | None = None
@@ -149,7 +152,7 @@ class Deadline:
         try:
             yield
         finally:
-            self._is_suspended = False
+            self._is_suspended = self._is_suspected = False
             self._expect(self._within)
 
     def end_soon(self) -> None:
@@ -168,6 +171,21 @@ class Deadline:
             logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
             if not self._shut_down_all():
                 shut_down_idle(tuple(self._engines))
+            _watchdog.suspect(self._engines)
+
+    def suspect(self, engines: Collection[Engine]) -> None:
+        """Suspect the connections of application code, since another one of these engines has fallen silent."""
+        self._is_suspected |= self._is_suspended and not set(engines).isdisjoint(self._engines)
+
+    def shut_down_unanswered(self) -> None:
+        """Shut down suspected connections on which a statement of the application has had no response for too long.
+
+        Without suspicion, a statement may take any time.
+        """
+        if self._is_suspected:
+            for connection in tuple(self._connections.values()):
+                if connection.unanswered() > UNANSWERED * self._within.total_seconds():
+                    connection.shut_down()
 
     def _interrupt(self) -> None:
         """Cancel a coroutine; detach the connections of a thread, which cannot be woken."""
@@ -244,16 +262,21 @@ class _Watchdog:
             time.sleep(TICK)
             now = time.monotonic()
             for deadline in tuple(self._deadlines):
-                if deadline.expires_at is not None and deadline.expires_at < now:
-                    self._expire(deadline)
+                self._check(deadline, now)
             if not self._deadlines:
                 self._some.clear()
                 if self._deadlines:  # added in the meantime
                     self._some.set()
 
-    def _expire(self, deadline: Deadline) -> None:
+    def suspect(self, engines: Collection[Engine]) -> None:
+        for deadline in tuple(self._deadlines):
+            deadline.suspect(engines)
+
+    def _check(self, deadline: Deadline, now: float) -> None:
         try:
-            deadline.expire()
+            deadline.shut_down_unanswered()
+            if deadline.expires_at is not None and deadline.expires_at < now:
+                deadline.expire()
         except Exception:
             logger.exception("cannot close a silent connection")
 
