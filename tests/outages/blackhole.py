@@ -63,6 +63,8 @@ class BlackHole:
                 pair.server.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         with self._lock:
             pairs = [*self._alive, *self._silent]

@@ -18,7 +18,7 @@ from tests.support.servers import NoDocker, Unavailable
 Workloads = dict[EngineCase, Workload | Unavailable]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def workloads(request: pytest.FixtureRequest) -> Iterator[Workloads]:
     """Start all servers that this run needs, in parallel."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
