@@ -69,7 +69,7 @@ MISSING_PARTS: list[tuple[str, str, str, type[Violation]]] = [
     # one locks the key before the row, the other the row before the key
     ("UnlockedKeysMySQL", "mysql", "ignore by unique key", Deadlock),
 ]
-PLAYS = 3
+PLAYS = 2
 """The number of interleavings of each scenario."""
 SEEDS = range(20)
 """The number of interleavings within which a violation must be found."""
