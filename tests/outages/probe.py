@@ -17,8 +17,11 @@ from tests.support.harness import Database
 
 
 @contextmanager
-def only_outages(*databases: Database, renewed: bool = False) -> Iterator[None]:
-    """Assert that the adapter classifies all errors in this block as outages. `renewed`: use new connections."""
+def only_outages(*databases: Database, renewed: bool = False) -> Iterator[list[tuple[Database, Exception]]]:
+    """Yield the errors in this block, and assert that there are some, and that the adapter classifies all as outages.
+
+    `renewed`: use new connections.
+    """
     errors: list[tuple[Database, Exception]] = []
     stopped = Event()
     with ExitStack() as stack:
@@ -27,7 +30,7 @@ def only_outages(*databases: Database, renewed: bool = False) -> Iterator[None]:
             stack.callback(thread.join)
             thread.start()
         try:
-            yield
+            yield errors
         finally:
             stopped.set()
     assert errors

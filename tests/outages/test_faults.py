@@ -104,9 +104,9 @@ def test_a_server_that_refuses_work_is_an_outage(workload: Workload) -> None:
     for begin, end in workload.server.case.faults:
         workload.enqueue("steady", "plain", "brief", count=2 * SLOTS)
         workload.wait_until_busy("steady", "plain")
-        with only_outages(*workload.databases, renewed=True), workload.server.suffering(begin, end):
+        with only_outages(*workload.databases, renewed=True) as errors, workload.server.suffering(begin, end):
             workload.gate.set()
-            time.sleep(0.3)
+            eventually(lambda errors=errors: errors)
         assert_recovered(workload)
         assert counted_attempts(workload) == {1}
         workload.gate.clear()
