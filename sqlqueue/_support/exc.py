@@ -2,14 +2,18 @@
 
 ::
 
-    SQLQueueError ├── ArgumentError               a call that cannot be carried out as written (also a ValueError) ├──
-    ConfigurationError          a model that cannot be a queue; raised when its class is defined ├──
-    UnsupportedDialectError     an engine, a version or a cluster that cannot be used for queues, or not in this way ├──
-    UnsupportedIsolationError   a transaction in which a claim would be wrong ├── ClaimLostError              the claim
-    no longer holds its row ├── UnsettledClaimError         a commit would drop a claim that only locks ├──
-    IllegalTransitionError      the task was never claimed, or is already settled ├── DuplicateTaskError          a task
-    with this key exists ├── HandlerNotFoundError        no handler for this task ├── SchemaMismatchError         the
-    live schema does not match the models └── ProcessDiedError            the child process of a handler died
+    SQLQueueError
+    ├── ArgumentError               a call that cannot be carried out as written (also a ValueError)
+    ├── ConfigurationError          a model that cannot be a queue; raised when its class is defined
+    ├── UnsupportedDialectError     an engine, a version or a cluster that cannot be used for queues, or not in this way
+    ├── UnsupportedIsolationError   a transaction in which a claim would be wrong
+    ├── ClaimLostError              the claim no longer holds its row
+    ├── UnsettledClaimError         a commit would drop a claim that only locks
+    ├── IllegalTransitionError      the task was never claimed, or is already settled
+    ├── DuplicateTaskError          a task with this key exists
+    ├── HandlerNotFoundError        no handler for this task
+    ├── SchemaMismatchError         the live schema does not match the models
+    └── ProcessDiedError            the child process of a handler died
 
 Every error has its details as attributes, and its message says how to fix the problem.  No error is ever wrapped in
 :class:`sqlalchemy.exc.StatementError`.
