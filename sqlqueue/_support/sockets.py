@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 _PROBES = 3
@@ -31,10 +33,7 @@ class Socket:
         Nothing is sent or waited for, so this cannot block.
         """
         try:
-            with _opened(self._descriptor) as copy:
-                # its owner may have closed it, and its number may belong to another connection by now
-                if os.fstat(copy.fileno()).st_ino != self._identity:
-                    return False
+            with self._opened() as copy:
                 copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
@@ -48,14 +47,21 @@ class Socket:
         if sys.platform != "linux":
             return 0
         try:
-            with _opened(self._descriptor) as copy:
-                if os.fstat(copy.fileno()).st_ino != self._identity:
-                    return 0
+            with self._opened() as copy:
                 facts = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
         except OSError:
             return 0
         sent, _, received = struct.unpack_from("3I", facts, _LAST_DATA_SENT)  # in milliseconds before now
         return sent / 1000 if sent < received else 0
+
+    @contextmanager
+    def _opened(self) -> Iterator[socket.socket]:
+        """Yield a copy.  Raises :class:`OSError` if its owner has closed it."""
+        with _opened(self._descriptor) as copy:
+            # its number may belong to another connection by now
+            if os.fstat(copy.fileno()).st_ino != self._identity:
+                raise OSError(errno.EBADF, "the socket is closed")
+            yield copy
 
 
 def keep_alive(descriptor: int, within: timedelta) -> None:

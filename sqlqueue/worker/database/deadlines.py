@@ -36,8 +36,8 @@ PROBE_EVERY = 10
 PROBE_WITHIN = timedelta(seconds=10)
 """How long the response to a probe may take."""
 UNANSWERED = 3
-"""After how many time limits a statement of the application has no response, if another connection was silent for one:
-a lease in all, see :func:`transaction_limit`."""
+"""The number of time limits for which a statement of the application may have no response after another connection has
+been silent for one: a lease in all, see :func:`transaction_limit`."""
 WRITE_WAIT = 5.0
 """Seconds for which a transaction waits for its turn to write, before it competes with other writers."""
 TICK = 0.25
