@@ -27,6 +27,7 @@ class Databases:
                 engine=self._engine(case),
                 is_async=mode == "async",
                 pool_size=20,
+                query_cache_size=5000,  # the tests use more statements than the default of 500 keeps
             )
         return self._databases[case, mode]
 
