@@ -14,6 +14,8 @@ from tests.support.harness import Database
 from tests.support.models import Document, Seat, Task, Ticket
 from tests.support.rows import DUE, PAST, analyze, rows
 
+pytestmark = pytest.mark.asyncio_once
+
 random = Random(7)
 
 

@@ -24,14 +24,23 @@ from tests.support.summary import sum_up
 SERVERS = pytest.StashKey[Servers]()
 MODES = ("sync", "async")
 
-on_one_engine = pytest.mark.parametrize(
-    "db", [pytest.param((SELECTED[0], mode), id=f"{SELECTED[0].name}-{mode}") for mode in MODES], indirect=True
-)
+
+def _chosen(case: EngineCase, mode: str) -> Any:
+    return pytest.param((case, mode), id=f"{case.name}-{mode}")
+
+
+on_one_engine = pytest.mark.parametrize("db", [_chosen(SELECTED[0], mode) for mode in MODES], indirect=True)
 """For tests of the fixture `db` whose subject, such as a process, is the same on every engine."""
 sync_on_one_engine = pytest.mark.parametrize(
     "sync_db", [pytest.param((SELECTED[0], "sync"), id=SELECTED[0].name)], indirect=True
 )
 """Likewise for the fixture `sync_db`."""
+_asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), SELECTED[0])
+_asyncio_once = pytest.mark.parametrize(
+    "db",
+    [_chosen(case, mode) for case in SELECTED for mode in MODES if mode == "sync" or case is _asyncio_engine],
+    indirect=True,
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "authority.pem")
     os.environ["TZ"] = "Asia/Kolkata"  # so that code that depends on the host's time zone fails on every machine
     time.tzset()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Apply the mark `asyncio_once` to tests that do not choose the engines of `db` themselves."""
+    test = metafunc.definition
+    is_chosen = any(mark.args[0] == "db" for mark in test.iter_markers("parametrize"))
+    if "db" in metafunc.fixturenames and test.get_closest_marker("asyncio_once") and not is_chosen:
+        test.add_marker(_asyncio_once)
 
 
 def pytest_collection_finish() -> None:
@@ -115,7 +133,7 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     opened.dispose()
 
 
-@pytest.fixture(params=[pytest.param((case, mode), id=f"{case.name}-{mode}") for case in SELECTED for mode in MODES])
+@pytest.fixture(params=[_chosen(case, mode) for case in SELECTED for mode in MODES])
 def db(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Database]:
     yield from _database(request, databases)
 
