@@ -70,7 +70,7 @@ def test_an_interrupt_leaves_no_table_behind(tmp_path: Path) -> None:
         time.sleep(0.02)
     os.killpg(program.pid, signal.SIGINT)  # like a terminal, to the whole process group
     _, errors = program.communicate(timeout=60)
-    assert program.returncode == 130
+    assert program.returncode == 130, errors
     # Python 3.13 cannot release a message that is being written to a process, and says so
     ignored = "(Exception ignored in: <_io.BytesIO object at 0x[0-9a-f]+>\nBufferError: [^\n]+\n)?"
     assert re.fullmatch(rf"Stopped\. The tables are dropped\.\n{ignored}", errors)

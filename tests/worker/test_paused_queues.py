@@ -31,6 +31,8 @@ from tests.support.workers import (
     without_session,
 )
 
+pytestmark = pytest.mark.asyncio_once
+
 OFTEN = timedelta(seconds=0.1)
 
 
