@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlqueue import ArgumentError, AsyncQueueSession
 from sqlqueue.dashboard import Dashboard
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.serving import ERROR, dashboard, register
+from tests.support.workers import eventually
 
 OWN = {"sec-fetch-site": "same-origin"}
 PAGES = [
@@ -91,13 +93,18 @@ def test_viewers_share_what_is_read(sessions: sessionmaker[Any]) -> None:
     statements: list[str] = []
     event.listen(sessions.kw["bind"], "before_cursor_execute", lambda *given: statements.append(given[2]))
     with TestClient(dashboard(sessions)) as app:
-        for path in PAGES:
-            first = app.get(path)
+
+        def is_shared(path: str) -> bool:
+            """Return whether nothing is read for further viewers; on a busy machine, a result may expire first."""
+            etag = app.get(path).headers["etag"]
             read = len(statements)
-            assert read
-            assert app.get(path).headers["etag"] == first.headers["etag"]
-            assert app.get(path, headers={"If-None-Match": first.headers["etag"]}).status_code == 304
-            assert len(statements) == read
+            again, unchanged = app.get(path), app.get(path, headers={"If-None-Match": etag})
+            return (again.headers["etag"], unchanged.status_code, len(statements)) == (etag, 304, read)
+
+        for path in PAGES:
+            eventually(partial(is_shared, path))
+        assert statements
+        read = len(statements)
         time.sleep(0.3)
         assert len(statements) == read
 
