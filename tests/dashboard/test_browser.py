@@ -15,7 +15,7 @@ from sqlalchemy import delete, insert, update
 from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import Status, utcnow
-from tests.dashboard.browsing import audit, confirm, tab
+from tests.dashboard.browsing import audit, confirm, fill_in, tab
 from tests.dashboard.models import Base, Crawl, Digest, Email
 from tests.dashboard.serving import HOSTILE, dashboard, register, served
 from tests.dashboard.test_mounted import FRAMEWORKS
@@ -111,7 +111,7 @@ def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any]
     with served(dashboard(sessions)) as url, tab(browser, java_script_enabled=scripts) as page:
         page.goto(f"{url}/queue/email")
         page.get_by_role("link", name="Pause").click()
-        page.get_by_label("Reason").fill("the server is down")
+        fill_in(page, "Reason", "the server is down")
         page.locator("form.confirm .primary").click()
         page.get_by_text("was paused by ada").wait_for()
         page.get_by_role("link", name="Resume").click()
@@ -133,7 +133,7 @@ def test_actions_on_queues_and_workers(browser: Any, sessions: sessionmaker[Any]
         register(sessions, "web-1:211", "web-2:212")  # registered here, because they are live for half a minute
         page.goto(f"{url}/workers")
         page.get_by_role("link", name="Set concurrency of all").click()
-        page.get_by_label("Concurrent calls").fill("2")
+        fill_in(page, "Concurrent calls", "2")
         page.locator("form.confirm .primary").click()
         page.get_by_text("set to 2 per handler").first.wait_for()
         page.get_by_role("link", name="Drain web-1:211").click()
@@ -217,7 +217,7 @@ def test_under_a_path_in_four_frameworks(browser: Any, sessions: sessionmaker[An
             page.goto(f"{url}/ops/queues/")
             page.get_by_role("link", name="Email").first.click()
             page.get_by_role("link", name="Pause").click()
-            page.get_by_label("Reason").fill(within.__name__)
+            fill_in(page, "Reason", within.__name__)
             page.locator("form.confirm .primary").click()
             page.get_by_text(f": {within.__name__}.").wait_for()
         with sessions.begin() as session:

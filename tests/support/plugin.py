@@ -35,6 +35,7 @@ sync_on_one_engine = pytest.mark.parametrize(
     "sync_db", [pytest.param((SELECTED[0], "sync"), id=SELECTED[0].name)], indirect=True
 )
 """Likewise for the fixture `sync_db`."""
+# preferably an engine whose asyncio driver uses the network
 _asyncio_engine = next((case for case in SELECTED if case.name == "postgresql"), SELECTED[0])
 _asyncio_once = pytest.mark.parametrize(
     "db",
