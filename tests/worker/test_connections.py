@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, func, select
+from sqlalchemy import create_engine, event, func, select
 from sqlalchemy.orm import Session
 
 from sqlqueue.worker.database import database_of
@@ -66,6 +67,26 @@ def test_connections_do_not_grow_with_the_queues(
 
     eventually(all_extended)
     assert most <= POOLED + OWN + 1  # the test's own connections
+
+
+def test_a_worker_may_start_while_the_application_is_connecting(sync_db: Database, workers: Workers) -> None:
+    db = sync_db.variant(pool_size=20)
+    engine, connecting, working = db.session_engine, Event(), Event()
+
+    def hold_first(*_: object) -> None:
+        if not connecting.is_set():
+            connecting.set()
+            assert working.wait(PATIENCE)
+
+    worker = workers.make(engine=db)
+    worker.handler(Task)(without_session(sync_db, lambda _: working.set()))
+    sync_db.insert(Task, [{}])
+    with engine.connect(), ThreadPoolExecutor() as pool:  # others wait for an engine's very first connection
+        event.listen(engine, "connect", hold_first)
+        attempt = pool.submit(engine.connect)
+        assert connecting.wait(PATIENCE)
+        workers.start(worker)
+        attempt.result().close()
 
 
 def test_a_transaction_that_is_held_up_holds_up_no_other(db: Database) -> None:

@@ -7,17 +7,23 @@ from sqlalchemy.orm import sessionmaker
 
 from ..._support.exc import ArgumentError
 from ..reporting.health import Liveness
-from .base import Database, Sessions
+from .base import Database, Sessions, bound_engines
+from .checkouts import observe
 from .threaded import SyncDatabase
 
 
 def database_of(sessions: Sessions, liveness: Liveness) -> Database:
     """Return the database behind a ``sessionmaker`` or ``async_sessionmaker``.  Raises :class:`.ArgumentError` for
     others."""
+    database: Database
     if isinstance(sessions, sessionmaker):
-        return SyncDatabase(sessions, liveness)
-    if type(sessions).__name__ == "async_sessionmaker":
+        database = SyncDatabase(sessions, liveness)
+    elif type(sessions).__name__ == "async_sessionmaker":
         from .coroutines import AsyncDatabase  # noqa: PLC0415  (needs greenlet)
 
-        return AsyncDatabase(sessions, liveness)
-    raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker, as in Worker(Session)")
+        database = AsyncDatabase(sessions, liveness)
+    else:
+        raise ArgumentError(f"{sessions!r} is neither a sessionmaker nor an async_sessionmaker, as in Worker(Session)")
+    for engine in bound_engines(sessions):
+        observe(engine)
+    return database

@@ -108,6 +108,14 @@ def own_engine(engines: dict[Engine, Engine], engine: Engine) -> Engine:
     return engines[engine]
 
 
+def bound_engines(sessions: Sessions) -> list[Engine]:
+    """Return the engines among the arguments of ``sessions``; its sessions may have others too, and choose them
+    late."""
+    binds = (sessions.kw.get("bind"), *(sessions.kw.get("binds") or {}).values())
+    # an AsyncEngine wraps an Engine
+    return [each for each in (getattr(bind, "sync_engine", bind) for bind in binds) if isinstance(each, Engine)]
+
+
 def engine_of(session: Session, spec: QueueSpec) -> Engine:
     """Return the engine of ``spec``.  Raises :class:`.ConfigurationError` if a worker cannot use it."""
     check_engine(session, spec, spec.selecting)

@@ -75,6 +75,22 @@ _single_writers: dict[Hashable, FairLock] = {}
 _tracked: weakref.WeakKeyDictionary[Engine, _Pool] = weakref.WeakKeyDictionary()
 
 
+def observe(engine: Engine) -> None:
+    """Add listeners to ``engine`` that do nothing until :func:`track` is called.
+
+    Call it before other threads use the engine, if it is known by then: SQLAlchemy fails their connection attempts if
+    listeners are added meanwhile.
+    """
+    if engine in _tracked:
+        return
+    pool = _tracked[engine] = _Pool(adapter_for(engine.dialect).network)
+    event.listen(engine, "do_connect", pool.on_connecting)
+    event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
+    event.listen(engine, "checkout", pool.on_checkout)
+    event.listen(engine, "checkin", pool.on_checkin)
+    write_in_turn(engine)
+
+
 def track(engine: Engine, within: timedelta) -> None:
     """Report connections of ``engine`` to their owners, and make the kernel close those that have been dead for
     ``within``.
@@ -82,14 +98,8 @@ def track(engine: Engine, within: timedelta) -> None:
     The driver abandons a connection attempt after that time, or after :data:`CONNECT`, unless the application has set a
     limit: nothing else can end the wait, which occupies a thread and a place in the pool.
     """
-    if engine in _tracked:
-        return
-    pool = _tracked[engine] = _Pool(adapter_for(engine.dialect).network, within)
-    event.listen(engine, "do_connect", pool.on_connecting)
-    event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
-    event.listen(engine, "checkout", pool.on_checkout)
-    event.listen(engine, "checkin", pool.on_checkin)
-    write_in_turn(engine)
+    observe(engine)
+    _tracked[engine].within = within
 
 
 def write_in_turn(engine: Engine) -> None:
@@ -125,16 +135,19 @@ def shut_down_idle(engines: Iterable[Engine]) -> None:
 class _Pool:
     """The tracked connections of one engine."""
 
-    def __init__(self, network: Network, within: timedelta) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._within = within
+        self.within: timedelta | None = None
+        """The time limit of dead connections, or ``None`` if they are not tracked yet."""
         self._given: set[str] = set()
         """The arguments for drivers that the application has not set."""
         self._lock = threading.Lock()
         self._idle: weakref.WeakSet[Socket] = weakref.WeakSet()
 
     def on_connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
-        for name, limit in self._network.connect_limits(dialect.driver, min(self._within, CONNECT)).items():
+        if self.within is None:
+            return
+        for name, limit in self._network.connect_limits(dialect.driver, min(self.within, CONNECT)).items():
             if name not in options:
                 options[name] = limit
                 self._given.add(name)
@@ -178,17 +191,17 @@ class _Pool:
             sock.shut_down()
 
     def _socket_of(self, record: Any) -> Socket | None:
-        if _SOCKET not in record.info:
-            record.info[_SOCKET] = self._open_socket(record.driver_connection)
-        found: Socket | None = record.info[_SOCKET]
+        if _SOCKET not in record.info and self.within is not None:
+            record.info[_SOCKET] = self._open_socket(record.driver_connection, self.within)
+        found: Socket | None = record.info.get(_SOCKET)
         return found
 
-    def _open_socket(self, connection: Any) -> Socket | None:
+    def _open_socket(self, connection: Any, within: timedelta) -> Socket | None:
         try:
             descriptor = self._network.descriptor(connection) if self._network.is_there else None
             if descriptor is None:
                 return None
-            keep_alive(descriptor, self._within)
+            keep_alive(descriptor, within)
             return Socket(descriptor)
         except Exception:
             # a driver may raise anything if the connection was just lost; the code that uses it will notice
