@@ -16,7 +16,7 @@ from ._output import AsJson, Yes, confirm, print_json, print_table, refusal, say
 from ._target import Target, Url, load
 
 
-class Action(StrEnum):
+class WorkerCommand(StrEnum):
     """A command that ``sqlqueue workers`` sends to workers."""
 
     DRAIN = "drain"
@@ -24,7 +24,7 @@ class Action(StrEnum):
     SET_CONCURRENCY = "set-concurrency"
 
 
-Do = Annotated[Action | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
+Do = Annotated[WorkerCommand | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
 Number = Annotated[
     int | None, typer.Argument(metavar="[N]", min=1, help="With set-concurrency: the number of concurrent calls.")
 ]
@@ -63,10 +63,10 @@ def workers(
     """
     with refusals("workers"):
         base = load(target)
-        if number is not None and action is not Action.SET_CONCURRENCY:
+        if number is not None and action is not WorkerCommand.SET_CONCURRENCY:
             raise refusal("a number is allowed only with set-concurrency")
         check_registered(base)
-        if action is Action.DRAIN or action is Action.STOP:
+        if action is WorkerCommand.DRAIN or action is WorkerCommand.STOP:
             confirm(f"{action.value} {worker or 'all workers'}", yes=yes)
         told = None if action is None else transact(url, lambda session: _tell(session, base, action, number, worker))
         if told == 0 and worker is not None:
@@ -80,13 +80,13 @@ def workers(
         _show(found, tables, told)
 
 
-def _tell(session: Session, base: Any, action: Action, number: int | None, worker: str | None) -> int:
+def _tell(session: Session, base: Any, action: WorkerCommand, number: int | None, worker: str | None) -> int:
     match action:
-        case Action.DRAIN:
+        case WorkerCommand.DRAIN:
             return operations.drain_workers(session, base, worker)
-        case Action.STOP:
+        case WorkerCommand.STOP:
             return operations.stop_workers(session, base, worker)
-        case Action.SET_CONCURRENCY:
+        case WorkerCommand.SET_CONCURRENCY:
             return operations.set_concurrency(session, base, number, worker)
 
 

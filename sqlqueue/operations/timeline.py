@@ -125,31 +125,31 @@ def timeline(
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
     history = attempts_of(spec, scoped)
-    period = _Period(adapter, bucket, since, cap)
-    rows = adapter.rows.execute(session, spec, _asked(_tasks(period, spec, scoped), ("ran", "waited"))).all()
+    window = _Window(adapter, bucket, since, cap)
+    rows = adapter.rows.execute(session, spec, _asked(_tasks(window, spec, scoped), ("ran", "waited"))).all()
     now: datetime = rows[0].moment
     tasks = _read(rows)
     if history is None:
-        return _filled(tasks, now, period)
-    attempts = _asked(_attempts(period, spec, history.table), ("ran",))
+        return _filled(tasks, now, window)
+    attempts = _asked(_attempts(window, spec, history.table), ("ran",))
     found = _read(adapter.rows.execute(session, spec, attempts).all())
-    return [_merged(*both) for both in zip(_filled(found, now, period), _filled(tasks, now, period), strict=True)]
+    return [_merged(*both) for both in zip(_filled(found, now, window), _filled(tasks, now, window), strict=True)]
 
 
-class _Period(NamedTuple):
+class _Window(NamedTuple):
     adapter: Adapter
     bucket: timedelta
     since: timedelta
     cap: int | None
 
 
-def _filled(found: Mapping[datetime, Bucket], now: datetime, period: _Period) -> list[Bucket]:
-    """Return all buckets of the period, including empty ones, and mark those that may be incomplete."""
-    bucket = period.bucket
-    first, last = _start(now - period.since, bucket), _start(now, bucket)
+def _filled(found: Mapping[datetime, Bucket], now: datetime, window: _Window) -> list[Bucket]:
+    """Return all buckets of the window, including empty ones, and mark those that may be incomplete."""
+    bucket = window.bucket
+    first, last = _start(now - window.since, bucket), _start(now, bucket)
     starts = (first + number * bucket for number in range((last - first) // bucket + 1))
     buckets = [found.get(start, Bucket(start)) for start in starts]
-    if period.cap is None or sum(each.completed + each.failed + each.cancelled for each in found.values()) < period.cap:
+    if window.cap is None or sum(each.completed + each.failed + each.cancelled for each in found.values()) < window.cap:
         return buckets
     return [replace(each, capped=True) if each.start <= min(found) else each for each in buckets]
 
@@ -188,43 +188,43 @@ def _asked(rows: Subquery, measured: Sequence[str]) -> Executable:
     return select(clock.c.moment, *grouped.c).select_from(clock.outerjoin(grouped, grouped.c.starts_at.is_not(None)))
 
 
-def _tasks(period: _Period, spec: QueueSpec, where: Sequence[Where]) -> Subquery:
+def _tasks(window: _Window, spec: QueueSpec, where: Sequence[Where]) -> Subquery:
     """Return each finished task with the start of its bucket and its durations, in microseconds."""
     finished, claimed, created = (spec[role] for role in ("finished_at", "claimed_at", "created_at"))
-    completed, between = spec["status"] == state(Status.COMPLETED), period.adapter.types.microseconds
+    completed, between = spec["status"] == state(Status.COMPLETED), window.adapter.types.microseconds
     rows = select(
-        _starts_at(period, finished).label("starts_at"),
+        _starts_at(window, finished).label("starts_at"),
         spec["status"].label("ended"),
         case((completed, between(claimed, finished))).label("ran"),
         case((completed, between(created, claimed))).label("waited"),
     )
-    rows = rows.where(only(spec, finished >= _earliest(period), *where))
-    return (rows if period.cap is None else rows.order_by(finished.desc()).limit(period.cap)).subquery("finished")
+    rows = rows.where(only(spec, finished >= _earliest(window), *where))
+    return (rows if window.cap is None else rows.order_by(finished.desc()).limit(window.cap)).subquery("finished")
 
 
-def _attempts(period: _Period, spec: QueueSpec, table: Table) -> Subquery:
+def _attempts(window: _Window, spec: QueueSpec, table: Table) -> Subquery:
     """Return the same for each finished attempt, with the status of a task that ends in the same way."""
     finished, outcome = table.c.finished_at, table.c.outcome
     completed = outcome == literal_column(f"'{AttemptOutcome.COMPLETED.value}'")
     failed = outcome.in_([literal_column(f"'{each.value}'") for each in FAILED])
     columns = {
-        "starts_at": _starts_at(period, finished),
+        "starts_at": _starts_at(window, finished),
         "ended": case((failed, state(Status.DISCARDED)), else_=outcome),
-        "ran": case((completed, period.adapter.types.microseconds(table.c.started_at, finished))),
+        "ran": case((completed, window.adapter.types.microseconds(table.c.started_at, finished))),
     }
     outcomes = (AttemptOutcome.COMPLETED, *FAILED, AttemptOutcome.CANCELLED)
-    lately = finished >= _earliest(period)
-    return ended(table, spec.table.fullname, outcomes, columns, lately, cap=period.cap).subquery("finished")
+    lately = finished >= _earliest(window)
+    return ended(table, spec.table.fullname, outcomes, columns, lately, cap=window.cap).subquery("finished")
 
 
-def _starts_at(period: _Period, finished: ColumnElement[Any]) -> ColumnElement[Any]:
-    passed = period.adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
-    return passed - passed % literal(period.bucket // _MICROSECOND, BigInteger())
+def _starts_at(window: _Window, finished: ColumnElement[Any]) -> ColumnElement[Any]:
+    passed = window.adapter.types.microseconds(literal(_ORIGIN, finished.type), finished)
+    return passed - passed % literal(window.bucket // _MICROSECOND, BigInteger())
 
 
-def _earliest(period: _Period) -> ColumnElement[Any]:
+def _earliest(window: _Window) -> ColumnElement[Any]:
     """Return a time one bucket earlier than requested, because the start of the first bucket depends on the clock."""
-    return utcnow(-period.since - period.bucket)
+    return utcnow(-window.since - window.bucket)
 
 
 def _ranked(finished: Subquery, measured: Sequence[str]) -> Subquery:

@@ -40,7 +40,7 @@ Counts: TypeAlias = Counter[OutcomeKind]
 _NAME = "sqlqueue.testing"
 
 
-class _Ended(NamedTuple):
+class _Performed(NamedTuple):
     kind: OutcomeKind
     error: Exception | None
 
@@ -112,7 +112,7 @@ def drain(
     the worker's sessions are asyncio ones.
     """
     wanted = [each for each in worker.handlers if not models or issubclass(each.entity, models)]
-    draining = _Draining(wanted, raise_errors, duration("ahead", ahead, zero=True), count("limit", limit))
+    draining = _Drain(wanted, raise_errors, duration("ahead", ahead, zero=True), count("limit", limit))
     where = worker.sessions if session is None else session
     if not _is_async(where):
         return _drain(where, draining)
@@ -129,7 +129,7 @@ async def _perform_async(worker: Worker, session: Any, task: QueueMixin, raise_e
     return _said(await session.run_sync(_perform_one, session, worker, task), raise_errors)
 
 
-def _drain(where: Any, draining: _Draining) -> Counts:
+def _drain(where: Any, draining: _Drain) -> Counts:
     goes_on = True
     while goes_on:
         transaction: AbstractContextManager[Any] = _transaction(where)
@@ -139,7 +139,7 @@ def _drain(where: Any, draining: _Draining) -> Counts:
     return draining.counts
 
 
-async def _drain_async(where: Any, draining: _Draining) -> Counts:
+async def _drain_async(where: Any, draining: _Drain) -> Counts:
     goes_on = True
     while goes_on:
         transaction: AbstractAsyncContextManager[Any] = _transaction(where)
@@ -158,14 +158,14 @@ def _transaction(where: Any) -> Any:
 
 
 @dataclass
-class _Draining:
+class _Drain:
     handlers: list[Handler]
     raise_errors: bool
     ahead: timedelta
     limit: int
     counts: Counts = field(default_factory=Counter)
 
-    def next(self, session: Session, handed: Any) -> _Ended | None:
+    def next(self, session: Session, handed: Any) -> _Performed | None:
         """Claim and run one task; ``None`` if there is none."""
         while True:
             for handler in self.handlers:
@@ -177,7 +177,7 @@ class _Draining:
             if not self.ahead or not self._wait(session):
                 return None
 
-    def note(self, ended: _Ended | None) -> bool:
+    def note(self, ended: _Performed | None) -> bool:
         """Count an outcome.  Returns whether there may be more tasks."""
         if ended is None:
             return False
@@ -207,13 +207,13 @@ def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identit
     return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
 
 
-def _said(ended: _Ended, raise_errors: bool) -> OutcomeKind:
+def _said(ended: _Performed, raise_errors: bool) -> OutcomeKind:
     if raise_errors and ended.error is not None:
         raise ended.error
     return ended.kind
 
 
-def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Ended:
+def _perform_one(session: Session, handed: Any, worker: Worker, task: QueueMixin) -> _Performed:
     adapter = open_(session, spec_of(type(task)), Access.CLAIM)
     handler = _handler(session, adapter, worker.handlers, task)
     if not is_unsettled(task):
@@ -248,7 +248,7 @@ def _claim(session: Session, task: QueueMixin, handler: Handler) -> None:
         )
 
 
-def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Ended:
+def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Performed:
     """Run the handler in a savepoint of the test's transaction, and settle its task."""
     held = claim_of(task)
     if handler.mode == "at-most-once":
@@ -264,11 +264,11 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _End
             raise  # the engine has ended the whole transaction, or another task's claim was lost
         savepoint.rollback()
         if not is_unsettled(task):
-            return _Ended("completed", error)
+            return _Performed("completed", error)
         outcome = outcome_of(error)
         write_outcomes(session, [(held, outcome)])
-        return _Ended(outcome.kind, None if is_signal(error) else error)
-    return _Ended("completed", None)
+        return _Performed(outcome.kind, None if is_signal(error) else error)
+    return _Performed("completed", None)
 
 
 def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:

@@ -40,7 +40,7 @@ def carry(source: object, target: object) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _Change:
     """A change of instances' holds within ``transaction``, with the values before."""
 
     transaction: SessionTransaction | None
@@ -69,7 +69,7 @@ class Ledger:
     """The transaction and its savepoints, as far as they have used a database."""
     guarded: set[Connection] = field(default_factory=set)
     """The connections whose commit checks for unsettled claims that only lock."""
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[_Change] = field(default_factory=list)
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
         """Store ``holds`` in their instances, and keep the previous holds for a rollback."""
@@ -81,13 +81,13 @@ class Ledger:
             info[_HOLD] = hold
             only_locks = only_locks or hold.locked_by is not None
         if before:
-            self.entries.append(_Entry(innermost(session), only_locks, before))
+            self.entries.append(_Change(innermost(session), only_locks, before))
 
     def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
         """Record that the rows of ``states`` were written with their holds unchanged, for a rollback to expire them."""
         before = [(state, current_hold(state)) for state in states]
         if before:
-            self.entries.append(_Entry(innermost(session), False, before))
+            self.entries.append(_Change(innermost(session), False, before))
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """Return the instances of this transaction's claims, by claim."""
@@ -116,8 +116,8 @@ class Ledger:
 
         The session itself expires only what it has flushed, or everything if the whole transaction is rolled back.
         """
-        kept: list[_Entry] = []
-        undone: list[_Entry] = []
+        kept: list[_Change] = []
+        undone: list[_Change] = []
         for entry in self.entries:
             (undone if transaction in lineage(entry.transaction) else kept).append(entry)
         for entry in reversed(undone):
@@ -134,7 +134,9 @@ class Ledger:
 
 def ledger_of(session: Session) -> Ledger:
     """Return the ledger of ``session``, creating it if needed."""
-    ledger: Ledger = session.info.setdefault(_LEDGER, Ledger())
+    ledger: Ledger | None = session.info.get(_LEDGER)
+    if ledger is None:
+        ledger = session.info[_LEDGER] = Ledger()
     return ledger
 
 

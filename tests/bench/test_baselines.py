@@ -179,7 +179,7 @@ def test_a_ratio_is_of_one_round_and_of_the_same_work() -> None:
             Round(jobs=1, seconds=1, jobs_per_second=rate, cpu_ms_per_1000=1, statements_per_job=1, commits_per_job=1)
             for rate in rates
         ]
-        return Entry(form=form, who="", kind=kind, processes=processes, rounds=rounds)
+        return Entry(form=form, name="", kind=kind, processes=processes, rounds=rounds)
 
     mine = entry("a", 1, "sqlqueue", 50, 10, 30)
     others = [entry("a", 1, "driver", 100, 10, 40), entry("a", 2, "driver", 1, 1, 1), entry("b", 1, "orm", 1, 1, 1)]

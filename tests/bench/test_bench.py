@@ -34,7 +34,7 @@ def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     assert report.keys() == {"machine", "wanted", "baseline", "enqueue", "drain"}
     ours = [figure for section in ("enqueue", "drain") for figure in report[section] if figure["kind"] == "sqlqueue"]
     assert len(ours) >= 10
-    assert {"worker, coroutine handler(job)", "worker, @worker.task"} <= {figure["who"] for figure in ours}
+    assert {"worker, coroutine handler(job)", "worker, @worker.task"} <= {figure["name"] for figure in ours}
     for figure in ours:
         assert figure["jobs_per_second"]["median"] > 0
         assert figure["commits_per_job"] > 0

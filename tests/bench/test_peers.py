@@ -75,17 +75,17 @@ def test_delays_are_of_the_same_job() -> None:
 
 
 def named(*names: str) -> list[PeerContender]:
-    return [each for each in CONTENDERS if each.who in names]
+    return [each for each in CONTENDERS if each.name in names]
 
 
 @pytest.mark.requires("notifies")
 def test_contenders_take_turns_and_leave_no_tables(sync_db: Database, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('it does not start')")
-    tried = [*named("psycopg by hand", "sqlqueue, function job"), PeerContender(who="broken", script=broken)]
+    tried = [*named("psycopg by hand", "sqlqueue, function job"), PeerContender(name="broken", script=broken)]
     found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, tried)
     assert found.missing == {"broken": "it has exited: it does not start"}
-    assert [each.who for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
+    assert [each.name for each in found.figures] == ["psycopg by hand", "sqlqueue, function job"]
     for figure in found.figures:
         assert figure.jobs_per_second[1].median > 0
         assert figure.ratios[1].median == pytest.approx(
@@ -126,13 +126,13 @@ def test_other_engines_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.requires("notifies")
 @pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"installs packages from PyPI: set {ON_DEMAND}=1 to run it")
-@pytest.mark.parametrize("who", [each.who for each in CONTENDERS if each.requirements])
-def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, who: str) -> None:
-    if who == "oban" and sys.version_info < (3, 12):
+@pytest.mark.parametrize("name", [each.name for each in CONTENDERS if each.requirements])
+def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, name: str) -> None:
+    if name == "oban" and sys.version_info < (3, 12):
         pytest.skip("oban needs Python 3.12")
-    if who == "graphile-worker" and shutil.which("npm") is None:
+    if name == "graphile-worker" and shutil.which("npm") is None:
         pytest.skip("graphile-worker needs Node.js")
-    found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, named(who))
+    found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, named(name))
     assert found.missing == {}
     (figure,) = found.figures
     assert figure.jobs_per_second[1].median > 0
@@ -141,6 +141,6 @@ def test_other_libraries_are_measured(sync_db: Database, tmp_path: Path, who: st
 
 @pytest.mark.skipif(ON_DEMAND not in os.environ, reason=f"makes a virtual environment: set {ON_DEMAND}=1 to run it")
 def test_a_library_that_cannot_be_installed_is_named_with_the_reason(tmp_path: Path) -> None:
-    absent = PeerContender(who="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
+    absent = PeerContender(name="absent", script=tmp_path / "absent.py", requirements=("no such thing",))
     with pytest.raises(PeerError, match="not installable: ERROR: Invalid requirement"):
         command_of(absent, tmp_path)

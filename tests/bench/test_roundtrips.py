@@ -118,7 +118,7 @@ def test_round_trips_are_counted(sync_db: Database, monkeypatch: pytest.MonkeyPa
     result = bench("--url", url_of(sync_db), "--only", "roundtrips", "--threads", 2, "--json")
     assert result.exit_code == 0, result.stderr
     figures: list[dict[str, Any]] = json.loads(result.stdout)["roundtrips"]
-    found = {(each["operation"], each["who"]): each for each in figures}
+    found = {(each["operation"], each["name"]): each for each in figures}
     driver = found["claim, commit", "psycopg by hand"]
     assert (driver["round_trips"], driver["statements"]) == (3, 1)  # BEGIN, the statement, COMMIT
     assert driver["milliseconds"] >= 3 * 2
@@ -126,8 +126,8 @@ def test_round_trips_are_counted(sync_db: Database, monkeypatch: pytest.MonkeyPa
         ours = found[operation, "sqlqueue"]
         assert ours["round_trips"] >= ours["statements"] >= 1
     assert found["a job in a worker", "handler(session, job) that inserts a row"]["round_trips"] >= 2  # INSERT, COMMIT
-    for who in ("psycopg by hand", "sqlqueue worker"):
-        assert found["pick-up, from the commit to the handler", who]["round_trips"] >= 1
+    for name in ("psycopg by hand", "sqlqueue worker"):
+        assert found["pick-up, from the commit to the handler", name]["round_trips"] >= 1
 
 
 @pytest.mark.requires("notifies")

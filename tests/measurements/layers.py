@@ -93,7 +93,7 @@ def contenders(plan: Plan, driver: str) -> Iterator[tuple[str, Contender]]:
     """Yield what can be sampled, by name: the forms and contenders of ``sqlqueue bench --only drain``."""
     for form in drains(plan, driver):
         for each in form.contenders:
-            yield f"{form.name}: {each.who}", each
+            yield f"{form.name}: {each.name}", each
 
 
 def planned(url: str) -> Plan:
@@ -148,7 +148,17 @@ def sampled(url: str, name: str, jobs: int) -> tuple[float, dict[str, float]]:
             "--output",
             str(output),
         ]
-        program = [sys.executable, "-m", "tests.measurements.layers", url, "--who", name, "--jobs", str(jobs), "--here"]
+        program = [
+            sys.executable,
+            "-m",
+            "tests.measurements.layers",
+            url,
+            "--name",
+            name,
+            "--jobs",
+            str(jobs),
+            "--here",
+        ]
         done = subprocess.run([*record, "--", *program], capture_output=True, text=True, check=False)
         found = re.search(rf"^{CPU}(\S+)$", done.stdout, re.MULTILINE)
         if found is None or not output.exists():
@@ -161,18 +171,18 @@ def sampled(url: str, name: str, jobs: int) -> tuple[float, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("url", metavar="URL")
-    parser.add_argument("--who", action="append", metavar="NAME", help="part of the name of what is sampled")
+    parser.add_argument("--name", action="append", metavar="NAME", help="part of the name of what is sampled")
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.here:
-        drain(wanted.url, wanted.who[0], wanted.jobs)
+        drain(wanted.url, wanted.name[0], wanted.jobs)
         return
     names = [name for name, _ in contenders(planned(wanted.url), reached(wanted.url).driver)]
-    parts = wanted.who or ["worker, handler(job)"]
+    parts = wanted.name or ["worker, handler(job)"]
     chosen = [name for name in names if any(part in name for part in parts)]
     if not chosen:
-        raise SystemExit("--who takes part of one of these names:\n" + "\n".join(names))
+        raise SystemExit("--name takes part of one of these names:\n" + "\n".join(names))
     for name in chosen:
         seconds, layers = sampled(wanted.url, name, wanted.jobs)
         print(f"\n{name}: {seconds * 1_000_000 / wanted.jobs:,.1f} microseconds of CPU per job\n")

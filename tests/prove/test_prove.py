@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import URL, create_engine, inspect, make_url
 
 from sqlqueue.evaluation.prove.models import Base, Task
-from sqlqueue.evaluation.prove.report import Promise, Report
+from sqlqueue.evaluation.prove.report import Promise, Proof
 from tests.support.harness import Database
 from tests.support.processes import PROGRAM
 from tests.support.workers import eventually
@@ -121,5 +121,5 @@ def test_an_unobserved_promise_is_not_proven() -> None:
     seen = Promise(promise="a", observed=1, broken=0, observation="")
     unseen = Promise(promise="b", observed=0, broken=0, observation="")
     given = {"engine": "", "version": "", "seconds": 0.0, "faults": {}, "recovery": {}}
-    assert Report(promises=[seen], **given).is_ok
-    assert not Report(promises=[seen, unseen], **given).is_ok
+    assert Proof(promises=[seen], **given).is_ok
+    assert not Proof(promises=[seen, unseen], **given).is_ok

@@ -31,7 +31,7 @@ _RESOLUTION = 0.001
 class Contender:
     """One way to do some work: its name, its kind, and the function that creates it."""
 
-    who: str
+    name: str
     kind: ContenderKind
     make: MakeWorkload
     model: type[Any] | None = None
@@ -66,7 +66,7 @@ class Contest:
     def hold(self, forms: Sequence[Form], processes: Sequence[int], measure: Measure) -> list[Figure]:
         """Measure all contenders in every round, comparable ones one after the other, and return their figures."""
         entries = [
-            (form, contender, Entry(form=form.name, who=contender.who, kind=contender.kind, processes=n, rounds=[]))
+            (form, contender, Entry(form=form.name, name=contender.name, kind=contender.kind, processes=n, rounds=[]))
             for n in processes
             for form in forms
             for contender in form.contenders
@@ -74,7 +74,7 @@ class Contest:
         for number in range(1, self.plan.rounds + 1):
             for form, contender, entry in entries:
                 self._say(
-                    f"round {number} of {self.plan.rounds}, {entry.processes} process(es), {form.name}: {entry.who}"
+                    f"round {number} of {self.plan.rounds}, {entry.processes} process(es), {form.name}: {entry.name}"
                 )
                 entry.rounds.append(measure(self, contender, form.jobs, entry.processes))
         all_entries = [entry for _, _, entry in entries]

@@ -44,7 +44,7 @@ class Figure:
     """The result of one contender in all rounds."""
 
     form: str
-    who: str
+    name: str
     kind: ContenderKind
     processes: int
     jobs_per_second: Spread
@@ -61,7 +61,7 @@ class Entry:
     """A contender and its rounds."""
 
     form: str
-    who: str
+    name: str
     kind: ContenderKind
     processes: int
     rounds: list[Round]
@@ -75,7 +75,7 @@ class Entry:
         """Return the figure of this contender, compared with the baselines among ``entries``."""
         return Figure(
             form=self.form,
-            who=self.who,
+            name=self.name,
             kind=self.kind,
             processes=self.processes,
             jobs_per_second=Spread.of([each.jobs_per_second for each in self.rounds]),

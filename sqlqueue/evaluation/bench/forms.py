@@ -115,8 +115,8 @@ def _form(name: str, jobs: int, contenders: Sequence[Contender], *more: Contende
     return Form(name=name, jobs=jobs, contenders=[*contenders, *more])
 
 
-def _worker(who: str, register: Register) -> Contender:
-    return Contender(who=who, kind="sqlqueue", make=partial(Working, register=register))
+def _worker(name: str, register: Register) -> Contender:
+    return Contender(name=name, kind="sqlqueue", make=partial(Working, register=register))
 
 
 def _loops(
@@ -130,8 +130,8 @@ def _loops(
 
 def _ways(driver: str, ours: str | None, make: Callable[[Clients], Any]) -> list[Contender]:
     return [
-        Contender(who=ours if kind == "sqlqueue" and ours else who, kind=kind, make=make(clients))
-        for who, kind, clients in ways(driver)
+        Contender(name=ours if kind == "sqlqueue" and ours else name, kind=kind, make=make(clients))
+        for name, kind, clients in ways(driver)
         if kind != "sqlqueue" or ours is not None
     ]
 

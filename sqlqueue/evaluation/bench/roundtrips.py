@@ -48,7 +48,7 @@ class RoundTrips:
     """The costs of an operation, as medians; those of a worker's job are averages."""
 
     operation: str
-    who: str
+    name: str
     statements: float | None
     """``None`` where they are not counted."""
     round_trips: float
@@ -80,12 +80,12 @@ class _Meter:
             _Sample(self._counter.statements - statements, self._proxy.round_trips - trips, seconds)
         )
 
-    def results(self, who: str) -> list[RoundTrips]:
+    def results(self, name: str) -> list[RoundTrips]:
         """Return the medians without the warm-up."""
         return [
             RoundTrips(
                 operation=operation,
-                who=who,
+                name=name,
                 statements=median(each.statements for each in counted),
                 round_trips=median(each.round_trips for each in counted),
                 milliseconds=_milliseconds([each.seconds for each in counted]),
@@ -113,12 +113,12 @@ def measure_round_trips(
         behind = replace(plan, url=through.url, processes=(1,))
         contest = Contest(behind, engine, ProcessPool([]), say)
         found: list[RoundTrips] = []
-        for who, _, clients in contenders:
-            say(f"single operations: {who}")
-            found += _operations(contest, through, who, clients)
-        for who, handler in _HANDLERS.items():
-            say(f"worker, {who}")
-            found.append(_job(contest, through, who, partial(Working, register=partial(handle, handler=handler))))
+        for name, _, clients in contenders:
+            say(f"single operations: {name}")
+            found += _operations(contest, through, name, clients)
+        for name, handler in _HANDLERS.items():
+            say(f"worker, {name}")
+            found.append(_job(contest, through, name, partial(Working, register=partial(handle, handler=handler))))
         say("pick-up")
         if listens:
             found.append(
@@ -128,14 +128,14 @@ def measure_round_trips(
         return [*found, _pickup(engine, through, "sqlqueue worker", worker)]
 
 
-def _operations(contest: Contest, through: Proxy, who: str, clients: Clients) -> list[RoundTrips]:
+def _operations(contest: Contest, through: Proxy, name: str, clients: Clients) -> list[RoundTrips]:
     counter = StatementCounter()
     meter = _Meter(through, counter)
     contest.renew()
     with clients(contest.plan, counter, 1) as (client,):
         for _ in range(_WARM + _COUNTED):
             _once(client, meter, contest.plan.text)
-    return meter.results(who)
+    return meter.results(name)
 
 
 def _once(client: Client, meter: _Meter, text: str) -> None:
@@ -155,7 +155,7 @@ def _once(client: Client, meter: _Meter, text: str) -> None:
         client.commit()
 
 
-def _job(contest: Contest, through: Proxy, who: str, make: MakeWorkload) -> RoundTrips:
+def _job(contest: Contest, through: Proxy, name: str, make: MakeWorkload) -> RoundTrips:
     contest.renew()
     with process_pool(contest.plan) as workers, workers.prepared(make, 1) as work:
         for jobs in (_WARM, _JOBS):
@@ -164,7 +164,7 @@ def _job(contest: Contest, through: Proxy, who: str, make: MakeWorkload) -> Roun
             trips = through.round_trips - before
     return RoundTrips(
         operation="a job in a worker",
-        who=who,
+        name=name,
         statements=round(spent.statements / _JOBS, 2),
         round_trips=round(trips / _JOBS, 2),
         milliseconds=None,
@@ -183,7 +183,7 @@ def _filled(contest: Contest, jobs: int) -> Callable[[], bool]:
     return is_done
 
 
-def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextManager[ChildProcess]) -> RoundTrips:
+def _pickup(engine: Engine, through: Proxy, name: str, process: AbstractContextManager[ChildProcess]) -> RoundTrips:
     """Measure the round trips and the time between a commit, which does not go through the proxy, and the handler's
     start."""
     make, samples = sessions(engine), list[tuple[int, float]]()
@@ -201,7 +201,7 @@ def _pickup(engine: Engine, through: Proxy, who: str, process: AbstractContextMa
     counted = samples[_WARM:]
     return RoundTrips(
         operation="pick-up, from the commit to the handler",
-        who=who,
+        name=name,
         statements=None,
         round_trips=median(trips for trips, _ in counted),
         milliseconds=_milliseconds([seconds for _, seconds in counted]),

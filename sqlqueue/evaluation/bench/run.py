@@ -67,7 +67,7 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """All results; a section is ``None`` if it was not requested."""
 
     machine: dict[str, Any]
@@ -87,7 +87,7 @@ class Report:
         return {name: value for name, value in asdict(self).items() if value is not None or name == "baseline"}
 
 
-def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
+def measured(url: str, wanted: BenchOptions, *, say: Say) -> BenchReport:
     """Measure the requested sections, drop all tables even after errors, and return the report.
 
     Raises :class:`.EvaluationError` if it cannot measure; database errors are raised unchanged.
@@ -106,7 +106,7 @@ def measured(url: str, wanted: BenchOptions, *, say: Say) -> Report:
             for name in _MEASURES
             if name in wanted.sections
         }
-        return Report(
+        return BenchReport(
             machine=machine_facts(engine),
             wanted=wanted,
             baseline=engine.driver if engine.driver in BASELINES else None,

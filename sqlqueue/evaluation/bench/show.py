@@ -15,10 +15,10 @@ from .growth import HeldSnapshot
 from .peers.show import show_peers
 from .pickup import Delays, Pickup
 from .roundtrips import RoundTrips
-from .run import Grown, Report
+from .run import BenchReport, Grown
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: BenchReport) -> None:
     """Print ``report`` as tables."""
     _show_facts(console, report.machine)
     if report.wanted.delay:
@@ -64,7 +64,7 @@ def _show_contest(console: Console, title: str, figures: Sequence[Figure]) -> No
 def _contest_cells(figure: Figure) -> list[str]:
     rate = figure.jobs_per_second
     return [
-        f"  {figure.who}",
+        f"  {figure.name}",
         f"{rate.median:,.0f} ({rate.least:,.0f}-{rate.most:,.0f})",
         *(_ratio(figure.ratios.get(kind)) for kind in BASELINE_KINDS),
         f"{figure.cpu_ms_per_1000:,.0f}",
@@ -112,7 +112,7 @@ def _show_round_trips(console: Console, figures: Sequence[RoundTrips]) -> None:
         table.add_row(f"[b]{operation}")
         for figure in group:
             cells = (figure.round_trips, figure.statements, figure.milliseconds)
-            table.add_row(f"  {figure.who}", *("" if each is None else f"{each:.2f}" for each in cells))
+            table.add_row(f"  {figure.name}", *("" if each is None else f"{each:.2f}" for each in cells))
     console.print(table)
 
 

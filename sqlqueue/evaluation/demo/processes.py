@@ -18,14 +18,14 @@ from ..processes import ChildProcess
 from .worker import indexer
 
 
-class WorkerProcesses:
+class DemoWorkers:
     """The worker processes.  Leaving the ``with`` block kills those that still run."""
 
     def __init__(self, count: int, url: URL, folder: Path) -> None:
         CONTEXT.set_forkserver_preload([__name__])
-        self._processes = [_WorkerProcess(f"worker {n}", url, folder) for n in range(1, count + 1)]
+        self._processes = [_DemoWorker(f"worker {n}", url, folder) for n in range(1, count + 1)]
 
-    def __enter__(self) -> WorkerProcesses:
+    def __enter__(self) -> DemoWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +70,7 @@ class WorkerProcesses:
         return [process.name for process in self._processes if process.has_crashed]
 
 
-class _WorkerProcess(ChildProcess):
+class _DemoWorker(ChildProcess):
     def __init__(self, name: str, url: URL, folder: Path) -> None:
         super().__init__(name, _main, name, url, folder)
         self._killed = False

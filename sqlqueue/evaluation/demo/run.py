@@ -15,7 +15,7 @@ from ..database import sessions
 from .display import Display
 from .folder import Found
 from .models import File
-from .processes import WorkerProcesses
+from .processes import DemoWorkers
 from .tally import Tally, count
 
 _TICK = 0.1
@@ -27,7 +27,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
     Session = sessions(engine)
     with Session.begin() as session:
         session.enqueue(File, [{"path": file.path, "size": file.size} for file in found])
-    with WorkerProcesses(workers, engine.url, folder) as processes, display.progress(len(found)) as show:
+    with DemoWorkers(workers, engine.url, folder) as processes, display.progress(len(found)) as show:
         victim = processes.start()
         started = time.monotonic()
         for stats in _watched(processes, Session):
@@ -45,7 +45,7 @@ def run(engine: Engine, folder: Path, found: Sequence[Found], workers: int, disp
     return tally
 
 
-def _watched(processes: WorkerProcesses, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
+def _watched(processes: DemoWorkers, Session: sessionmaker[QueueSession]) -> Iterator[QueueStats]:
     """Yield the statistics repeatedly, until all files are finished or all workers have ended."""
     last, moved = None, time.monotonic()
     while processes.is_alive:
@@ -66,7 +66,7 @@ def _is_time(stats: QueueStats, seconds: float) -> bool:
     return stats[Status.COMPLETED] > 0 or stats[Status.AVAILABLE] == 0 or seconds > _LEASE / 2
 
 
-def _killed(processes: WorkerProcesses, name: str, Session: sessionmaker[QueueSession]) -> str:
+def _killed(processes: DemoWorkers, name: str, Session: sessionmaker[QueueSession]) -> str:
     pid = processes.kill(name)
     with Session() as session:
         held = session.stats(File, File.claimed_by == name)[Status.RUNNING]

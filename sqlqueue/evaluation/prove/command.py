@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..command import Url, exit_codes, output
 from .database import tables
-from .report import Report
+from .report import Proof
 from .run import proven
 
 Minutes = Annotated[float, typer.Option("--minutes", min=0, help="How long faults are injected.")]
@@ -51,7 +51,7 @@ def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = 
     raise typer.Exit(0 if report.is_ok else 1)
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: Proof) -> None:
     """Print the promises with their observations, the faults and the verdict."""
     table = Table("Promise", "", "Observed", "Broken", "What was observed")
     for index in (2, 3):

@@ -26,7 +26,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Proof:
     """The results of a run."""
 
     engine: str

@@ -22,7 +22,7 @@ from ..errors import EvaluationError
 from .faults import Faults
 from .models import LEASE, Account, Receipt, Task
 from .processes import WorkerProcesses
-from .report import Promise, Report
+from .report import Promise, Proof
 from .scenarios import SCENARIOS, Observed, Scenario
 from .worker import WORK
 
@@ -31,7 +31,7 @@ _PATIENCE = 90.0
 Show = Callable[[str], None]
 
 
-def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Report:
+def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Proof:
     """Inject faults for ``duration`` while running the scenarios, wait for all tasks, and return the observations."""
     if not hasattr(signal, "SIGSTOP"):
         raise EvaluationError("this operating system cannot suspend and resume processes: run it on Linux or macOS")
@@ -53,7 +53,7 @@ def proven(engine: Engine, duration: timedelta, workers: int, show: Show) -> Rep
     seconds = time.monotonic() - begun
     with Session() as session:
         promises = [*_tallied(session, faults.enqueued), _stayed(faults, died), *scenarios.promises()]
-    return Report(
+    return Proof(
         engine=adapter_for(engine.dialect).product.name,
         version=".".join(map(str, engine.dialect.server_version_info or ())),
         seconds=seconds,

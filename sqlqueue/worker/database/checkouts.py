@@ -72,7 +72,7 @@ owner: ContextVar[Owner | None] = ContextVar("sqlqueue.owner", default=None)
 """The owner that checks out connections in this thread, or in this chain of coroutines."""
 _single_writers: dict[Hashable, FairLock] = {}
 """For each database that allows one writer at a time, the lock for a turn to write in this process."""
-_tracked: weakref.WeakKeyDictionary[Engine, _Pool] = weakref.WeakKeyDictionary()
+_tracked: weakref.WeakKeyDictionary[Engine, _TrackedPool] = weakref.WeakKeyDictionary()
 
 
 def observe(engine: Engine) -> None:
@@ -83,7 +83,7 @@ def observe(engine: Engine) -> None:
     """
     if engine in _tracked:
         return
-    pool = _tracked[engine] = _Pool(adapter_for(engine.dialect).network)
+    pool = _tracked[engine] = _TrackedPool(adapter_for(engine.dialect).network)
     event.listen(engine, "do_connect", pool.on_connecting)
     event.listen(engine, "connect", pool.on_connect, insert=True)  # before statements that prepare the connection
     event.listen(engine, "checkout", pool.on_checkout)
@@ -132,7 +132,7 @@ def shut_down_idle(engines: Iterable[Engine]) -> None:
             _tracked[engine].shut_down_idle()
 
 
-class _Pool:
+class _TrackedPool:
     """The tracked connections of one engine."""
 
     def __init__(self, network: Network) -> None:

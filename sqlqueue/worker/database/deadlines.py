@@ -100,13 +100,13 @@ class Deadline:
     def __enter__(self) -> Self:
         self._token = owner.set(self)
         self._expect(self._within)
-        _watchdog.add(self)
+        _deadline_thread.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._is_over = True
         self._end_turn()
-        _watchdog.remove(self)
+        _deadline_thread.remove(self)
         if self._token is not None:
             owner.reset(self._token)
         if error is not None and self._is_silent and not isinstance(error, NoResponse):
@@ -171,7 +171,7 @@ class Deadline:
             logger.warning("no response for %s: the connection is closed, and another is opened", spoken(self._within))
             if not self._shut_down_all():
                 shut_down_idle(tuple(self._engines))
-            _watchdog.suspect(self._engines)
+            _deadline_thread.suspect(self._engines)
 
     def suspect(self, engines: Collection[Engine]) -> None:
         """Suspect the connections of application code, since another one of these engines has fallen silent."""
@@ -236,7 +236,7 @@ class LibraryDeadline(Deadline):
         super().__exit__(kind, error, traceback)
 
 
-class _Watchdog:
+class _DeadlineThread:
     """A thread that checks the deadlines while there are any."""
 
     def __init__(self) -> None:
@@ -281,4 +281,4 @@ class _Watchdog:
             logger.exception("cannot close a silent connection")
 
 
-_watchdog = _Watchdog()
+_deadline_thread = _DeadlineThread()

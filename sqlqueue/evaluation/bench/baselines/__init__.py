@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 from .driver import DriverClient
 from .psycopg import Psycopg
 from .pymysql import PyMySQL
-from .sqlite import SQLite
+from .sqlite import Sqlite3
 
-BASELINES: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMySQL, "pysqlite": SQLite}
+BASELINES: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMySQL, "pysqlite": Sqlite3}
 """Baselines by SQLAlchemy's name of the driver."""
 
 

@@ -15,7 +15,7 @@ _RUNNING = f"status = 'running', available_at = {_LATER}, claim_token = 1"
 _COMPLETED = f"status = 'completed', available_at = {_NOW}, finished_at = {_NOW}"
 
 
-class SQLite(DriverClient):
+class Sqlite3(DriverClient):
     """A queue for SQLite that uses only sqlite3."""
 
     skips_locked = False

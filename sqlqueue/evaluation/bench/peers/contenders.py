@@ -19,7 +19,7 @@ class PeerError(Exception):
 class PeerContender:
     """A library, and a form of handler."""
 
-    who: str
+    name: str
     script: Path
     form: str = ""
     requirements: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class PeerContender:
         return f"sqlqueue_bench_{self.script.stem}_{self.form}".rstrip("_")
 
 
-def _own(who: str, script: str, form: str, *parts: Part, in_threads: bool = False) -> PeerContender:
+def _own(name: str, script: str, form: str, *parts: Part, in_threads: bool = False) -> PeerContender:
     return PeerContender(
-        who=who, script=_SCRIPTS / script, form=form, in_threads=in_threads, parts=frozenset(parts) or _ALL
+        name=name, script=_SCRIPTS / script, form=form, in_threads=in_threads, parts=frozenset(parts) or _ALL
     )
 
 
 def _library(name: str, *requirements: str) -> PeerContender:
-    return PeerContender(who=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
+    return PeerContender(name=name, script=_SCRIPTS / f"with_{name}.py", requirements=(name, *requirements))
 
 
 BASELINE = "psycopg by hand"
@@ -57,5 +57,5 @@ CONTENDERS = (
     _library("oban"),
     _library("chancy"),
     _library("procrastinate", "psycopg[binary]"),
-    PeerContender(who="graphile-worker", script=_SCRIPTS / "with_graphile.cjs", requirements=("graphile-worker",)),
+    PeerContender(name="graphile-worker", script=_SCRIPTS / "with_graphile.cjs", requirements=("graphile-worker",)),
 )

@@ -30,10 +30,10 @@ class Latency:
 
 
 @dataclass(slots=True, kw_only=True)
-class Results:
+class ContenderResults:
     """The results of a contender, a value for each round."""
 
-    who: str
+    name: str
     version: str = ""
     drains: dict[int, list[Drained]] = field(default_factory=dict)
     """By number of processes."""
@@ -45,7 +45,7 @@ class Results:
 class PeerFigure:
     """The medians of a contender; ``None`` or empty for values that are not measured for it."""
 
-    who: str
+    name: str
     version: str
     jobs_per_second: dict[int, Spread]
     """By number of processes."""
@@ -56,7 +56,7 @@ class PeerFigure:
     enqueue_p50: float | None
     """Milliseconds to enqueue one job and commit."""
     pickup: Latency | None
-    rounds: Results
+    rounds: ContenderResults
 
 
 def drained(reports: Sequence[dict[str, Any]], jobs: int, *, is_done: bool) -> Drained:
@@ -89,7 +89,7 @@ def latency(sent: Sequence[tuple[int, float, float]], marks: Sequence[tuple[int,
     )
 
 
-def _ratios(mine: Results, baseline: Results) -> dict[int, Spread]:
+def _ratios(mine: ContenderResults, baseline: ContenderResults) -> dict[int, Spread]:
     return {
         processes: Spread.of(
             [
@@ -101,12 +101,12 @@ def _ratios(mine: Results, baseline: Results) -> dict[int, Spread]:
     }
 
 
-def figure_of(results: Results, baseline: Results | None) -> PeerFigure:
+def figure_of(results: ContenderResults, baseline: ContenderResults | None) -> PeerFigure:
     """Return the medians of ``results``, compared with ``baseline`` in each round."""
     first, *_ = results.drains.values()
     pickups = results.pickups
     return PeerFigure(
-        who=results.who,
+        name=results.name,
         version=results.version,
         jobs_per_second={
             processes: Spread.of([each.jobs_per_second for each in drains])

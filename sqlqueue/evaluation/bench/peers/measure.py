@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine, inspect, text
 from ...errors import EvaluationError
 from .contenders import BASELINE, CONTENDERS, PeerContender, PeerError
 from .environment import command_of
-from .figures import Drained, Latency, PeerFigure, Results, drained, figure_of, latency
+from .figures import ContenderResults, Drained, Latency, PeerFigure, drained, figure_of, latency
 from .process import Script, script
 
 Say: TypeAlias = Callable[[str], None]
@@ -62,19 +62,19 @@ def measure_peers(
     missing: dict[str, str] = {}
     with ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlqueue-bench-")))
-        ready: dict[PeerContender, tuple[tuple[str, ...], Results]] = {}
+        ready: dict[PeerContender, tuple[tuple[str, ...], ContenderResults]] = {}
         for each in contenders:
-            say(f"installing {each.who}")
+            say(f"installing {each.name}")
             with _reported(each, missing):
-                ready[each] = command_of(each, place), Results(who=each.who)
+                ready[each] = command_of(each, place), ContenderResults(name=each.name)
         for number in range(1, plan.rounds + 1):
             for each, (command, results) in ready.items():
-                if each.who not in missing:
-                    say(f"round {number} of {plan.rounds}: {each.who}")
+                if each.name not in missing:
+                    say(f"round {number} of {plan.rounds}: {each.name}")
                     with _reported(each, missing), _schema(engine, each.schema):
                         _Turn(engine, plan, each, command, results).take()
-    found = [results for each, (_, results) in ready.items() if each.who not in missing]
-    baseline = next((results for results in found if results.who == BASELINE), None)
+    found = [results for each, (_, results) in ready.items() if each.name not in missing]
+    baseline = next((results for results in found if results.name == BASELINE), None)
     figures = [figure_of(results, baseline) for results in found]
     return PeerReport(figures=figures, missing=missing)
 
@@ -89,7 +89,7 @@ def _reported(contender: PeerContender, missing: dict[str, str]) -> Iterator[Non
     try:
         yield
     except PeerError as error:
-        missing[contender.who] = str(error)
+        missing[contender.name] = str(error)
 
 
 @contextmanager
@@ -113,7 +113,12 @@ class _Turn:
     """One contender in one round."""
 
     def __init__(
-        self, engine: Engine, plan: PeerPlan, contender: PeerContender, command: Sequence[str], results: Results
+        self,
+        engine: Engine,
+        plan: PeerPlan,
+        contender: PeerContender,
+        command: Sequence[str],
+        results: ContenderResults,
     ) -> None:
         self._engine = engine
         self._plan = plan

@@ -33,15 +33,15 @@ def show_peers(console: Console, report: PeerReport) -> None:
     for figure in report.figures:
         table.add_row(*_cells(figure, processes))
     console.print(table)
-    for who, reason in report.missing.items():
-        console.print(f"{who} was not measured: {escape(reason)}")
+    for name, reason in report.missing.items():
+        console.print(f"{name} was not measured: {escape(reason)}")
 
 
 def _cells(figure: PeerFigure, processes: list[int]) -> list[str]:
     pickup = figure.pickup
     delays = (pickup.p50, pickup.p99, pickup.from_call_p50) if pickup else (None, None, None)
     return [
-        f"{figure.who} {figure.version}",
+        f"{figure.name} {figure.version}",
         *chain(*((_median(figure.jobs_per_second, n, ",.0f"), _median(figure.ratios, n, ".2f")) for n in processes)),
         "" if figure.cpu_ms_per_1000 is None else f"{figure.cpu_ms_per_1000:,.0f}",
         *("" if value is None else f"{value:.1f}" for value in (figure.enqueue_p50, *delays)),
