@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
 from ...operations.claim_query import ClaimQuery
 from ...operations.claiming import claim_matching
@@ -53,6 +54,8 @@ class Fetcher(BaseFetcher):
         self._adapter = context.adapter(handler.spec)
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
+        self._told = False
+        """Whether the loop has been told of room since it last checked: each call from another thread wakes it."""
         self._draining = self._claiming = False
         self._has_lease = handler.mode == "lease"
         self._jobs: set[Job] = set()
@@ -150,6 +153,7 @@ class Fetcher(BaseFetcher):
         """Wait until claiming is worth a statement.  Returns how many tasks to claim."""
         while True:
             self._room.clear()
+            self._told = False  # before the jobs are counted: one that ends after this tells the loop again
             ahead = self._ahead()
             most = self.slots + ahead
             self._enough = most - max(1, ahead // 2 or self._freed_soon())
@@ -188,8 +192,9 @@ class Fetcher(BaseFetcher):
         name, tokens = self._context.name, self._context.tokens
         tasks = claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
         crashes = self.handler.spec.attributes["crashes"]
-        for task in tasks:
-            getattr(task, crashes)  # the handler's loader options may have deferred it
+        if tasks and crashes in instance_state(tasks[0]).unloaded:  # loader options have deferred it
+            for task in tasks:
+                getattr(task, crashes)
         return tasks
 
     def _start(self, jobs: Sequence[Job]) -> None:
@@ -284,5 +289,6 @@ class Fetcher(BaseFetcher):
         self._durations.add(job.seconds)
         self._context.settle(job, outcome if self._has_lease else None)
         self._jobs.discard(job)  # last: the completer is not closed before the fetcher is idle
-        if len(self._jobs) <= self._enough and not self._room.is_set():
+        if len(self._jobs) <= self._enough and not self._told:
+            self._told = True
             soon(self._loop, self._room.set)
