@@ -20,12 +20,14 @@ _LAST_DATA_SENT = 44
 class Socket:
     """The socket of a connection, which any thread can shut down, even while another one waits for data."""
 
-    __slots__ = ("__weakref__", "_descriptor", "_identity")
+    __slots__ = ("__weakref__", "_descriptor", "_identity", "is_idle")
 
     def __init__(self, descriptor: int) -> None:
         """Raises :class:`OSError` if ``descriptor`` is not open."""
         self._descriptor = descriptor
         self._identity = os.fstat(descriptor).st_ino
+        self.is_idle = True
+        """Whether its connection waits in a pool."""
 
     def shut_down(self) -> bool:
         """Shut the socket down in both directions, which wakes waiting threads.  Returns false if it is closed already.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, literal, literal_column
@@ -44,9 +45,11 @@ class Fence:
         """The criterion of tasks that were enqueued again while they ran, which cleared their ``claimed_at``."""
         return None if self.only_locked else self.spec["claimed_at"].is_(None)
 
-    def marks(self, claim: Claim) -> tuple[int, ...]:
-        """Return the values of :attr:`marked` in the row while ``claim`` holds it."""
-        return (claim.attempt,) if self.only_locked else (claim.attempt, claim.token)
+    def marks(self, claims: Sequence[Claim]) -> list[tuple[int, ...]]:
+        """Return the values of :attr:`marked` in the rows while ``claims`` hold them."""
+        if self.only_locked:
+            return [(claim.attempt,) for claim in claims]
+        return [(claim.attempt, claim.token) for claim in claims]
 
     @property
     def marked(self) -> tuple[ColumnElement[int], ...]:

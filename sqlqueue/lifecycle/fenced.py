@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -46,7 +46,7 @@ class FencedClaims:
 
     def of(self, claims: Sequence[Claim]) -> FencedClaims:
         """Return a copy with only ``claims``, a subset of these."""
-        return replace(self, claims=claims)
+        return FencedClaims(self.adapter, self.session, self.fence, claims)
 
     def without(self, identities: Container[Identity]) -> FencedClaims:
         """Return a copy without the claims of these rows."""
@@ -95,13 +95,14 @@ class FencedClaims:
     @cached_property
     def _are_alike(self) -> bool:
         """Whether all claims have the same marks: one call made them, with the same attempt number."""
-        return len({self.fence.marks(claim) for claim in self.claims}) == 1
+        return len(set(self.fence.marks(self.claims))) == 1
 
     def criterion(self) -> Criterion:
         """Return the criterion of the rows that these claims still hold."""
         keys = self.adapter.keys.key_in(self.spec, self.identities)
         if self._are_alike:
-            marks = zip(self.fence.marked, self.fence.marks(self.claims[0]), strict=True)
+            (mine,) = self.fence.marks(self.claims[:1])
+            marks = zip(self.fence.marked, mine, strict=True)
             return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
         # also the keys alone, so that an index finds the rows
         return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
@@ -120,7 +121,8 @@ class FencedClaims:
         names = self.adapter.keys.key_names(self.spec, self.identities)
         if not self._are_alike:
             return {**names, **self.adapter.keys.row_names(self._rows)}
-        return {**names, **dict(zip(_MARKS, self.fence.marks(self.claims[0]), strict=False))}
+        (mine,) = self.fence.marks(self.claims[:1])
+        return {**names, **dict(zip(_MARKS, mine, strict=False))}
 
     @property
     def _columns(self) -> Sequence[ColumnElement[Any]]:
@@ -128,4 +130,4 @@ class FencedClaims:
 
     @property
     def _rows(self) -> list[Identity]:
-        return [(*claim.identity, *self.fence.marks(claim)) for claim in self.claims]
+        return [(*key, *marks) for key, marks in zip(self.identities, self.fence.marks(self.claims), strict=True)]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy.orm import InstanceState, Session
-from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.attributes import instance_dict, instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.claim import Claim, new_token
@@ -153,7 +153,7 @@ def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> 
     more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        number, since = getattr(task, attempt) + more, None if more else instance_state(task).dict.get(claimed_at)
+        number, since = getattr(task, attempt) + more, None if more else instance_dict(task).get(claimed_at)
         made = Claim(type(task), spec.identity_of(task), number, token, name, since)
         holds.append((instance_state(task), Hold(made, locked_by)))
     ledger_of(session).remember(session, holds)

@@ -214,24 +214,20 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
 def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
     spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
+    history = history_of(spec.table.metadata)
     lost: list[Claim] = []
     for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(fenced.of(some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
-        if settlement.how is not None:
-            _record(fenced.of([claim for claim in some if claim.identity in kept]), settlement)
+        if settlement.how is not None and history is not None:
+            held = [claim for claim in some if claim.identity in kept]
+            record(adapter, fenced.session, held, settlement.told(history.options))
     for kind in kinds_of(spec) if settlement.how is not None else ():
         # free the slots of lost claims as well, but not those of claims that were skipped because they are locked
         done = claims if fenced.fence.waits else [claim for claim in claims if claim not in lost]
         kind.settled(adapter, fenced.session, spec, done)
     return lost
-
-
-def _record(settled: FencedClaims, settlement: Settlement) -> None:
-    history = history_of(settled.spec.table.metadata)
-    if history is not None:
-        record(settled.adapter, settled.session, settled.claims, settlement.told(history.options))
 
 
 def _of_different_rows(claims: Sequence[Claim]) -> Iterator[Sequence[Claim]]:

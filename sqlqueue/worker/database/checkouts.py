@@ -142,7 +142,8 @@ class _TrackedPool:
         self._given: set[str] = set()
         """The arguments for drivers that the application has not set."""
         self._lock = threading.Lock()
-        self._idle: weakref.WeakSet[Socket] = weakref.WeakSet()
+        """Held to change and to copy the set of sockets."""
+        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
 
     def on_connecting(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> None:
         if self.within is None:
@@ -154,16 +155,12 @@ class _TrackedPool:
 
     def on_connect(self, _: object, record: Any) -> None:
         self._network.lift_limits(record.driver_connection, self._given)
-        sock = self._socket_of(record)
-        if sock is not None:
-            with self._lock:
-                self._idle.add(sock)
+        self._socket_of(record)
 
     def on_checkout(self, _: object, record: Any, proxy: Any) -> None:
         sock = self._socket_of(record)
         if sock is not None:
-            with self._lock:
-                self._idle.discard(sock)
+            sock.is_idle = False
         owned_by = owner.get()
         if owned_by is not None:
             record.info[_OWNER] = owned_by
@@ -180,13 +177,11 @@ class _TrackedPool:
             undo()
         sock = record.info.get(_SOCKET)
         if sock is not None:
-            with self._lock:
-                self._idle.add(sock)
+            sock.is_idle = True
 
     def shut_down_idle(self) -> None:
         with self._lock:
-            idle = tuple(self._idle)
-            self._idle.clear()
+            idle = [sock for sock in self._sockets if sock.is_idle]
         for sock in idle:
             sock.shut_down()
 
@@ -202,7 +197,10 @@ class _TrackedPool:
             if descriptor is None:
                 return None
             keep_alive(descriptor, within)
-            return Socket(descriptor)
+            sock = Socket(descriptor)
         except Exception:
             # a driver may raise anything if the connection was just lost; the code that uses it will notice
             return None
+        with self._lock:
+            self._sockets.add(sock)
+        return sock

@@ -7,10 +7,10 @@ This is safe whatever happened to the transaction: it was committed or rolled ba
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from contextvars import Token
 from datetime import timedelta
 from typing import Self
@@ -143,17 +143,20 @@ class Deadline:
         if self._is_silent:
             raise NoResponse(self._within)
 
-    @contextmanager
-    def suspended(self, within: timedelta | None) -> Iterator[None]:
-        """Suspend the deadline during application code, or set it to ``within`` and a grace period."""
+    def suspended(self, within: timedelta | None) -> _Suspension:
+        """Return a context for application code, with no deadline or one of ``within`` and a grace period."""
+        return _Suspension(self, within)
+
+    def suspend(self, within: timedelta | None) -> None:
+        """Begin :meth:`suspended`."""
         self._is_suspended, self.expires_at = True, None
         if within is not None:
             self._expect(within + timedelta(seconds=GRACE))
-        try:
-            yield
-        finally:
-            self._is_suspended = self._is_suspected = False
-            self._expect(self._within)
+
+    def resume(self) -> None:
+        """End :meth:`suspended`."""
+        self._is_suspended = self._is_suspected = False
+        self._expect(self._within)
 
     def end_soon(self) -> None:
         """Set the deadline to a grace period from now.  Thread-safe."""
@@ -210,6 +213,19 @@ class Deadline:
             self.expires_at = time.monotonic() + within.total_seconds()
 
 
+class _Suspension:
+    """A context for application code within a transaction."""
+
+    def __init__(self, deadline: Deadline, within: timedelta | None) -> None:
+        self._deadline, self._within = deadline, within
+
+    def __enter__(self) -> None:
+        self._deadline.suspend(self._within)
+
+    def __exit__(self, *_: object) -> None:
+        self._deadline.resume()
+
+
 class LibraryDeadline(Deadline):
     """A deadline for a transaction with the library's own statements only, which show whether the database responds."""
 
@@ -242,16 +258,16 @@ class _DeadlineThread:
     def __init__(self) -> None:
         self._deadlines: set[Deadline] = set()
         self._some = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._process: int | None = None
+        """The process in which the thread runs: a fork does not copy it."""
 
     def add(self, deadline: Deadline) -> None:
         self._deadlines.add(deadline)
-        if self._some.is_set() and self._thread is not None and self._thread.is_alive():
-            return
-        self._some.set()
-        if self._thread is None or not self._thread.is_alive():  # the latter after a fork
-            self._thread = threading.Thread(target=self._run, name="sqlqueue-watch", daemon=True)
-            self._thread.start()
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            threading.Thread(target=self._run, name="sqlqueue-watch", daemon=True).start()
+        if not self._some.is_set():
+            self._some.set()
 
     def remove(self, deadline: Deadline) -> None:
         self._deadlines.discard(deadline)

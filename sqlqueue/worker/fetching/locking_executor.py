@@ -25,7 +25,7 @@ from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
 from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, write_outcomes
-from ..running.executor import Executor, closing
+from ..running.executor import Executor, close
 from .context import WorkerContext
 from .durations import CallDurations
 from .fetcher import AHEAD
@@ -103,18 +103,19 @@ class LockingExecutor(Executor):
         if query is None:
             return False
         handed, session = self.database.open()
-        with self.watched() as deadline, closing(session):
-            tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
-            if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
-                return False
+        with self.watched() as deadline:
             transaction = _Transaction(session, handed, deadline)
             try:
+                tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
+                if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
+                    return False
                 goes_on = self._run_all(transaction, tasks, alone=alone)
                 write_outcomes(session, transaction.unwritten)
                 session.commit()
             finally:
                 for job in transaction.started:
                     self._in_flight.remove(job)
+                close(session)
         for report in transaction.reports:
             report()
         return goes_on

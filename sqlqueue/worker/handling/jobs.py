@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.attributes import instance_dict
 
 from ..._support.claim import Claim
 from ..._support.exc import ClaimLostError
@@ -48,7 +48,7 @@ class Job:
         """The claimed instance."""
         self.claim: Claim = claim_made(task)
         """The claim on it."""
-        self._loaded = instance_state(task).dict.copy()  # the handler may change the instance
+        self._loaded = instance_dict(task).copy()  # the handler may change the instance
         self.crashes: int = self._loaded.get(handler.spec.attributes["crashes"]) or 0
         """The number of processes that crashed while they ran the task; if there were any, it is a suspect."""
         self.is_counted = False

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +27,6 @@ from ..handling.outcomes import Outcome, OutcomeKind, is_signal
 from .health import Liveness
 
 logger = logger_of("sqlqueue.worker")
-_NOTHING = nullcontext()
 
 
 class Reports:
@@ -47,9 +46,9 @@ class Reports:
     wants_depth = False
     """Whether :meth:`depth` uses what it is given."""
 
-    def running(self, job: Job) -> AbstractContextManager[None]:
-        """Return a context manager around the call of the handler."""
-        return _NOTHING
+    def running(self, job: Job) -> AbstractContextManager[None] | None:
+        """Return a context manager around the call of the handler, or ``None`` if there is nothing to do."""
+        return None
 
     @property
     def wants_overview(self) -> bool:
@@ -70,7 +69,7 @@ class Reports:
         """Count claimed tasks of one handler, and log each at DEBUG."""
         self.counts["claimed"] += len(jobs)
         self.last_claim = time.monotonic()
-        for job in jobs if _is_wordy() else ():
+        for job in jobs if logger.isEnabledFor(logging.DEBUG) else ():
             self._say(logging.DEBUG, "%s claimed", job)
 
     def finished(self, job: Job, outcome: Outcome, error: BaseException | None = None) -> OutcomeKind:
@@ -78,7 +77,7 @@ class Reports:
         if error is not None:
             return self._ended_early(job, outcome, error)
         self.counts[outcome.kind] += 1
-        if _is_wordy():
+        if logger.isEnabledFor(logging.DEBUG):  # otherwise the line is not even formatted
             self._say(logging.DEBUG, "%s %s", job, outcome.kind, outcome=outcome.kind, seconds=job.seconds)
         return outcome.kind
 
@@ -209,8 +208,3 @@ def _completed_before(outcome: Outcome) -> Consequence:
 
 def _facts(claim: Claim) -> dict[str, Any]:
     return {"queue": claim.entity.__name__, "identity": claim.identity, "attempt": claim.attempt}
-
-
-def _is_wordy() -> bool:
-    """Return whether to log every job; otherwise the lines are not even formatted."""
-    return logger.isEnabledFor(logging.DEBUG)

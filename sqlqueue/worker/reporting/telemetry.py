@@ -66,7 +66,7 @@ class Telemetry(Reports):
             self._heard = not all(type(each).__module__.startswith(_SILENT) for each in providers)
         return self._heard
 
-    def running(self, job: Job) -> AbstractContextManager[None]:
+    def running(self, job: Job) -> AbstractContextManager[None] | None:
         return self._traced(job) if self._is_heard() else super().running(job)
 
     @contextmanager

@@ -19,25 +19,29 @@ class CallContext:
     def __init__(self, job: Job, reports: Reports, started: StartedTasks) -> None:
         self._job = job
         self._started = started
-        self._reporting: AbstractContextManager[None] = reports.running(job)
+        self._reporting: AbstractContextManager[None] | None = reports.running(job)
         self._slot: int | None = None
         self._token: Token[Job] | None = None
 
     def __enter__(self) -> None:
-        self._slot = self._started.begin(self._job)
-        try:
-            self._reporting.__enter__()
-        except BaseException:
-            self._started.end(self._slot)
-            raise
+        if self._started.is_recorded:
+            self._slot = self._started.begin(self._job)
+        if self._reporting is not None:
+            try:
+                self._reporting.__enter__()
+            except BaseException:
+                self._started.end(self._slot)
+                raise
         self._token = current.set(self._job)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._reporting.__exit__(kind, error, traceback)
+            if self._reporting is not None:
+                self._reporting.__exit__(kind, error, traceback)
         finally:
-            self._started.end(self._slot)
+            if self._slot is not None:
+                self._started.end(self._slot)
             if self._token is not None:
                 current.reset(self._token)

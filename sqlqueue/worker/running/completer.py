@@ -116,7 +116,7 @@ class Completer:
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
         outcomes = [(job.claim, outcome) for job, outcome in batch]
-        within = transaction_limit(min(job.handler.lease for job, _ in batch))
+        within = transaction_limit(min([job.handler.lease for job, _ in batch]))
         return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -58,6 +56,8 @@ class Executor:
         self.adapter = adapter
         self.reports = reports
         self._started = started or StartedTasks()
+        self._keeps_results = keeps_results(handler.spec)
+        self._within = transaction_limit(handler.lease)
 
     async def perform_coroutine(self, job: Job) -> Outcome | None:
         """Call a coroutine handler as :meth:`perform` does.  Losing the task cancels it."""
@@ -148,7 +148,7 @@ class Executor:
         written with others.
         """
         handed, session = self.database.open()
-        with self.watched() as deadline, closing(session):
+        with self.watched() as deadline:
             job.on_lost = deadline.end_soon
             try:
                 if not session.in_transaction():
@@ -158,19 +158,21 @@ class Executor:
                     result = self.call(handed, task)
                 _refuse_deletion(session, task)
                 job.settle()
-                is_left = is_unsettled(task) and not may_have_written(session)
-                if is_unsettled(task) and not is_left:
+                unsettled = is_unsettled(task)
+                is_left = unsettled and not may_have_written(session)
+                if unsettled and not is_left:
                     operations.complete(session, task, result)
                 session.commit()
                 return Ended(completed(result), is_written=not is_left)
             except BaseException:
                 session.rollback()  # close() alone would leave the instances as the handler changed them
                 raise
+            finally:
+                close(session)
 
     def watched(self) -> Deadline:
         """Return a context in which the library's own statements have a deadline."""
-        within = transaction_limit(self.handler.lease)
-        return Deadline(within, self.database.engines, is_async=self.handler.is_coroutine)
+        return Deadline(self._within, self.database.engines, is_async=self.handler.is_coroutine)
 
     @property
     def time_limit(self) -> timedelta | None:
@@ -209,7 +211,7 @@ class Executor:
 
     def _stored(self, result: object) -> object:
         """Return what the model stores of a result."""
-        if not keeps_results(self.handler.spec):
+        if not self._keeps_results:
             return None
         check_json("result", result)  # now, so that it fails this attempt and not a batch of others
         return result
@@ -284,13 +286,9 @@ def too_long(timeout: timedelta) -> TimeoutError:
     return TimeoutError(f"its handler ran for longer than {timeout}")
 
 
-@contextmanager
-def closing(session: Session) -> Iterator[None]:
-    """Close the session at the end of the block, even if its savepoints are gone after a deadlock."""
+def close(session: Session) -> None:
+    """Close the session, even if its savepoints are gone after a deadlock."""
     try:
-        yield
-    finally:
-        try:
-            session.close()
-        except DBAPIError:
-            session.close()  # after a deadlock that removed a savepoint, the first call fails
+        session.close()
+    except DBAPIError:
+        session.close()  # after a deadlock that removed a savepoint, the first call fails

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from ..._support.exc import ProcessDiedError
 from ...dialects.base import Adapter
 from ...operations.crashes import too_many_crashes
@@ -29,7 +31,7 @@ class IsolatedExecutor(Executor):
     def attempt(self, job: Job) -> Ended:
         ended: Ended | None = None
         try:
-            with self.reports.running(job):
+            with self.reports.running(job) or nullcontext():
                 ended = self._children.run(job)
                 if ended.error is not None:
                     raise ended.error

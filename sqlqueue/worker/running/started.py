@@ -47,6 +47,8 @@ class StartedTasks:
 
     def __init__(self, memory: Any = None) -> None:
         self._memory = memory
+        self.is_recorded = memory is not None
+        """Whether there is memory; otherwise :meth:`begin` and :meth:`end` do nothing."""
         self._free = deque(range(_FIRST, _FIRST + MAX_STARTED * SIZE, SIZE))
 
     def claim_by(self, worker: int) -> None:
