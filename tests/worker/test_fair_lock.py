@@ -6,8 +6,10 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from sqlalchemy.util import greenlet_spawn
 
+from sqlqueue.worker.concurrency import fair_lock
 from sqlqueue.worker.concurrency.fair_lock import FairLock
 from tests.support.workers import PATIENCE, eventually
 
@@ -46,7 +48,8 @@ def test_one_holder_at_a_time() -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_the_lock_is_acquired_in_waiting_order() -> None:
+def test_a_caller_that_has_waited_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "HANDED_AFTER", 0)
     lock, order = FairLock(), list[int]()
     lock.acquire(PATIENCE, is_async=False)
 
@@ -61,6 +64,32 @@ def test_the_lock_is_acquired_in_waiting_order() -> None:
             eventually(lambda number=number: len(lock._waiting) == number + 1)
         lock.release()
     assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_free_lock_is_acquired_at_once_although_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "PAUSES", (PATIENCE, PATIENCE))  # the others do not look again
+    lock = FairLock()
+    lock.acquire(PATIENCE, is_async=False)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(lock.acquire, PATIENCE, is_async=False)
+        eventually(lambda: len(lock._waiting) == 1)
+        monkeypatch.setattr(fair_lock, "HANDED_AFTER", PATIENCE)
+        lock.release()
+        assert lock.acquire(NOT_LONG, is_async=False)
+        monkeypatch.setattr(fair_lock, "HANDED_AFTER", 0)
+        lock.release()
+        assert other.result()
+
+
+def test_a_waiting_caller_finds_a_free_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "HANDED_AFTER", PATIENCE)
+    lock = FairLock()
+    lock.acquire(PATIENCE, is_async=False)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(lock.acquire, PATIENCE, is_async=False)
+        eventually(lambda: len(lock._waiting) == 1)
+        lock.release()
+        assert other.result()
 
 
 def test_waiting_ends_without_a_notification() -> None:
