@@ -16,7 +16,7 @@ PAUSES = 0.005, 0.04
 
 
 class FairLock:
-    """A lock for threads and coroutines of any event loop, in which no caller waits while others pass it repeatedly.
+    """A lock for threads and coroutines of any event loop, which no caller is kept from by those that come later.
 
     A free lock is taken by the first caller that asks for it, usually the one that has just released it: a thread that
     had to be woken for every transaction would leave the database idle meanwhile.  A caller that has waited for
