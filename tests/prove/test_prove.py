@@ -26,7 +26,7 @@ NO_FENCE = """
 from sqlalchemy import Integer, literal_column
 from sqlqueue.lifecycle.fence import Fence
 Fence.marked = property(lambda self: (literal_column("1", Integer()),))
-Fence.marks = lambda self, claim: (1,)
+Fence.marks = lambda self, claims: [(1,) for _ in claims]
 """
 # a claim checks only the state, not whether the lease has ended
 NO_LEASE = """
