@@ -58,6 +58,17 @@ def traceback_text(error: BaseException, *, whole: bool = False) -> str:
     return "\n".join(readable(part[:-1], lines=part not in messages) for part in told.format())
 
 
+def clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the functions that raised ``error`` and its causes.
+
+    Some of them refer to the error itself.  Without this, only a garbage collection would free all others.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+
+
 def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
     yield told
     for other in (told.__cause__, told.__context__, *(told.exceptions or ())):

@@ -54,6 +54,13 @@ class BlackHole:
             silent = tuple(self._silent)
         return sum(pair.is_used.is_set() and not pair.is_left for pair in silent)
 
+    @property
+    def left(self) -> int:
+        """How many silent connections their clients have closed."""
+        with self._lock:
+            silent = tuple(self._silent)
+        return sum(pair.is_left for pair in silent)
+
     def bury(self) -> None:
         """Close the silent connections on the server's side, as its keepalive would eventually do."""
         with self._lock:

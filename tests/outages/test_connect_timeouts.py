@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -9,9 +10,10 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, update
+from sqlalchemy.orm import sessionmaker
 from typer.testing import CliRunner
 
-from sqlqueue import Worker
+from sqlqueue import QueueSession, Worker
 from sqlqueue.cli import application
 from sqlqueue.dialects import adapter_for
 from sqlqueue.worker.database.checkouts import track
@@ -42,6 +44,25 @@ def test_a_connection_that_is_never_made_does_not_keep_its_place(sync_db: Databa
             greedy.close()
         assert adapter_for(engine.dialect).errors.is_outage(attempt.exception())  # type: ignore[arg-type]
     engine.dispose()
+
+
+@pytest.mark.requires("container")
+def test_a_connection_attempt_that_a_worker_abandons_is_closed(
+    sync_db: Database, greedy: BlackHole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It occupies a place at the server, and an idle worker collects its garbage rarely."""
+    monkeypatch.setattr("sqlqueue.worker.database.checkouts.CONNECT", timedelta(seconds=2))
+    engine = create_engine(through(greedy, sync_db.url))
+    worker = Worker(sessionmaker(engine, class_=QueueSession), notify=False)
+    worker.handler(Task)(without_session(sync_db))
+    gc.disable()
+    running = Running(worker)
+    try:
+        eventually(lambda: greedy.left)
+    finally:
+        gc.enable()
+        greedy.close()
+        running.stop(at_once=True)
 
 
 @pytest.mark.requires("container")

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..._support.claim import Claim
 from ..._support.error_text import error_text
-from ..._support.logs import ALL_FRAMES, logger_of
+from ..._support.logs import ALL_FRAMES, clear_frames, logger_of
 from ...lifecycle.kind import recurs
 from ...operations import QueueOverview, QueueStats
 from ...operations.attempts import Consequence, brief, given_up, retry_text, spoken, task_name
@@ -169,10 +169,14 @@ class Reports:
         self._say(logging.INFO, "%s runs again immediately because its transaction lost a conflict: %s", job, said)
 
     def database_error(self, what: str, error: BaseException, pause: timedelta) -> None:
-        """Count and log an error of the worker's own statements, which are retried after ``pause``."""
+        """Count and log an error of the worker's own statements, which are retried after ``pause``.
+
+        Drops what the frames of its traceback refer to: a connection attempt that was abandoned stays open until then.
+        """
         self.liveness.missed()
         self.counts["database_errors"] += 1
         logger.warning("cannot %s, next try in %s: %s", what, spoken(pause), brief(str(error)))
+        clear_frames(error)
 
     def conflict(self, what: str, error: BaseException, pause: timedelta) -> None:
         """Report that a transaction of the worker itself lost a conflict with another one.  The database responded."""
