@@ -101,8 +101,7 @@ class FencedClaims:
         """Return the criterion of the rows that these claims still hold."""
         keys = self.adapter.keys.key_in(self.spec, self.identities)
         if self._are_alike:
-            (mine,) = self.fence.marks(self.claims[:1])
-            marks = zip(self.fence.marked, mine, strict=True)
+            marks = zip(self.fence.marked, self._common_marks, strict=True)
             return self.fence.unsettled(and_(*(column == mark for column, mark in marks), keys))
         # also the keys alone, so that an index finds the rows
         return self.fence.unsettled(and_(keys, self.adapter.keys.rows_in(self._columns, self._rows)))
@@ -121,8 +120,12 @@ class FencedClaims:
         names = self.adapter.keys.key_names(self.spec, self.identities)
         if not self._are_alike:
             return {**names, **self.adapter.keys.row_names(self._rows)}
-        (mine,) = self.fence.marks(self.claims[:1])
-        return {**names, **dict(zip(_MARKS, mine, strict=False))}
+        return {**names, **dict(zip(_MARKS, self._common_marks, strict=False))}
+
+    @property
+    def _common_marks(self) -> tuple[int, ...]:
+        """The marks of every claim, if they are alike."""
+        return self.fence.marks(self.claims[:1])[0]
 
     @property
     def _columns(self) -> Sequence[ColumnElement[Any]]:

@@ -214,13 +214,13 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
 def _apply(fenced: FencedClaims, settlement: Settlement) -> list[Claim]:
     """Apply the settlement in batches; return the lost claims."""
     spec, adapter, claims = fenced.spec, fenced.adapter, fenced.claims
-    history = history_of(spec.table.metadata)
+    history = None if settlement.how is None else history_of(spec.table.metadata)
     lost: list[Claim] = []
     for some in chain.from_iterable(adapter.keys.batches(spec, each) for each in _of_different_rows(claims)):
         kept = settlement.apply(fenced.of(some))
         if len(kept) < len(some):
             lost += [claim for claim in some if claim.identity not in kept]
-        if settlement.how is not None and history is not None:
+        if history is not None:
             held = [claim for claim in some if claim.identity in kept]
             record(adapter, fenced.session, held, settlement.told(history.options))
     for kind in kinds_of(spec) if settlement.how is not None else ():

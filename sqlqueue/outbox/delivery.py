@@ -62,7 +62,8 @@ class Delivery:
         messages = [job.task for job in jobs]
         for job in jobs:
             job.begin()
-        with (len(jobs) == 1 and self._reports.running(jobs[0])) or nullcontext():
+        running = self._reports.running(jobs[0]) if len(jobs) == 1 else None
+        with running or nullcontext():
             if not self._is_coroutine:
                 loop, context = asyncio.get_running_loop(), copy_context()
                 return await loop.run_in_executor(self._threads, lambda: context.run(self._call, messages))

@@ -73,7 +73,7 @@ def holds_of(session: Session, tasks: object) -> list[tuple[Hold, InstanceState[
     """
     items: list[Any] = [tasks] if _is_one(tasks) else list(_iterable(tasks))
     holds: list[tuple[Hold, InstanceState[Any] | None]]
-    if not session.identity_map and not ledger_of(session).entries and set(map(type, items)) == {Claim}:
+    if not session.identity_map and not ledger_of(session).changes and set(map(type, items)) == {Claim}:
         holds = [(Hold(item), None) for item in items]  # there are no instances to find
     else:
         states = ledger_of(session).states() if any(isinstance(item, Claim) for item in items) else {}

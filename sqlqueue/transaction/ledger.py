@@ -69,7 +69,7 @@ class Ledger:
     """The transaction and its savepoints, as far as they have used a database."""
     guarded: set[Connection] = field(default_factory=set)
     """The connections whose commit checks for unsettled claims that only lock."""
-    entries: list[_Change] = field(default_factory=list)
+    changes: list[_Change] = field(default_factory=list)
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
         """Store ``holds`` in their instances, and keep the previous holds for a rollback."""
@@ -81,17 +81,17 @@ class Ledger:
             info[_HOLD] = hold
             only_locks = only_locks or hold.locked_by is not None
         if before:
-            self.entries.append(_Change(innermost(session), only_locks, before))
+            self.changes.append(_Change(innermost(session), only_locks, before))
 
     def wrote(self, session: Session, states: Iterable[InstanceState[Any]]) -> None:
         """Record that the rows of ``states`` were written with their holds unchanged, for a rollback to expire them."""
         before = [(state, current_hold(state)) for state in states]
         if before:
-            self.entries.append(_Change(innermost(session), False, before))
+            self.changes.append(_Change(innermost(session), False, before))
 
     def states(self) -> dict[Claim, InstanceState[Any]]:
         """Return the instances of this transaction's claims, by claim."""
-        return {hold.claim: state for entry in self.entries for state, hold in entry.holds()}
+        return {hold.claim: state for change in self.changes for state, hold in change.holds()}
 
     def locked(self, table: Table) -> list[Identity]:
         """Return the keys of the rows of ``table`` that are held only by their locks."""
@@ -100,16 +100,16 @@ class Ledger:
     @property
     def unsettled(self) -> list[Claim]:
         """The claims that only lock, which a commit would drop."""
-        holds = (hold for entry in self.entries if entry.only_locks for _, hold in entry.holds())
+        holds = (hold for change in self.changes if change.only_locks for _, hold in change.holds())
         return list({hold.claim: None for hold in holds if hold.locked_by and not hold.settled})
 
     def committed(self, ended: SessionTransaction | None) -> None:
         """Assign the changes of ``ended`` to its parent, or forget them if it was the outermost transaction."""
         if ended is None or not ended.nested:
-            self.entries.clear()
-        for entry in self.entries:
-            if entry.transaction is ended:
-                entry.transaction = ended.parent  # type: ignore[union-attr]
+            self.changes.clear()
+        for change in self.changes:
+            if change.transaction is ended:
+                change.transaction = ended.parent  # type: ignore[union-attr]
 
     def ended(self, session: Session, transaction: SessionTransaction) -> None:
         """Undo what ``transaction`` has not committed, and expire the affected instances of the session.
@@ -118,14 +118,14 @@ class Ledger:
         """
         kept: list[_Change] = []
         undone: list[_Change] = []
-        for entry in self.entries:
-            (undone if transaction in lineage(entry.transaction) else kept).append(entry)
-        for entry in reversed(undone):
-            for state, before in entry.before:
+        for change in self.changes:
+            (undone if transaction in lineage(change.transaction) else kept).append(change)
+        for change in reversed(undone):
+            for state, before in change.before:
                 state.info[_HOLD] = before
                 if state.session is session and state.persistent:
                     session.expire(state.obj())
-        self.entries = kept
+        self.changes = kept
         self.used.discard(transaction)
         if transaction.parent is None:
             self.begun.clear()
@@ -206,14 +206,14 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and ledger.entries and not session.in_nested_transaction():
+    if ledger is not None and ledger.changes and not session.in_nested_transaction():
         _refuse_unsettled(session)
 
 
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
     ledger: Ledger | None = session.info.get(_LEDGER)
-    if ledger is not None and ledger.entries:
+    if ledger is not None and ledger.changes:
         ledger.committed(innermost(session))
 
 

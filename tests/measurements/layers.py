@@ -148,17 +148,8 @@ def sampled(url: str, name: str, jobs: int) -> tuple[float, dict[str, float]]:
             "--output",
             str(output),
         ]
-        program = [
-            sys.executable,
-            "-m",
-            "tests.measurements.layers",
-            url,
-            "--name",
-            name,
-            "--jobs",
-            str(jobs),
-            "--here",
-        ]
+        module = "tests.measurements.layers"
+        program = [sys.executable, "-m", module, url, f"--name={name}", f"--jobs={jobs}", "--here"]
         done = subprocess.run([*record, "--", *program], capture_output=True, text=True, check=False)
         found = re.search(rf"^{CPU}(\S+)$", done.stdout, re.MULTILINE)
         if found is None or not output.exists():

@@ -99,7 +99,9 @@ def track(engine: Engine, within: timedelta) -> None:
     limit: nothing else can end the wait, which occupies a thread and a place in the pool.
     """
     observe(engine)
-    _tracked[engine].within = within
+    pool = _tracked[engine]
+    if pool.within is None:
+        pool.within = within
 
 
 def write_in_turn(engine: Engine) -> None:
@@ -154,11 +156,15 @@ class _TrackedPool:
                 self._given.add(name)
 
     def on_connect(self, _: object, record: Any) -> None:
+        if self.within is None:
+            return
         self._network.lift_limits(record.driver_connection, self._given)
-        self._socket_of(record)
+        self._socket_of(record, self.within)
 
     def on_checkout(self, _: object, record: Any, proxy: Any) -> None:
-        sock = self._socket_of(record)
+        if self.within is None:
+            return
+        sock = self._socket_of(record, self.within)
         if sock is not None:
             sock.is_idle = False
         owned_by = owner.get()
@@ -185,10 +191,10 @@ class _TrackedPool:
         for sock in idle:
             sock.shut_down()
 
-    def _socket_of(self, record: Any) -> Socket | None:
-        if _SOCKET not in record.info and self.within is not None:
-            record.info[_SOCKET] = self._open_socket(record.driver_connection, self.within)
-        found: Socket | None = record.info.get(_SOCKET)
+    def _socket_of(self, record: Any, within: timedelta) -> Socket | None:
+        if _SOCKET not in record.info:
+            record.info[_SOCKET] = self._open_socket(record.driver_connection, within)
+        found: Socket | None = record.info[_SOCKET]
         return found
 
     def _open_socket(self, connection: Any, within: timedelta) -> Socket | None:

@@ -10,7 +10,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from contextvars import Token
 from datetime import timedelta
 from typing import Self
@@ -143,20 +144,17 @@ class Deadline:
         if self._is_silent:
             raise NoResponse(self._within)
 
-    def suspended(self, within: timedelta | None) -> _Suspension:
-        """Return a context for application code, with no deadline or one of ``within`` and a grace period."""
-        return _Suspension(self, within)
-
-    def suspend(self, within: timedelta | None) -> None:
-        """Begin :meth:`suspended`."""
+    @contextmanager
+    def suspended(self, within: timedelta | None) -> Iterator[None]:
+        """Suspend the deadline during application code, or set it to ``within`` and a grace period."""
         self._is_suspended, self.expires_at = True, None
         if within is not None:
             self._expect(within + timedelta(seconds=GRACE))
-
-    def resume(self) -> None:
-        """End :meth:`suspended`."""
-        self._is_suspended = self._is_suspected = False
-        self._expect(self._within)
+        try:
+            yield
+        finally:
+            self._is_suspended = self._is_suspected = False
+            self._expect(self._within)
 
     def end_soon(self) -> None:
         """Set the deadline to a grace period from now.  Thread-safe."""
@@ -211,19 +209,6 @@ class Deadline:
     def _expect(self, within: timedelta) -> None:
         if self._is_limited:
             self.expires_at = time.monotonic() + within.total_seconds()
-
-
-class _Suspension:
-    """A context for application code within a transaction."""
-
-    def __init__(self, deadline: Deadline, within: timedelta | None) -> None:
-        self._deadline, self._within = deadline, within
-
-    def __enter__(self) -> None:
-        self._deadline.suspend(self._within)
-
-    def __exit__(self, *_: object) -> None:
-        self._deadline.resume()
 
 
 class LibraryDeadline(Deadline):
