@@ -26,6 +26,8 @@ class SQLServerLocking(Locking):
     """
 
     orders_freely: ClassVar[bool] = False
+    # NOCOUNT suppresses the count, and the statements of a trigger add their own
+    counts: ClassVar[bool] = False
     # a scan waits for rows that others have locked, and about 5,000 locks of one statement escalate to a table lock
     sweeps_by_key: ClassVar[bool] = True
 

@@ -22,6 +22,11 @@ class Locking(ABC):
     """Whether the engine allows one writer at a time, so that claims wait for each other."""
     orders_freely: ClassVar[bool] = True
     """Whether rows are locked after the sort, so that an order without an index is slow but locks nothing else."""
+    counts: ClassVar[bool] = True
+    """Whether the driver's row count tells whether an UPDATE or DELETE of one row has changed it.
+
+    It then replaces RETURNING, whose result takes the client longer to read.
+    """
     sweeps_by_key: ClassVar[bool] = False
     """Whether statements that change any number of rows must first read their keys, and then change them by key."""
 

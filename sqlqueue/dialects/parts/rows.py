@@ -139,6 +139,9 @@ class Rows:
         Unless it ``waits``, its condition comes from :meth:`.Locking.passing_over`.  With ``parameters``, the statement
         is cached by its caller, and derived statements are cached as well.
         """
+        if waits and len(identities) == 1 and self.locking.counts:
+            named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
+            return set(identities) if self.count(session, spec, named, parameters) else set()
         if not self.locking.returns(spec):
             return self._change_locked(session, spec, statement, identities, parameters, waits=waits)
         if not waits and not self.locking.passes_over:
@@ -148,7 +151,7 @@ class Rows:
             if len(free) < len(identities):
                 narrowed = statement.where(self._keys.key_in(spec, free))
                 return set(self.keys(session, spec, self._returning(spec, narrowed), parameters))
-        returning = again(spec, parameters, (self, statement), lambda: self._returning(spec, statement))
+        returning = again(spec, parameters, (self, statement, "returning"), lambda: self._returning(spec, statement))
         return set(self.keys(session, spec, returning, parameters))
 
     def _change_locked(
@@ -164,8 +167,6 @@ class Rows:
         """Do the work of :meth:`change` without RETURNING: lock the matching rows first to learn which will be
         changed."""
         named = again(spec, parameters, (self, statement), lambda: self._keys.by_key(spec, statement))
-        if waits and len(identities) == 1:
-            return set(identities) if self.count(session, spec, named, parameters) else set()
         criterion: Any = statement.whereclause
         make = partial(self.locking.named, spec, criterion, waits=waits)
         ours = again(spec, parameters, (self, statement, waits), make)
