@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from sqlalchemy import Engine, delete, func, select
 
 from sqlqueue import Status
 
+from ...sql.clock import utcnow
 from ..database import sessions
 from ..errors import EvaluationError
 from .baselines import BASELINES
@@ -36,6 +38,8 @@ class Contender:
     make: MakeWorkload
     model: type[Any] | None = None
     """The model of its jobs; that of the plan by default."""
+    claims_late: bool = False
+    """Whether it writes claims only with the completions, so that the rows do not tell when the work began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +108,14 @@ class Contest:
             waiting = select(self._model.id).where(self._model.status.in_(unfinished)).limit(1)
             return session.scalar(waiting) is None
 
-    def took(self, jobs: int) -> float:
-        """Return the seconds from the first claim to the last completion, according to the times stored in the rows.
+    def now(self) -> datetime:
+        """Return the time of the database."""
+        with self._sessions() as session:
+            return session.execute(select(utcnow())).scalar_one()
+
+    def took(self, jobs: int, since: datetime | None = None) -> float:
+        """Return the seconds from the first claim, or ``since``, to the last completion, according to the times stored
+        in the rows.
 
         Raises :class:`.EvaluationError` unless each of the ``jobs`` was done exactly once.
         """
@@ -117,7 +127,7 @@ class Contest:
             count = session.scalar(done)
         if count != jobs:
             raise EvaluationError(f"{count} of {jobs} jobs were done exactly once")
-        seconds: float = (last - first).total_seconds()
+        seconds: float = (last - (since or first)).total_seconds()
         return max(seconds, _RESOLUTION)
 
     def count(self) -> int:
@@ -135,8 +145,9 @@ def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> 
     with contest.processes.prepared(contender.make, processes) as work:
         for some in (min(_WARM, jobs), jobs):
             contest.fill(some)
+            filled = contest.now()
             spent = work(some, contest.is_drained)
-            seconds = contest.took(some)
+            seconds = contest.took(some, filled if contender.claims_late else None)
     return _round(jobs, seconds, spent)
 
 

@@ -68,7 +68,7 @@ def _single_drains(plan: Plan, driver: str) -> list[Form]:
     threads, few = plan.threads, _fewer(plan)
     single = partial(_loops, plan, driver, in_batches=False)
     leasing = _worker("worker, handler(session, job)", partial(handle, handler=with_session))
-    locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"))
+    locking = _worker("worker, mode='lock'", partial(handle, handler=with_session, mode="lock"), claims_late=True)
     return [
         _form("one by one, two commits", few, single(apart, "claim, complete", threads=1)),
         _form(f"one by one, two commits, {threads} threads", few, single(apart, None, threads=threads), leasing),
@@ -82,7 +82,7 @@ def _inserting_drains(plan: Plan, driver: str) -> list[Form]:
     threads, few = plan.threads, _fewer(plan)
     loops = partial(_loops, plan, driver, ours=None, in_batches=False, threads=threads)
     leasing = _worker("worker, handler(session, job)", partial(handle, handler=writing))
-    locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"))
+    locking = _worker("worker, mode='lock'", partial(handle, handler=writing, mode="lock"), claims_late=True)
     return [
         _form(f"inserting a row, two commits, {threads} threads", few, loops(cycle=apart_writing), leasing),
         _form(f"inserting a row, one commit, {threads} threads", few, loops(cycle=together_writing), locking),
@@ -115,8 +115,9 @@ def _form(name: str, jobs: int, contenders: Sequence[Contender], *more: Contende
     return Form(name=name, jobs=jobs, contenders=[*contenders, *more])
 
 
-def _worker(name: str, register: Register) -> Contender:
-    return Contender(name=name, kind="sqlqueue", make=partial(Working, register=register))
+def _worker(name: str, register: Register, *, claims_late: bool = False) -> Contender:
+    make = partial(Working, register=register)
+    return Contender(name=name, kind="sqlqueue", make=make, claims_late=claims_late)
 
 
 def _loops(
