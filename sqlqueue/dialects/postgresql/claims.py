@@ -14,6 +14,7 @@ from ...sql.changes import Assignment, write
 from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.locking import Locking, skip_locked
+from ..parts.rows import Parameters
 
 
 class PostgreSQLLocking(Locking):
@@ -32,29 +33,36 @@ class PostgreSQLLocking(Locking):
 
 
 class PostgreSQLClaims(Claims):
-    """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.
+    """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.  With
+    ``lease=None``, it is a locking SELECT.
 
     Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
     the subquery for each row, and claim more than n rows.
     """
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
-        pick, assignments, options = taking.pick, taking.assignments, taking.options
-        if not assignments or taking.delete:
+        pick = taking.pick
+        is_served = self.rows.locking.is_served(pick)
+        if taking.assignments and not taking.delete:
+            return self._write(session, taking) if is_served else self.take_seen(session, taking)
+        if taking.delete or not is_served or not _is_whole(taking):
             return super().take(session, taking)
-        if not self.rows.locking.is_served(pick):
-            return self.take_seen(session, taking)
-        spec = pick.spec
-        whole = spec.is_plain and not options
+        locking = pick.made.get((self, "load"), lambda: self._loading(pick))
+        return [task for (task,) in _instances(session, pick.spec, locking)]
+
+    def _write(self, session: Session, taking: Taking) -> list[Any]:
+        pick, spec, assignments, whole = taking.pick, taking.pick.spec, taking.assignments, _is_whole(taking)
         statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
         if not whole:
             rows = sorted(self.rows.execute(session, spec, statement, taking.parameters), key=itemgetter(0))
-            return self.rows.load(session, spec, [tuple(row[1:]) for row in rows], options)
-        loading = {"populate_existing": True}
-        taken: Any = session.execute(
-            statement, taking.parameters, execution_options=loading, bind_arguments=spec.bind_arguments
-        )
+            return self.rows.load(session, spec, [tuple(row[1:]) for row in rows], taking.options)
+        taken = _instances(session, spec, statement, taking.parameters)
         return [task for _, task in sorted(taken, key=itemgetter(0))]
+
+    def _loading(self, pick: Pick) -> Any:
+        """Return the statement of a claim that only locks.  It returns the latest versions of the rows."""
+        locking = self.rows.locking.picking(pick, *pick.spec.table.columns)
+        return select(pick.spec.entity).from_statement(locking)
 
     def _taking(self, pick: Pick, assignments: Sequence[Assignment], *, whole: bool) -> Any:
         """Return the claim's statement.
@@ -75,3 +83,14 @@ class PostgreSQLClaims(Claims):
         # not an ORM UPDATE, whose criteria the session would evaluate in Python
         every = taking.returning(picked.c.position, *spec.table.columns)
         return select(picked.c.position, spec.entity).from_statement(every)
+
+
+def _is_whole(taking: Taking) -> bool:
+    """Return whether the instances are loaded from the columns of the table alone."""
+    return taking.pick.spec.is_plain and not taking.options
+
+
+def _instances(session: Session, spec: QueueSpec, statement: Any, parameters: Parameters | None = None) -> Any:
+    """Execute a statement that returns all columns of rows, and load their instances from it."""
+    loading = {"populate_existing": True}
+    return session.execute(statement, parameters, execution_options=loading, bind_arguments=spec.bind_arguments)
