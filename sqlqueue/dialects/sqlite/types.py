@@ -9,8 +9,9 @@ from sqlalchemy.types import TypeEngine
 
 from ..parts.types import Types
 
-_MOMENT = "%Y-%m-%d %H:%M:%f000"
+_MOMENT = literal_column("'%Y-%m-%d %H:%M:%f000'")
 """The format in which SQLAlchemy stores times; the clock has milliseconds."""
+_NOW = literal_column("'now'")
 
 _SECONDS = len("2026-01-01 00:00:00")
 
@@ -22,8 +23,8 @@ class SQLiteTypes(Types):
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         if seconds is None:
-            return func.strftime(_MOMENT, "now")
-        return func.strftime(_MOMENT, "now", func.printf("%+.6f seconds", seconds))
+            return func.strftime(_MOMENT, _NOW)
+        return func.strftime(_MOMENT, _NOW, func.printf(literal_column("'%+.6f seconds'"), seconds))
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return _since_epoch(later) - _since_epoch(earlier)
