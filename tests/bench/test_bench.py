@@ -42,6 +42,18 @@ def test_the_benchmark_runs_on_every_engine(sync_db: Database) -> None:
     assert not [name for name in inspect(sync_db.engine).get_table_names() if name.startswith("sqlqueue_bench_")]
 
 
+def test_drains_are_restricted_to_one_kind_of_work(tmp_path: Path) -> None:
+    size = ("--jobs", 20, "--rounds", 1, "--processes", 1, "--threads", 2)
+    url = f"sqlite:///{tmp_path}/bench.db"
+    result = bench("--url", url, "--only", "drain", "--work", "inserting a row, two", *size, "--json")
+    assert result.exit_code == 0, result.stderr
+    forms = {figure["form"] for figure in json.loads(result.stdout)["drain"]}
+    assert forms == {"inserting a row, two commits, 2 threads"}
+    unknown = bench("--url", url, "--only", "drain", "--work", "unheard of", *size)
+    assert unknown.exit_code == 2
+    assert "no kind of work has a name that contains 'unheard of'" in " ".join(unknown.stderr.split())
+
+
 @pytest.mark.requires("notifies")
 def test_pickup_is_compared_with_handwritten_listeners(sync_db: Database) -> None:
     result = bench("--url", url_of(sync_db), "--only", "pickup", "--tasks", 20, "--idle", 1, "--json")

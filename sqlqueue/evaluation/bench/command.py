@@ -35,6 +35,12 @@ Threads = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", min=2, help="drain: number of jobs that a loop claims at once.")]
+Work = Annotated[
+    str,
+    typer.Option(
+        "--work", metavar="TEXT", help="drain: measure only kinds of work whose names contain this text; empty for all."
+    ),
+]
 Payload = Annotated[int, typer.Option("--payload", min=0, metavar="BYTES", help="Length of each job's text.")]
 KeyOption = Annotated[KeyKind, typer.Option("--key", help="Primary key of the jobs.")]
 Tasks = Annotated[int, typer.Option("--tasks", min=20, help="pickup: number of tasks enqueued one by one.")]
@@ -80,6 +86,7 @@ def bench(
     processes: Processes = "1,2",
     threads: Threads = 10,
     batch: Batch = 100,
+    work: Work = "",
     payload: Payload = 100,
     key: KeyOption = KeyKind.INT,
     tasks: Tasks = 300,
@@ -120,6 +127,7 @@ def bench(
         rounds=rounds,
         threads=threads,
         batch=batch,
+        work=work,
         payload=payload,
         key=key,
         tasks=tasks,

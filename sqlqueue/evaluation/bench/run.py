@@ -14,7 +14,7 @@ from ...dialects import adapter_for
 from ..database import connect, reached, sessions
 from ..errors import EvaluationError
 from .baselines import BASELINES
-from .contest import Contest, Measure, Say, drain, enqueue
+from .contest import Contest, Form, Measure, Say, drain, enqueue
 from .facts import machine_facts
 from .figures import Figure
 from .forms import drains, enqueues, ways
@@ -46,6 +46,8 @@ class BenchOptions:
     rounds: int
     threads: int
     batch: int
+    work: str
+    """A part of the names of the kinds of work that the drain measurement is restricted to; empty for all."""
     payload: int
     key: KeyKind
     tasks: int
@@ -162,7 +164,17 @@ def _enqueue(engine: Engine, wanted: BenchOptions, say: Say) -> list[Figure]:
 
 def _drain(engine: Engine, wanted: BenchOptions, say: Say) -> list[Figure]:
     plan = _plan(engine, wanted, wanted.processes)
-    return _contest(engine, plan, lambda text: say(f"drain: {text}"), drains(plan, engine.driver), drain)
+    forms = _named(drains(plan, engine.driver), wanted.work)
+    return _contest(engine, plan, lambda text: say(f"drain: {text}"), forms, drain)
+
+
+def _named(forms: Sequence[Form], part: str) -> list[Form]:
+    """Return the forms whose names contain ``part``; raise :class:`.EvaluationError` if there are none."""
+    found = [form for form in forms if part in form.name]
+    if not found:
+        names = "; ".join(form.name for form in forms)
+        raise EvaluationError(f"no kind of work has a name that contains {part!r}. The names are: {names}")
+    return found
 
 
 def _pickup(engine: Engine, wanted: BenchOptions, say: Say) -> list[Pickup]:
