@@ -1,12 +1,13 @@
 """Measures what an open dashboard costs a queue: `python -m tests.measurements.viewers URL...`
 
-Tasks are claimed and completed one by one, alternately without viewers and with viewers of a dashboard in another
-process, who request two pages every three seconds, as a browser does. Prints tasks per second, and the processor share
-of the dashboard, which includes SQLite's. The tables are created, filled, and dropped.
+Tasks are claimed and completed one by one, alternately without viewers and with three viewers, who request two pages
+every three seconds, as a browser does. The dashboard and the viewers run in processes of their own. Prints tasks per
+second, and the processor share of the dashboard, which includes SQLite's. The tables are created, filled, and dropped.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import statistics
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -54,30 +56,41 @@ def dashboard(url: str) -> Iterator[tuple[str, int]]:
         process.wait()
 
 
-@contextmanager
-def looked_at(address: str) -> Iterator[None]:
-    """Simulate viewers who request the pages during the block."""
-    over = threading.Event()
+def view(address: str, watching: Event, ended: Event) -> None:
+    """Request the pages as several viewers do, while ``watching`` is set, until the process has ``ended``."""
 
     def look() -> None:
-        with httpx2.Client(base_url=address, timeout=60) as client:
+        with httpx2.Client(base_url=address, timeout=60, verify=False) as client:  # no certificates to load
             tags: dict[str, str] = {}
-            while True:
+            while not ended.is_set():
+                if not watching.wait(0.1):
+                    continue
                 for page in PAGES:
                     headers = {"If-None-Match": tags[page]} if page in tags else {}
                     tags[page] = client.get(page, headers=headers).headers["etag"]
-                if over.wait(PERIOD):
-                    return
+                until = time.monotonic() + PERIOD
+                while watching.is_set() and time.monotonic() < until:
+                    time.sleep(0.05)
 
     threads = [threading.Thread(target=look) for _ in range(VIEWERS)]
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def viewers(address: str) -> Iterator[Event]:
+    """Start viewers in a process of their own, as browsers are, and yield the event that makes them watch."""
+    context = multiprocessing.get_context("spawn")
+    watching, ended = context.Event(), context.Event()
+    process = context.Process(target=view, args=(address, watching, ended))
+    process.start()
     try:
-        yield
+        yield watching
     finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        ended.set()
+        process.join()
 
 
 def processor_time(pid: int) -> float:
@@ -103,12 +116,14 @@ def compare(engine: Engine) -> str:
         for _ in range(SUPPLY // 10_000):
             connection.execute(insert(Email), [{"recipient": "", "secret": "", "topic": "x"}] * 10_000)
     alone, watched, spent = [], [], 0.0
-    with dashboard(engine.url.render_as_string(hide_password=False)) as (address, pid):
+    url = engine.url.render_as_string(hide_password=False)
+    with dashboard(url) as (address, pid), viewers(address) as watching:
         for _ in range(TURNS):
             alone.append(rate(sessions))
             before = processor_time(pid)
-            with looked_at(address):
-                watched.append(rate(sessions))
+            watching.set()
+            watched.append(rate(sessions))
+            watching.clear()
             spent += processor_time(pid) - before
     share = spent / (TURNS * TURN)
     ratios = [with_viewers / without for without, with_viewers in zip(alone, watched, strict=True)]
