@@ -9,9 +9,9 @@ from sqlalchemy.types import TypeEngine
 
 from ..parts.types import Types
 
-_MOMENT = literal_column("'%Y-%m-%d %H:%M:%f000'")
+_MOMENT: ColumnElement[str] = literal_column("'%Y-%m-%d %H:%M:%f000'")
 """The format in which SQLAlchemy stores times; the clock has milliseconds."""
-_NOW = literal_column("'now'")
+_NOW: ColumnElement[str] = literal_column("'now'")
 
 _SECONDS = len("2026-01-01 00:00:00")
 
