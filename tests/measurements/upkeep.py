@@ -69,14 +69,19 @@ def spent(engine: Engine) -> float:
     return reading
 
 
+def supply_and_drain(engine: Engine, sessions: Sessions, tasks: int) -> float:
+    """Return the microseconds that the server spends on claiming and completing the tasks."""
+    enqueue(sessions, tasks)
+    before = spent(engine)
+    drain(sessions, tasks)
+    return spent(engine) - before
+
+
 def turn(engine: Engine, sessions: Sessions, seconds: float) -> float:
     """Supply and drain tasks for some time; return the server's microseconds per task."""
     done, server, end = 0, 0.0, time.monotonic() + seconds
     while time.monotonic() < end:
-        enqueue(sessions, SUPPLY)
-        before = spent(engine)
-        drain(sessions, SUPPLY)
-        server += spent(engine) - before
+        server += supply_and_drain(engine, sessions, SUPPLY)
         done += SUPPLY
     return server / done
 
@@ -109,10 +114,7 @@ def unvacuumed(engine: Engine, sessions: Sessions, tasks: int) -> None:
         server, rest = 0.0, tasks // 10
         while rest:
             some = min(SUPPLY, rest)
-            enqueue(sessions, some)
-            before = spent(engine)
-            drain(sessions, some)
-            server += spent(engine) - before
+            server += supply_and_drain(engine, sessions, some)
             rest -= some
         tenths.append(server / (tasks // 10))
     told = ", ".join(f"{each:.1f}" for each in tenths)

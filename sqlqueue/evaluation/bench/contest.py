@@ -145,9 +145,9 @@ def drain(contest: Contest, contender: Contender, jobs: int, processes: int) -> 
     with contest.processes.prepared(contender.make, processes) as work:
         for some in (min(_WARM, jobs), jobs):
             contest.fill(some)
-            filled = contest.now()
+            since = contest.now() if contender.claims_late else None
             spent = work(some, contest.is_drained)
-            seconds = contest.took(some, filled if contender.claims_late else None)
+            seconds = contest.took(some, since)
     return _round(jobs, seconds, spent)
 
 
