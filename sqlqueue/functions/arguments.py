@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from inspect import BoundArguments, Parameter, Signature
+from inspect import Parameter, Signature
 from typing import Any, Protocol, get_type_hints
 
 from sqlalchemy.orm import Session
@@ -16,6 +14,7 @@ from .._support.json_values import not_json
 from .plain import Kinds, PlainCodec, is_plain
 
 _SESSIONS = ("Session", "QueueSession", "AsyncSession", "AsyncQueueSession")
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -31,15 +30,21 @@ class Codec(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Arguments:
     """A function's parameters other than the session."""
 
-    function: str
-    """The function's name, for messages."""
-    takes_session: bool
-    signature: Signature
-    codec: Codec
+    def __init__(self, function: str, signature: Signature, codec: Codec, *, takes_session: bool) -> None:
+        """``function``: the function's name, for messages."""
+        self.signature = signature
+        self.takes_session = takes_session
+        self._function = function
+        self._codec = codec
+        parameters = signature.parameters.values()
+        self._required = {each.name for each in parameters if _is_required(each)}
+        self._defaults = {each.name: _default(each) for each in parameters if not _is_required(each)}
+        self._by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
+        self._by_name = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+        self._variadic = [each for each in parameters if each.kind in _VARIADIC]
 
     def store(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call as JSON, by parameter name.
@@ -49,45 +54,48 @@ class Arguments:
         try:
             values: dict[str, Any] = dict(self.signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
+            raise ArgumentError(f"{self._function}{self.signature}: {error}") from None
         for name, value in values.items():
             if self.signature.parameters[name].kind is Parameter.VAR_POSITIONAL:
                 values[name] = list(value)
         try:
-            stored = self.codec.dump(values)
+            stored = self._codec.dump(values)
         except ValueError as error:
-            raise ArgumentError(f"{self.function}{self.signature}: {error}") from None
+            raise ArgumentError(f"{self._function}{self.signature}: {error}") from None
         for name, value in stored.items():
             if (problem := not_json(value, name)) is not None:
-                raise ArgumentError(f"{self.function}{self.signature}: {problem}, which cannot be stored as JSON")
+                raise ArgumentError(f"{self._function}{self.signature}: {problem}, which cannot be stored as JSON")
         return stored
 
-    def restore(self, stored: object) -> BoundArguments:
-        """Return stored arguments bound to the function's current parameters.  Raises :class:`.ArgumentError` on
-        mismatch."""
+    def restore(self, stored: object) -> dict[str, Any]:
+        """Return stored arguments, and the defaults of the others, by parameter name.  Raises :class:`.ArgumentError`
+        if they do not fit the function's current parameters."""
         try:
-            return self._bound(self.codec.load(self._fitting({} if stored is None else stored)))
+            return {**self._defaults, **self._codec.load(self._fitting({} if stored is None else stored))}
         except ValueError as error:
             raise ArgumentError(
-                f"{self.function}{self.signature} cannot be called with the stored arguments: {error}"
+                f"{self._function}{self.signature} cannot be called with the stored arguments: {error}"
             ) from None
+
+    def spread(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and the keyword arguments of a call with these values of all parameters."""
+        args, kwargs = [values[name] for name in self._by_position], {name: values[name] for name in self._by_name}
+        for each in self._variadic:
+            if each.kind is Parameter.VAR_POSITIONAL:
+                args += values[each.name]
+            else:
+                kwargs |= values[each.name]
+        return args, kwargs
 
     def _fitting(self, stored: object) -> Mapping[str, Any]:
         if not isinstance(stored, Mapping):
             raise ValueError("they are not a JSON object")
-        parameters = self.signature.parameters
-        unknown = sorted(stored.keys() - parameters.keys())
-        missing = [name for name, each in parameters.items() if _is_required(each) and name not in stored]
-        if unknown or missing:
-            raise ValueError(
-                " and ".join([*(f"{n} is not a parameter" for n in unknown), *(f"{n} is missing" for n in missing)])
-            )
-        return stored
-
-    def _bound(self, values: Mapping[str, Any]) -> BoundArguments:
-        bound = BoundArguments(self.signature, OrderedDict(values))
-        bound.apply_defaults()
-        return bound
+        names, parameters = stored.keys(), self.signature.parameters
+        if self._required <= names <= parameters.keys():
+            return stored
+        unknown = [f"{name} is not a parameter" for name in sorted(names - parameters.keys())]
+        missing = [f"{name} is missing" for name in parameters if name in self._required and name not in names]
+        raise ValueError(" and ".join([*unknown, *missing]))
 
 
 def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
@@ -100,12 +108,8 @@ def arguments_of(function: Callable[..., Any], name: str) -> Arguments:
         raise ArgumentError(f"{name}: {', '.join(misplaced)}: make the session the first parameter")
     if takes_session:
         del parameters[0]
-    return Arguments(
-        function=name,
-        takes_session=takes_session,
-        signature=Signature(parameters),
-        codec=_codec(name, {each.name: _kind(each, kinds.get(each.name, Any)) for each in parameters}),
-    )
+    codec = _codec(name, {each.name: _kind(each, kinds.get(each.name, Any)) for each in parameters})
+    return Arguments(name, Signature(parameters), codec, takes_session=takes_session)
 
 
 def _annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -160,3 +164,9 @@ def _codec(name: str, kinds: Kinds) -> Codec:
 
 def _is_required(parameter: Parameter) -> bool:
     return parameter.default is Parameter.empty and parameter.kind not in _VARIADIC
+
+
+def _default(parameter: Parameter) -> Any:
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return ()
+    return {} if parameter.kind is Parameter.VAR_KEYWORD else parameter.default

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -19,15 +18,16 @@ class PlainCodec:
     """A codec for JSON values and dataclasses.  Raises :class:`ValueError` for values that do not match annotations."""
 
     def __init__(self, kinds: Kinds) -> None:
-        self._kinds = kinds
+        self._dumps = {name: _converter(kind, _from_dataclass) for name, kind in kinds.items()}
+        self._loads = {name: _converter(kind, _to_dataclass) for name, kind in kinds.items()}
 
     def dump(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments as JSON values, with dataclasses as objects."""
-        return {name: _convert(name, self._kinds[name], value, _from_dataclass) for name, value in values.items()}
+        return {name: self._dumps[name](name, value) for name, value in values.items()}
 
     def load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return stored JSON values as arguments, with dataclasses restored."""
-        return {name: _convert(name, self._kinds[name], value, _to_dataclass) for name, value in stored.items()}
+        return {name: self._loads[name](name, value) for name, value in stored.items()}
 
 
 def is_plain(kind: Any, within: tuple[Any, ...] = ()) -> bool:
@@ -55,56 +55,90 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-_OfDataclass: TypeAlias = Callable[[str, Any, Any], Any]
+_Convert: TypeAlias = Callable[[str, Any], Any]
+"""Converts a value.  The first argument is its name, for errors."""
 
 
-def _convert(name: str, kind: Any, value: Any, of_dataclass: _OfDataclass) -> Any:
-    """Return ``value`` with its dataclasses converted; ``name`` is for errors."""
-    inner = get_args(kind)
-    match get_origin(kind):
-        case typing.Union | types.UnionType:
-            for each in inner:
-                try:
-                    return _convert(name, each, value, of_dataclass)
-                except ValueError:
-                    continue
-        case builtins.list if isinstance(value, list):
-            return [_convert(f"{name}.{n}", inner[0], each, of_dataclass) for n, each in enumerate(value)]
-        case builtins.dict if isinstance(value, dict):
-            return {key: _convert(f"{name}.{key}", inner[1], each, of_dataclass) for key, each in value.items()}
-        case None if _is_dataclass(kind):
-            return of_dataclass(name, kind, value)
-        case origin if _is_one(kind if origin is None else origin, inner, value):
+def _converter(kind: Any, of_dataclass: Callable[[type[Any]], _Convert]) -> _Convert:
+    """Return the conversion of values of type ``kind``.  It is made once, since annotations are slow to inspect."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Literal:
+        return _checked(kind, lambda value: any(type(value) is type(each) and value == each for each in inner))
+    if origin is None:
+        return of_dataclass(kind) if _is_dataclass(kind) else _checked(kind, _check(kind))
+    return _compound(kind, origin, [_converter(each, of_dataclass) for each in inner])
+
+
+def _compound(kind: Any, origin: Any, inner: Sequence[_Convert]) -> _Convert:
+    def one_of(name: str, value: Any) -> Any:
+        for convert in inner:
+            try:
+                return convert(name, value)
+            except ValueError:
+                continue
+        raise _unexpected(name, kind, value)
+
+    def items(name: str, value: Any) -> Any:
+        if not isinstance(value, origin):
+            raise _unexpected(name, kind, value)
+        convert = inner[-1]
+        if origin is dict:
+            return {key: convert(f"{name}.{key}", each) for key, each in value.items()}
+        return [convert(f"{name}.{n}", each) for n, each in enumerate(value)]
+
+    return one_of if origin in _UNIONS else items
+
+
+def _checked(kind: Any, check: Callable[[Any], bool]) -> _Convert:
+    def convert(name: str, value: Any) -> Any:
+        if check(value):
             return value
-    # the message omits the value, which may be confidential
-    wanted = kind.__name__ if isinstance(kind, type) and not inner else kind
-    raise ValueError(f"{name}: expected {wanted}, got {type(value).__name__}")
+        raise _unexpected(name, kind, value)
+
+    return convert
 
 
-def _is_one(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    if kind is typing.Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
-    if inner or kind is Any:
-        return not inner
+def _check(kind: Any) -> Callable[[Any], bool]:
+    if kind is Any:
+        return lambda value: True
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return isinstance(value, types.NoneType if kind is None else kind)
+        return lambda value: isinstance(value, (int, kind)) and not isinstance(value, bool)
+    of_type = types.NoneType if kind is None else kind
+    return lambda value: isinstance(value, of_type)
 
 
-def _from_dataclass(name: str, kind: Any, value: Any) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+def _unexpected(name: str, kind: Any, value: Any) -> ValueError:
+    # the message omits the value, which may be confidential
+    wanted = kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind
+    return ValueError(f"{name}: expected {wanted}, got {type(value).__name__}")
+
+
+def _from_dataclass(kind: type[Any]) -> _Convert:
+    converters = _of_fields(kind, _from_dataclass)
+
+    def convert(name: str, value: Any) -> Any:
+        if type(value) is not kind:
+            raise _unexpected(name, kind, value)
+        return {field: each(f"{name}.{field}", getattr(value, field)) for field, each in converters.items()}
+
+    return convert
+
+
+def _to_dataclass(kind: type[Any]) -> _Convert:
+    converters = _of_fields(kind, _to_dataclass)
+
+    def convert(name: str, value: Any) -> Any:
+        if not isinstance(value, dict) or not converters.keys() >= value.keys():
+            raise ValueError(f"{name}: expected the fields of {kind.__name__}")
+        given = {field: converters[field](f"{name}.{field}", each) for field, each in value.items()}
+        try:
+            return kind(**given)
+        except TypeError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    return convert
+
+
+def _of_fields(kind: type[Any], of_dataclass: Callable[[type[Any]], _Convert]) -> dict[str, _Convert]:
     hints = _hints(kind)
-    given = {field.name: getattr(value, field.name) for field in fields(kind)}
-    return {field: _convert(f"{name}.{field}", hints[field], each, _from_dataclass) for field, each in given.items()}
-
-
-def _to_dataclass(name: str, kind: Any, value: Any) -> Any:
-    hints = _hints(kind)
-    if not isinstance(value, dict) or not hints.keys() >= value.keys():
-        raise ValueError(f"{name}: expected the fields of {kind.__name__}")
-    given = {field: _convert(f"{name}.{field}", hints[field], each, _to_dataclass) for field, each in value.items()}
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    return {field.name: _converter(hints[field.name], of_dataclass) for field in fields(kind)}

@@ -60,18 +60,14 @@ class Functions(Generic[J]):
         different code, and :class:`.ArgumentError` if its arguments do not fit.  These are ordinary failures, since
         another worker may have the version of the function for which the call was enqueued.
         """
-        return self._call(job)
+        return self._task(job).perform(job)
 
     def perform_in_session(self, session: Any, job: J) -> Any:
         """Call the function of ``job`` like :meth:`perform`, with ``session`` if it takes one."""
-        return self._call(job, session)
+        return self._task(job).perform(job, session)
 
-    def _call(self, job: J, *session: Any) -> Any:
-        task = self._task(getattr(job, self._column))
-        bound = task.bind(job)
-        return task.function(*(session if task.takes_session else ()), *bound.args, **bound.kwargs)
-
-    def _task(self, name: str) -> AnyTask[J]:
+    def _task(self, job: J) -> AnyTask[J]:
+        name = getattr(job, self._column)
         task = self._tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self._tasks))

@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
-from inspect import BoundArguments
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from sqlalchemy.orm import Session, scoped_session
@@ -45,6 +44,7 @@ class TaskFunction(Generic[Call, P, R, J]):
         self.is_coroutine = any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function))))
         self._spec = _job_spec(entity)
         self._arguments = arguments_of(function, self.name)
+        self._stored = self._spec.attributes["arguments"]
         self._values: Mapping[str, Any] = {}
 
     def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> R:
@@ -90,7 +90,7 @@ class TaskFunction(Generic[Call, P, R, J]):
         Raises :class:`.ArgumentError` as :meth:`enqueue` does.
         """
         names = self._spec.attributes
-        given = {names["task"]: self.name, names["arguments"]: self._arguments.store(args, kwargs)}
+        given = {names["task"]: self.name, self._stored: self._arguments.store(args, kwargs)}
         return self.entity(**given, **self._values)
 
     def options(
@@ -124,10 +124,19 @@ class TaskFunction(Generic[Call, P, R, J]):
         taken = (self._spec.attributes[role] for role in ("task", "arguments"))
         return name in self._spec.mapper.attrs and name not in taken
 
-    def bind(self, job: J) -> BoundArguments:
-        """Return a row's arguments bound to the function's current parameters.  Raises :class:`.ArgumentError` on
-        mismatch."""
-        return self._arguments.restore(getattr(job, self._spec.attributes["arguments"]))
+    def arguments_of(self, job: J) -> dict[str, Any]:
+        """Return the arguments of a row's call, and the defaults of the others, by parameter name.
+
+        Raises :class:`.ArgumentError` if they do not fit the function's current parameters.
+        """
+        return self._arguments.restore(getattr(job, self._stored))
+
+    def perform(self, job: J, *session: Any) -> R:
+        """Call the function with a row's arguments, and with the session if it takes one.  Raises what
+        :meth:`arguments_of` raises."""
+        args, kwargs = self._arguments.spread(self.arguments_of(job))
+        call: Callable[..., R] = self.function
+        return call(*(session if self.takes_session else ()), *args, **kwargs)
 
 
 class RegisterTask(Protocol[J]):

@@ -77,7 +77,7 @@ def _assert_enqueued(
     waiting = _waiting(session, spec, where)
     if isinstance(what, TaskFunction):
         waiting = [job for job in waiting if getattr(job, spec.attributes["task"]) == what.name]
-        found = [job for job in waiting if _has(what, what.bind(job).arguments, values)]
+        found = [job for job in waiting if _has(what, what.arguments_of(job), values)]
     else:
         found = [task for task in waiting if _has(spec.entity.__name__, _shown(spec, task, all_=True), values)]
     if len(found) == count or (count is None and found):
