@@ -8,12 +8,14 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from sqlalchemy import literal_column, text, update
 
 from tests.suite import children
 from tests.support.harness import Database
 from tests.support.models import Ledger, Mail, Task
 from tests.support.processes import Processes
 from tests.support.rows import DUE, PAST, TOMORROW, contenders, count, ids, insert_many, rows, without_waiting
+from tests.support.workers import eventually
 
 locks_rows = pytest.mark.requires("locks_rows")
 one_writer = pytest.mark.requires("one_writer")
@@ -45,6 +47,24 @@ def test_two_claimers_are_served_with_any_plan(
 ) -> None:
     sync_db.insert(Task, rows(size, condition))
     assert_both_are_served(sync_db, limit=limit, lease=lease)
+
+
+@pytest.mark.requires("gate_sql")
+def test_a_claim_gets_rows_as_they_are_when_it_locks_them(sync_db: Database) -> None:
+    """A row that another transaction changes between the claim's snapshot and its lock is claimed in its new state."""
+    sync_db.insert(Task, [{"id": 1, "priority": 1}, {"id": 2, "priority": 2}, {"id": 3, "priority": 3}])
+    open_gate, shut_gate, waiting, passed = sync_db.case.gate_sql
+    claimer, other = contenders(sync_db)
+    other.run(lambda session: session.execute(text(shut_gate)))
+    with ThreadPoolExecutor(1) as threads:
+        claim = threads.submit(lambda: claimer.claim_many(Task, literal_column(passed), limit=3))
+        eventually(lambda: other.run(lambda session: session.scalar(text(waiting))) == 1)
+        with sync_db.engine.begin() as connection:
+            connection.execute(update(Task).where(Task.id == 2).values(priority=-7))
+            connection.execute(update(Task).where(Task.id == 3).values(available_at=TOMORROW))
+        other.run(lambda session: session.execute(text(open_gate)))
+        tasks = claim.result()
+    assert [(task.id, task.priority, task.status) for task in tasks] == [(2, -7, "running"), (1, 1, "running")]
 
 
 @locks_rows

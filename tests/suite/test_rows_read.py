@@ -87,6 +87,19 @@ def calls_of(name: str, number: int, *conditions: str, **values: Any) -> list[di
     return [{**row, "task": name, "arguments": {}, "created_at": PAST, **values} for row in made]
 
 
+@pytest.mark.requires("statistics", "searched_sql")
+def test_large_claims_do_not_scan_the_table(sync_db: Database, counted: Callable[[Any], None]) -> None:
+    """To a planner, reading a table of this size looks cheaper than searching it for that many keys."""
+    calls: Mapping[str, Call] = {
+        "claim": lambda session, model: session.claim_many(model, limit=FEW // 2),
+        "consume": lambda session, model: session.consume_many(model, limit=FEW // 2),
+    }
+    stored(sync_db, Task, 0, [*rows(FEW), *[{"status": "scheduled", "available_at": TOMORROW}] * MANY])
+    counted(Task)
+    found = efforts(sync_db, Task, calls)
+    assert {name for name in calls if Task.__tablename__ in found[name].searched} == set()
+
+
 @pytest.mark.parametrize("prepared", [False, True], ids=["replanned", "prepared"])
 @pytest.mark.requires("searched_sql", "generic_plans")
 def test_settling_does_not_read_scheduled_rows(crowded: Database, prepared: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from sqlalchemy import CTE, ColumnElement, Select, and_, func, select
+from sqlalchemy import CTE, ColumnElement, Select, TableValuedAlias, and_, func, select
 from sqlalchemy.orm import Session
 
 from ...queue.spec import Criterion, QueueSpec
@@ -35,6 +35,9 @@ class PostgreSQLLocking(Locking):
 class PostgreSQLClaims(Claims):
     """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.  With
     ``lease=None``, it is a locking SELECT.
+
+    The keys go through an array, of which a planner assumes that it is short, so it searches the table for each.  To
+    join several hundred locked rows, it would read the whole table.
 
     Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
     the subquery for each row, and claim more than n rows.
@@ -73,16 +76,23 @@ class PostgreSQLClaims(Claims):
         key = [column.label(f"key_{n}") for n, column in enumerate(spec.primary_key)]
         order = [term.column.label(f"order_{n}") for n, term in enumerate(pick.order)]
         locked: CTE = self.rows.locking.picking(pick, *key, *order).cte("locked").prefix_with("MATERIALIZED")
+        names = [column.name for column in key]
         by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
-        keys = [locked.c[column.name] for column in key]
-        picked = select(*keys, func.row_number().over(order_by=by).label("position")).subquery("picked")
-        joined = [column == picked.c[f"key_{n}"] for n, column in enumerate(spec.primary_key)]
+        picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
+        joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
         taking = write(spec, and_(*joined), assignments)
         if not whole:
             return taking.returning(picked.c.position, *spec.primary_key)
         # not an ORM UPDATE, whose criteria the session would evaluate in Python
         every = taking.returning(picked.c.position, *spec.table.columns)
         return select(picked.c.position, spec.entity).from_statement(every)
+
+
+def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValuedAlias:
+    """Return these columns of ``rows``, as arrays and then as rows again, with the ``position`` of each in a total
+    ``order``."""
+    arrays = [func.array(select(rows.c[name]).order_by(*order).scalar_subquery()) for name in names]
+    return func.unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
 
 
 def _is_whole(taking: Taking) -> bool:

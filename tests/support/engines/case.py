@@ -115,6 +115,9 @@ class EngineCase:
     """The number of scans of each index and each table by this connection so far."""
     tells_steps: bool = False
     """The driver has a progress callback during statements."""
+    gate_sql: tuple[str, ...] = ()
+    """A lock on which criteria can wait: the statements that release it, that acquire it, and that count the sessions
+    waiting for it, and the criterion."""
     generic_plans: tuple[str, Mapping[str, object]] | None = None
     """Makes a session prepare its statements with generic plans: a statement, and arguments of the driver."""
     time_resolution: timedelta = timedelta(microseconds=1)

@@ -108,6 +108,12 @@ POSTGRESQL = EngineCase(
     statistics="ANALYZE {table}",
     reads_sql=f"SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) {_POSTGRESQL_RELATIONS}",
     searched_sql=f"SELECT relname, pg_stat_get_xact_numscans(oid) {_POSTGRESQL_RELATIONS}",
+    gate_sql=(
+        "SELECT pg_advisory_unlock(4711)",
+        "SELECT pg_advisory_lock(4711)",
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted",
+        "pg_advisory_xact_lock_shared(4711) IS NOT NULL",
+    ),
     generic_plans=("SET plan_cache_mode = force_generic_plan", {"prepare_threshold": 0}),
     time_zone_sql="SET TIME ZONE {hours}",
     truncate=("TRUNCATE TABLE {table} CASCADE",),
