@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -26,6 +27,9 @@ Url = Annotated[
     ),
 ]
 
+SILENCE = 15.0
+"""Seconds between two lines of progress if the output is not a terminal."""
+
 
 @contextmanager
 def exit_codes(console: Console, command: str) -> Iterator[None]:
@@ -39,6 +43,25 @@ def exit_codes(console: Console, command: str) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("Stopped. The tables are dropped.")
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yield a function that tells what is being done: in the last line of a terminal, or otherwise in a line of its own
+    if there has been none for :data:`SILENCE`."""
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield status.update
+        return
+    printed = time.monotonic()
+
+    def say(text: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= SILENCE:
+            printed = time.monotonic()
+            console.print(text, soft_wrap=True)
+
+    yield say
 
 
 def output(width: int) -> Console:

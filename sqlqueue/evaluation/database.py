@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import URL, Engine, MetaData, create_engine, event, inspect, make_url
@@ -21,21 +22,23 @@ def connect(url: str | URL, **options: Any) -> Engine:
     """Return an engine with settings suited to a queue.
 
     SQLite gets a write-ahead log, unless the URL says otherwise: ``sqlite:///file:x.db?uri=true&journal_mode=delete``.
+    With ``&synchronous=full``, each commit to the log waits for the disk.
     """
     url = make_url(url)
     if url.get_backend_name() == "sqlite":
         # how long a claim waits for another writer
         engine = create_engine(url, connect_args={"timeout": 30}, **options)
         if url.query.get("journal_mode", "wal") == "wal":
-            event.listen(engine, "connect", _prepare_sqlite)
+            is_full = url.query.get("synchronous", "normal") == "full"
+            event.listen(engine, "connect", partial(_prepare_sqlite, "FULL" if is_full else "NORMAL"))
         return engine
     # the level at which claims do not block each other; on MySQL and MariaDB it is not the default
     return create_engine(url, isolation_level="READ COMMITTED", **options)
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
+def _prepare_sqlite(synchronous: str, connection: Any, _: object) -> None:
     connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
-    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode, only a power failure can lose commits
+    connection.execute(f"PRAGMA synchronous = {synchronous}")  # with NORMAL, a power failure can lose commits
 
 
 def sessions(engine: Engine) -> sessionmaker[QueueSession]:

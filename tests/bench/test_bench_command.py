@@ -15,6 +15,8 @@ import pytest
 from sqlalchemy import Engine, NullPool, column, create_engine, func, inspect, select, table
 from sqlalchemy.exc import OperationalError
 
+from sqlqueue.evaluation import command
+from sqlqueue.evaluation.database import connect
 from tests.bench.command import bench
 from tests.support.processes import PROGRAM
 
@@ -86,3 +88,20 @@ def test_sqlite_keeps_the_journal_of_the_url(tmp_path: Path, mode: str) -> None:
     assert result.exit_code == 0, result.stderr
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == (mode,)
+
+
+@pytest.mark.parametrize(("parameter", "level"), [("", 1), ("&synchronous=full", 2)])
+def test_commits_to_a_log_wait_for_the_disk_if_the_url_says_so(tmp_path: Path, parameter: str, level: int) -> None:
+    engine = connect(f"sqlite:///file:{tmp_path / 'bench.db'}?uri=true{parameter}")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == level
+    engine.dispose()
+
+
+def test_progress_is_shown_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = ("--jobs", 2, "--rounds", 1, "--processes", 1, "--threads", 2)
+    arguments = ("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", *sizes)
+    assert bench(*arguments).stderr == ""
+    monkeypatch.setattr(command, "SILENCE", 0)
+    said = bench(*arguments).stderr.splitlines()
+    assert said[0] == "enqueue: round 1 of 1, 1 process(es), one by one, a commit each: pysqlite by hand"

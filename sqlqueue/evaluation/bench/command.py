@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..command import Url, exit_codes, output
+from ..command import Url, exit_codes, output, progress
 from .models import KeyKind
 from .run import PEERS, SECTIONS, STANDARD, BenchOptions, measured
 from .show import show
@@ -136,8 +136,8 @@ def bench(
         delay=delay,
         environments=environments,
     )
-    with exit_codes(console, "bench"), console.status("starting") as status:
-        report = measured(url, wanted, say=status.update)
+    with exit_codes(console, "bench"), progress(console) as say:
+        report = measured(url, wanted, say=say)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:

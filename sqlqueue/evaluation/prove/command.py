@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..command import Url, exit_codes, output
+from ..command import Url, exit_codes, output, progress
 from .database import tables
 from .report import Proof
 from .run import proven
@@ -42,8 +42,8 @@ def prove(*, url: Url, minutes: Minutes = 1, workers: Workers = 3, drop: Drop = 
     130 if it was stopped.
     """
     console = Console(stderr=True, highlight=False)
-    with exit_codes(console, "prove"), console.status("starting") as status, tables(url, drop=drop) as engine:
-        report = proven(engine, timedelta(minutes=minutes), workers, status.update)
+    with exit_codes(console, "prove"), progress(console) as say, tables(url, drop=drop) as engine:
+        report = proven(engine, timedelta(minutes=minutes), workers, say)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:
