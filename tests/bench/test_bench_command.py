@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import json
 import re
 import signal
 import sqlite3
@@ -105,3 +106,10 @@ def test_progress_is_shown_without_a_terminal(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(command, "SILENCE", 0)
     said = bench(*arguments).stderr.splitlines()
     assert said[0] == "enqueue: round 1 of 1, 1 process(es), one by one, a commit each: pysqlite by hand"
+
+
+def test_the_environments_directory_is_part_of_the_report(tmp_path: Path) -> None:
+    sizes = ("--jobs", 2, "--rounds", 1, "--environments", tmp_path / "environments")
+    result = bench("--url", f"sqlite:///{tmp_path}/bench.db", "--only", "enqueue", *sizes, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["wanted"]["environments"] == str(tmp_path / "environments")

@@ -139,7 +139,7 @@ def bench(
     with exit_codes(console, "bench"), progress(console) as say:
         report = measured(url, wanted, say=say)
     if as_json:
-        typer.echo(json.dumps(report.plain(), indent=2))
+        typer.echo(json.dumps(report.plain(), indent=2, default=str))
     else:
         show(output(_WIDE), report)
 
