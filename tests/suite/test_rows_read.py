@@ -93,6 +93,7 @@ def test_large_claims_do_not_scan_the_table(sync_db: Database, counted: Callable
     calls: Mapping[str, Call] = {
         "claim": lambda session, model: session.claim_many(model, limit=FEW // 2),
         "consume": lambda session, model: session.consume_many(model, limit=FEW // 2),
+        "settle": lambda session, model: session.complete(session.claim_many(model, limit=FEW // 2)),
     }
     stored(sync_db, Task, 0, [*rows(FEW), *[{"status": "scheduled", "available_at": TOMORROW}] * MANY])
     counted(Task)
