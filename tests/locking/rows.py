@@ -21,6 +21,8 @@ Row = dict[str, Any]
 World = Mapping[Table, Mapping[int, Row]]
 """Versions by table and number, which is the `id` if there is one."""
 Parameters = Mapping[str, Any]
+_LISTED = re.compile(r"unnest\((array\(\(.+?\)\))\) WITH ORDINALITY AS (\w+)\(([\w, ]+), position\)", re.DOTALL)
+_ARRAY = re.compile(r"array\(\((.+?)\)\)", re.DOTALL)
 _UNNESTED = re.compile(r"SELECT (unnest\(\?\) AS \w+(, )?)+")
 
 
@@ -105,6 +107,7 @@ def _in_its_words(_connection: Any, _cursor: Any, statement: str, parameters: An
     """Translate PostgreSQL's arrays for SQLite."""
     statement = statement.replace("= ANY (?)", "IN (SELECT value FROM json_each(?))")
     statement = _UNNESTED.sub(_joined, statement)
+    statement = _LISTED.sub(_listed, statement)
     return statement, tuple(json.dumps(value) if isinstance(value, list) else value for value in parameters)
 
 
@@ -112,6 +115,18 @@ def _joined(found: re.Match[str]) -> str:
     names = [f"array_{n}" for n in range(found[0].count("?"))]
     arrays = " JOIN ".join(f"json_each(?) AS {name}" + (" USING (key)" if n else "") for n, name in enumerate(names))
     return f"SELECT {', '.join(f'{name}.value' for name in names)} FROM {arrays}"
+
+
+def _listed(found: re.Match[str]) -> str:
+    arrays, alias, names = found.groups()
+    columns = names.split(", ")
+    values = [
+        f"json_each((SELECT json_group_array({name}) FROM ({query}))) AS {name}"
+        for name, query in zip(columns, _ARRAY.findall(arrays), strict=True)
+    ]
+    shown = ", ".join(f"{name}.value AS {name}" for name in columns)
+    joined = "".join(f" JOIN {value} USING (key)" for value in values[1:])
+    return f"(SELECT {shown}, {columns[0]}.key + 1 AS position FROM {values[0]}{joined}) AS {alias}"
 
 
 def _quoted(names: Sequence[str]) -> str:
