@@ -16,6 +16,9 @@ from ..parts.claims import Claims, Taking
 from ..parts.locking import Locking, skip_locked
 from ..parts.rows import Parameters
 
+_LAST = 2**31 - 1
+"""A position that no row has."""
+
 
 class PostgreSQLLocking(Locking):
     """Locks with FOR NO KEY UPDATE: inserting a child row neither hides its task from claims nor waits for a claim."""
@@ -36,8 +39,10 @@ class PostgreSQLClaims(Claims):
     """A claim is one statement: a materialized CTE locks rows, and the UPDATE around it writes and returns them.  With
     ``lease=None``, it is a locking SELECT.
 
-    The keys go through an array, of which a planner assumes that it is short, so it searches the table for each.  To
-    join several hundred locked rows, it would read the whole table.
+    The keys go through an array, so that a planner does not know how many there are: to join several hundred locked
+    rows, it would read the whole table.  Of an array it expects ten elements, and that a range of positions selects one
+    of them, for which it searches the table by key.  The plan may be kept for as long as the connection, and the table
+    may be small when it is made.
 
     Rows are locked after the sort.  ``WHERE id IN (SELECT ... LIMIT n FOR UPDATE)`` would be wrong: a plan may evaluate
     the subquery for each row, and claim more than n rows.
@@ -80,7 +85,7 @@ class PostgreSQLClaims(Claims):
         by = [term.over(locked.c[f"order_{n}"]) for n, term in enumerate(pick.order)]
         picked = _listed(locked, names, [*by, *(locked.c[name] for name in names)])
         joined = [column == picked.c[name] for column, name in zip(spec.primary_key, names, strict=True)]
-        taking = write(spec, and_(*joined), assignments)
+        taking = write(spec, and_(*joined, picked.c.position.between(1, _LAST)), assignments)
         if not whole:
             return taking.returning(picked.c.position, *spec.primary_key)
         # not an ORM UPDATE, whose criteria the session would evaluate in Python
