@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from sqlalchemy import URL, Engine, MetaData, create_engine, event, inspect, make_url
@@ -28,17 +27,18 @@ def connect(url: str | URL, **options: Any) -> Engine:
     if url.get_backend_name() == "sqlite":
         # how long a claim waits for another writer
         engine = create_engine(url, connect_args={"timeout": 30}, **options)
-        if url.query.get("journal_mode", "wal") == "wal":
-            is_full = url.query.get("synchronous", "normal") == "full"
-            event.listen(engine, "connect", partial(_prepare_sqlite, "FULL" if is_full else "NORMAL"))
+        event.listen(engine, "connect", lambda connection, _: prepare(url, connection))
         return engine
     # the level at which claims do not block each other; on MySQL and MariaDB it is not the default
     return create_engine(url, isolation_level="READ COMMITTED", **options)
 
 
-def _prepare_sqlite(synchronous: str, connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
-    connection.execute(f"PRAGMA synchronous = {synchronous}")  # with NORMAL, a power failure can lose commits
+def prepare(url: URL, connection: Any) -> None:
+    """Give a driver's connection to SQLite the journal of :func:`connect`.  Others stay as they are."""
+    if url.get_backend_name() == "sqlite" and url.query.get("journal_mode", "wal") == "wal":
+        level = "FULL" if url.query.get("synchronous") == "full" else "NORMAL"
+        connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+        connection.execute(f"PRAGMA synchronous = {level}")  # with NORMAL, a power failure can lose commits
 
 
 def sessions(engine: Engine) -> sessionmaker[QueueSession]:

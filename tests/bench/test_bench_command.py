@@ -17,6 +17,7 @@ from sqlalchemy import Engine, NullPool, column, create_engine, func, inspect, s
 from sqlalchemy.exc import OperationalError
 
 from sqlqueue.evaluation import command
+from sqlqueue.evaluation.bench.baselines import raw_connection
 from sqlqueue.evaluation.database import connect
 from tests.bench.command import bench
 from tests.support.processes import PROGRAM
@@ -94,8 +95,9 @@ def test_sqlite_keeps_the_journal_of_the_url(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(("parameter", "level"), [("", 1), ("&synchronous=full", 2)])
 def test_commits_to_a_log_wait_for_the_disk_if_the_url_says_so(tmp_path: Path, parameter: str, level: int) -> None:
     engine = connect(f"sqlite:///file:{tmp_path / 'bench.db'}?uri=true{parameter}")
-    with engine.connect() as connection:
+    with engine.connect() as connection, closing(raw_connection(engine)) as by_hand:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == level
+        assert by_hand.execute("PRAGMA synchronous").fetchone() == (level,)
     engine.dispose()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from ...database import prepare
 from .driver import DriverClient
 from .psycopg import Psycopg
 from .pymysql import PyMySQL
@@ -21,4 +22,6 @@ BASELINES: dict[str, type[DriverClient]] = {"psycopg": Psycopg, "pymysql": PyMyS
 def raw_connection(engine: Engine) -> Any:
     """Return a connection of the driver, opened as the engine would open it."""
     arguments, options = engine.dialect.create_connect_args(engine.url)
-    return engine.dialect.loaded_dbapi.connect(*arguments, **options)
+    connection = engine.dialect.loaded_dbapi.connect(*arguments, **options)
+    prepare(engine.url, connection)
+    return connection

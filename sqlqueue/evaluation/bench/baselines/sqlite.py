@@ -26,8 +26,6 @@ class Sqlite3(DriverClient):
         super().__init__(connection, shape, counter)
         connection.isolation_level = None
         self.cursor.execute("PRAGMA busy_timeout = 30000")
-        if self.cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-            self.cursor.execute("PRAGMA synchronous = NORMAL")  # as in the engine that it is compared with
         names = ", ".join(("payload",) if shape.makes_keys else ("id", "payload"))
         values = "?" if shape.makes_keys else "?, ?"
         self._insert = (
