@@ -11,11 +11,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from .._support.checks import count, duration
+from .._support.logs import logger_of
 from .._support.urls import database_url, parsed_url
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from .response import response
 from .watchdog import RequestFailed, Watchdog
+
+logger = logger_of("sqlqueue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,9 @@ class Users:
         if name is None:
             return self.default
         if name not in self.named:
-            known = ", ".join(sorted(self.named)) or "none"
-            raise RequestFailed(f"unknown user {name!r}; the users are: {known}", code="no-user")
+            # the inserting program reads the error of its row, but need not know the other users
+            logger.warning("unknown user %s; the users are: %s", name, ", ".join(sorted(self.named)) or "none")
+            raise RequestFailed(f"unknown user {name!r}: the log of the worker lists the users", code="no-user")
         return self.named[name]
 
 

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, func, select, text
 
+from ..._support.exc import ArgumentError
 from ..parts.requests import Interrupt, Requests, milliseconds
+
+_UNSAFE: Mapping[str, Collection[str]] = {
+    "pymysql": ("local_infile", "client_flag"),
+    # of option files, which take precedence over arguments, one that MariaDB's library finds by itself is not read
+    "mysqldb": ("local_infile", "client_flag", "read_default_file", "read_default_group"),
+}
+"""By driver, the options of a URL with which the server may ask the driver for files of this host, or execute several
+statements."""
 
 
 class KilledRequests(Requests):
     """The common base for MySQL and MariaDB."""
 
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {
-        "pymysql": {},
-        "mysqldb": {"multi_statements": False},
+        "pymysql": {"local_infile": False},
+        "mysqldb": {"local_infile": 0, "multi_statements": False},
     }
 
     def connect_arguments(self, url: URL) -> dict[str, Any]:
         arguments = super().connect_arguments(url)
+        unsafe = sorted(set(url.query).intersection(_UNSAFE[url.get_driver_name()]))
+        if unsafe:
+            raise ArgumentError(
+                f"a URL of requests must not contain {', '.join(unsafe)}: with LOAD DATA LOCAL INFILE, or with several"
+                " statements, a request could do more than its user; remove it"
+            )
         return arguments if url.get_driver_name() != "pymysql" else {**arguments, "conv": _as_sent()}
 
     def interruption(self, connection: Connection) -> Interrupt:

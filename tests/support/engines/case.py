@@ -99,6 +99,8 @@ class EngineCase:
     """Statements that create, and statements that drop, the objects that the statements below need."""
     timeout_liftings: tuple[str, ...] = ()
     """Statements that run for minutes and lift the timeouts of their session."""
+    file_requests: tuple[str, ...] = ()
+    """Statements that read or write the file `{path}` of the program's host, if the driver lets them."""
     transaction_pooler: bool = False
     """Connections go through PgBouncer in transaction mode."""
     analyze: str | None = None

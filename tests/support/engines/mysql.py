@@ -114,6 +114,7 @@ MYSQL = EngineCase(
     definition_sql="SHOW CREATE TABLE `{table}`",
     odd_values=_MYSQL_VALUES,
     timeout_liftings=_MYSQL_LIFTINGS,
+    file_requests=("LOAD DATA LOCAL INFILE '{path}' INTO TABLE ledger (worker) SET task_id = 1",),
     timeout_preparation=_mysql_preparation("max_execution_time"),
 )
 

@@ -39,6 +39,7 @@ SQLITE = EngineCase(
     misleading_index="status COLLATE NOCASE, subject, id, available_at",
     definition_sql="SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = '{table}'",
     insert_returns=True,
+    file_requests=("VACUUM INTO '{path}'", "ATTACH '{path}' AS other", "ATTACH '{path}' || '' AS other"),
     odd_values={
         "0.5": 0.5,
         "9e999": "Infinity",
