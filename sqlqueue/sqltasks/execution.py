@@ -83,8 +83,8 @@ class RequestExecutor:
         adapter = adapter_for(connection.dialect)
         with connection.begin() as transaction:
             interrupt = adapter.requests.interruption(connection)
+            watchdog = Watchdog(limit, interrupt)  # first: a request that another limit ends has run out of time, too
             adapter.requests.limit_time(connection, limit)
-            watchdog = Watchdog(limit, interrupt)
             try:
                 with watchdog:
                     with adapter.requests.answer(connection, request) as answer:
