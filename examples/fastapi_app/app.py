@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlqueue import AsyncQueueSession, QueueMixin, Worker
-from sqlqueue.dashboard import Dashboard
+from sqlqueue.dashboard import Dashboard, only_this_machine
 
 engine = create_async_engine(os.environ.get("DATABASE_URL", "sqlite+aiosqlite:///app.db"))
 Session = async_sessionmaker(engine, class_=AsyncQueueSession, expire_on_commit=False)
@@ -69,7 +69,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
-app.mount("/queues", Dashboard(Session, Base))  # without authorize: read-only, for this machine only
+# for development: put your application's login here
+app.mount("/queues", Dashboard(Session, Base, authorize=only_this_machine))
 
 
 @app.post("/customers", status_code=201)

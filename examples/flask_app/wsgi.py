@@ -7,8 +7,9 @@ from app import app, db
 from sqlalchemy.orm import sessionmaker
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from sqlqueue.dashboard import Dashboard
+from sqlqueue.dashboard import Dashboard, only_this_machine
 
 with app.app_context():
-    dashboard = Dashboard(sessionmaker(db.engine), db.Model)  # without authorize: read-only, for this machine only
+    # for development: put your application's login here
+    dashboard = Dashboard(sessionmaker(db.engine), db.Model, authorize=only_this_machine)
 app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/queues": ASGIMiddleware(dashboard)})  # type: ignore[method-assign]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 from importlib.util import find_spec
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from ._target import Target, Url, load
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-Host = Annotated[str, typer.Option(help="The address to listen on. Addresses other than loopback require a token.")]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
 Allow = Annotated[
     list[str] | None,
@@ -36,8 +36,8 @@ Token = Annotated[
         metavar="TOKEN",
         envvar="SQLQUEUE_DASHBOARD_TOKEN",
         help=(
-            "The token to log in with, 16 characters or more. Prefer the environment variable: other users can see"
-            " command lines."
+            "The token to log in with, 16 characters or more; by default, a random one is printed. Prefer the"
+            " environment variable: other users can see command lines."
         ),
     ),
 ]
@@ -56,9 +56,9 @@ def dashboard(
 
         sqlqueue dashboard --url postgresql+psycopg://me@host/shop shop.models:Base --allow retry --allow pause
 
-    It listens on the loopback address, where any program on this machine can read it. On other addresses, and for
-    machines with several users, set SQLQUEUE_DASHBOARD_TOKEN to a random string, with which viewers log in. In that
-    case, also put a TLS proxy in front of it.
+    Viewers log in with a token: the one in SQLQUEUE_DASHBOARD_TOKEN, or a random one, which is printed at the start and
+    is valid until the command ends. It listens on the loopback address; if you let it listen on others, put a TLS proxy
+    in front of it.
 
     Applications can mount the dashboard instead and use their own user accounts: see the documentation of
     sqlqueue.dashboard.
@@ -70,23 +70,21 @@ def dashboard(
     import uvicorn  # noqa: PLC0415
 
     with refusals("dashboard"):
-        if token is None and not _is_loopback(host):
-            raise refusal(f"--host {host}: on addresses other than loopback, set SQLQUEUE_DASHBOARD_TOKEN")
-        app = _application(load(target), url, allow or [], token)
+        used = secrets.token_urlsafe(24) if token is None else token
+        app = _application(load(target), url, allow or [], used)
         say(f"http://{host if ':' not in host else f'[{host}]'}:{port}/  (Ctrl-C stops it)")
-        # proxy headers are not trusted: with them, a remote request could claim to come from loopback
+        if token is None:
+            say(f"Log in with the token {used}")
+        # proxy headers are not trusted: with them, a request could claim to come from any address
         uvicorn.run(app, host=host, port=port, log_level="warning", proxy_headers=False, server_header=False)
 
 
-def _application(target: Any, url: str, allow: list[str], token: str | None) -> ASGIApp:
+def _application(target: Any, url: str, allow: list[str], token: str) -> ASGIApp:
     from ..dashboard import Dashboard  # noqa: PLC0415
-    from ..dashboard.standalone import Loopback, Token, with_login  # noqa: PLC0415
+    from ..dashboard.standalone import Token, with_login  # noqa: PLC0415
 
     specs_of(target)
-    may = _actions(allow)
-    if token is None:
-        return Dashboard(_sessions(url), target, authorize=Loopback(may))
-    protection = Token(token, may)
+    protection = Token(token, _actions(allow))
     return with_login(Dashboard(_sessions(url), target, authorize=protection), protection)
 
 
@@ -112,10 +110,3 @@ def _async_sessions(url: URL) -> Any:
     engine = create_async_engine(url)
     prepared(engine.sync_engine)
     return async_sessionmaker(engine)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,9 +1,9 @@
-"""The actions of viewers, and the default permission: programs on the same machine may view, but not change
-anything."""
+"""The actions of viewers, and who is admitted: nobody, unless the application decides otherwise."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 
 class Action(StrEnum):
@@ -60,8 +60,26 @@ class Viewer:
 Decision: TypeAlias = Viewer | Response | None
 Authorize: TypeAlias = Callable[[Request], Decision | Awaitable[Decision]]
 
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+_OF_PROXIES = re.compile(
+    r"(x-)?forwarded.*|via|x-real-ip|x-original-.*|.*-client-ip|cf-.*|cdn-.*|fly-.*|x-envoy-.*|x-amzn-.*"
+)
+_NOBODY = """\
+This dashboard admits nobody, because it was created without authorize=.
+
+Give it a function that is called with each request, and that returns a Viewer for
+people whom your application's own login has identified, and None for others:
+
+    from sqlqueue.dashboard import Dashboard, Viewer
+
+    Dashboard(Session, Base, authorize=authorize)
+
+On a development machine, this admits the browsers on it:
+
+    from sqlqueue.dashboard import Dashboard, only_this_machine
+
+    Dashboard(Session, Base, authorize=only_this_machine)
+"""
 
 
 async def decide(authorize: Authorize, request: Request) -> Decision:
@@ -77,19 +95,26 @@ async def _threaded(authorize: Callable[[Request], Any], request: Request) -> An
     return await run_in_threadpool(authorize, request)
 
 
-def only_loopback(request: Request) -> Viewer | None:
-    """Allow programs on the same machine to read, but not to change anything.
+def nobody(request: Request) -> Response:
+    """Refuse everyone, and tell the developer what to write."""
+    return PlainTextResponse(_NOBODY, 403)
 
-    Rejects requests that a proxy has forwarded, and requests for another host name, as in DNS rebinding.
+
+def only_this_machine(request: Request) -> Viewer | None:
+    """An ``authorize`` for development: programs on this machine may read, but not change anything.
+
+    Not for machines with a proxy, nor for those that several people use: with a proxy on the same machine, *every*
+    request comes from the loopback address. Requests with a header that proxies add are refused, and so are requests
+    for a host other than ``localhost``, ``127.0.0.1`` or ``[::1]``, as in DNS rebinding; but a proxy may add no header
+    and send one of these hosts, as nginx does by default.
     """
-    client = request.client
-    if client is None or not _is_loopback(client.host):
+    if request.client is None or not _is_loopback(request.client.host):
         return None
-    if any(name in request.headers for name in _FORWARDED):
+    if any(_OF_PROXIES.fullmatch(name) for name in request.headers):
         return None
-    host = request.headers.get("host", "").lower()
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return Viewer("loopback") if name in _LOCAL_NAMES else None
+    hosts = request.headers.getlist("host")
+    is_local = len(hosts) == 1 and _LOCAL_HOST.fullmatch(hosts[0]) is not None
+    return Viewer("this machine") if is_local else None
 
 
 def _is_loopback(host: str) -> bool:

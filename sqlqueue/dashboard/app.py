@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from .._support.exc import SQLQueueError
 from ..diagnostics.check import Target, specs_of
 from . import actions, commands
-from .access import Authorize, only_loopback
+from .access import Authorize, nobody
 from .database import session_runner
 from .exposure import Columns, Exposure, Link, Redact
 from .pages import errors, kinds, limits, metrics, overview, queue, schedules, task, workers
@@ -41,8 +41,8 @@ class Dashboard:
     single queue model, as for :func:`.check`; the dashboard shows the queues that it has at the time of a request.
 
     ``authorize``: a function or coroutine function that is called with each request, and returns a :class:`.Viewer`
-    with the actions that are permitted; ``None`` to deny access; or a response, such as a redirect to a login page. By
-    default, only programs on the same machine may see the dashboard, and nothing can be changed.
+    with the actions that are permitted; ``None`` to deny access; or a response, such as a redirect to a login page.
+    Without it, nobody is admitted; for development there is :func:`.only_this_machine`.
 
     ``columns``: the attributes of the application's models to show besides the queue's own columns, by model. Columns
     with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if named here.
@@ -75,7 +75,7 @@ class Dashboard:
             middleware=[
                 Middleware(StrictHeaders),
                 Middleware(SameOrigin),
-                Middleware(Permission, authorize or only_loopback),
+                Middleware(Permission, authorize or nobody),
             ],
             exception_handlers={
                 HTTPException: _refused,

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from .._support.exc import ArgumentError
-from .access import Action, Decision, Viewer, only_loopback
+from .access import Action, Decision, Viewer
 from .forms import fields_of
 from .rendering import templates
 from .security import SameOrigin, StrictHeaders
@@ -74,17 +74,6 @@ class Token:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token)
-
-
-class Loopback:
-    """Lets programs on this machine view the dashboard and perform the permitted actions."""
-
-    def __init__(self, may: Collection[Action]) -> None:
-        self._may = frozenset(may)
-
-    def __call__(self, request: Request) -> Decision:
-        viewer = only_loopback(request)
-        return None if viewer is None else Viewer(viewer.name, self._may)
 
 
 def with_login(dashboard: ASGIApp, token: Token) -> ASGIApp:

@@ -59,6 +59,7 @@ def test_starlette(tmp_path: Path) -> None:
             eventually(lambda: rows(database, "SELECT status FROM report") == [("completed",)], within=STARTING)
         assert client.get("/queues/").status_code == 401
         client.auth = ("ada", "secret")
+        assert '<span class="viewer">operator</span>' in dashboard(client)  # not the name that the client sent
         assert "Report" in dashboard(client)
         assert "sales" in client.get("/queues/queue/report").text
         refused = client.post("/queues/queue/report/cancel", data={"key": "1"})

@@ -7,7 +7,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from shop.queues import Base, Session
-from sqlqueue.dashboard import Dashboard
+from sqlqueue.dashboard import Dashboard, only_this_machine
 
-dashboard = Dashboard(Session, Base)  # without authorize: read-only, for this machine only
+# for development: put your application's login here
+dashboard = Dashboard(Session, Base, authorize=only_this_machine)
 application = Starlette(routes=[Mount("/queues", dashboard), Mount("/", get_asgi_application())])
