@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -55,6 +56,12 @@ class Viewer:
     """The name that is logged with each action, and stored as ``paused_by``."""
     may: Collection[Action] = frozenset()
     """The actions that are permitted; none by default."""
+    scope: Hashable = None
+    """What this viewer's sessions are restricted to, such as the id of a tenant.
+
+    Viewers with equal scopes share what pages have read: their sessions must see the same rows, and ``redact`` and
+    ``link`` must return the same for them.  With the default, ``None``, that must hold for all viewers.
+    """
 
 
 Decision: TypeAlias = Viewer | Response | None
@@ -92,7 +99,13 @@ async def decide(authorize: Authorize, request: Request) -> Decision:
 
 
 async def _threaded(authorize: Callable[[Request], Any], request: Request) -> Any:
-    return await run_in_threadpool(authorize, request)
+    """Call ``authorize`` in a thread, and keep the context variables that it sets, such as the tenant of sessions."""
+    context = copy_context()
+    decision = await run_in_threadpool(context.run, authorize, request)
+    for variable, value in context.items():
+        if variable.get(context) is not value:
+            variable.set(value)
+    return decision
 
 
 def nobody(request: Request) -> Response:

@@ -57,7 +57,7 @@ async def act(request: Request) -> Response:
 async def stop(request: Request) -> Response:
     """Stop a change after its current batch."""
     site, viewer = site_of(request), viewer_of(request)
-    change = site.changes.find(request.path_params["id"], viewer.name)
+    change = site.changes.find(request.path_params["id"], viewer)
     if change is None:
         raise HTTPException(404, "Nothing was stopped: the change is not running in this server process. Try again.")
     change.stop = True
@@ -68,7 +68,7 @@ async def stop(request: Request) -> Response:
 async def _change_tasks(request: Request, what: RequestedAction) -> Response:
     site, viewer, where = site_of(request), viewer_of(request), checked(what)
     number, _, is_capped = await _counted(request, what)
-    change = Change(what=_in_words(what), by=viewer.name, total=None if is_capped else number)
+    change = Change(what=_in_words(what), by=viewer, total=None if is_capped else number)
     batches = partial(what.change.in_batches, spec=what.spec, where=where)
     await site.changes.begin(change, site.database, batches, site.snapshots.forget)
     return RedirectResponse(_back(request, what, change.id), 303)

@@ -46,14 +46,16 @@ class Dashboard:
 
     ``columns``: the attributes of the application's models to show besides the queue's own columns, by model. Columns
     with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if named here.
-    ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead.
+    ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead. It is not
+    given the viewer, because viewers of one scope share the result.
     ``filters``: the attributes that tasks can be filtered by, by model; they should be indexed. ``link``: called with a
     task; returns the URL of the application's own page for it, or ``None``. ``title``: the heading of all pages.
     ``statement_limit``: the longest time that a statement of a page may take.
 
-    Pages read the database only when they are requested, and share the results for three seconds.  ``/metrics`` serves
-    figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is logged
-    to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
+    Pages read the database only when they are requested, and viewers share the results for three seconds: if sessions
+    see different rows for different viewers, these must have different scopes, see :class:`.Viewer`.  ``/metrics``
+    serves figures of all queues for Prometheus, read at most every 15 seconds (extra ``prometheus``).  Every action is
+    logged to ``sqlqueue.dashboard`` with the viewer's name.  Raises :class:`.ArgumentError` for invalid arguments.
     """
 
     def __init__(

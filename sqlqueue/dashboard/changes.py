@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from .._support.error_text import readable
 from ..operations.batches import Batch
+from .access import Viewer
 from .database import SessionRunner
 
 logger = logging.getLogger("sqlqueue.dashboard")
@@ -32,7 +33,7 @@ class Change:
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     what: str
     """A description: ``retry 3 tasks of Email``."""
-    by: str
+    by: Viewer
     total: int | None
     """The number of tasks counted beforehand; ``None`` if counting stopped at the cap."""
     changed: int = 0
@@ -50,10 +51,11 @@ class Changes:
         self._known: dict[str, Change] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, id: str | None, by: str) -> Change | None:
+    def find(self, id: str | None, by: Viewer) -> Change | None:
         """Return the change with this id, if this viewer started it."""
         change = self._known.get(id or "")
-        return change if change is not None and change.by == by else None
+        is_own = change is not None and (change.by.name, change.by.scope) == (by.name, by.scope)
+        return change if is_own else None
 
     async def begin(
         self,
@@ -76,7 +78,7 @@ class Changes:
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
-        by = readable(change.by)
+        by = readable(change.by.name)
         logger.info("%s: %s", by, change.what)
         try:
             await database.run(lambda session: _carry_out(change, batches(session)))

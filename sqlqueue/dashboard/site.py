@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ R = TypeVar("R")
 CAP = 10_000
 """The maximum number of tasks counted in each group of states."""
 LIFETIME = 3.0
-"""Seconds for which viewers share results."""
+"""Seconds for which viewers of one scope share results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ class Site:
     title: str
     most: timedelta
     """The time limit of each statement."""
+    scope: Hashable = None
+    """The scope of the viewer whose request is served: only viewers with equal scopes share results."""
     snapshots: Snapshots = field(default_factory=Snapshots)
     changes: Changes = field(default_factory=Changes)
 
@@ -83,8 +85,10 @@ class Site:
     async def read(
         self, key: Hashable, read: Callable[[Session], R], spec: QueueSpec, *, lifetime: float = LIFETIME
     ) -> R:
-        """Return the result of ``read``, which may be a few seconds old; each of its statements has a time limit."""
-        return await self.snapshots.get(key, partial(self.database.run, self.time_limited(read, spec)), lifetime)
+        """Return the result of ``read`` for this scope, which may be a few seconds old; each of its statements has a
+        time limit."""
+        run = partial(self.database.run, self.time_limited(read, spec))
+        return await self.snapshots.get((self.scope, key), run, lifetime)
 
     def time_limited(self, read: Callable[[Session], R], spec: QueueSpec) -> Callable[[Session], R]:
         """Return ``read`` with a time limit for each statement."""
@@ -118,9 +122,9 @@ _BY_ROLE = (
 
 
 def site_of(request: Request) -> Site:
-    """Return the site that serves a request."""
+    """Return the site that serves a request, with the scope of its viewer."""
     site: Site = request.app.state.site
-    return site
+    return replace(site, scope=viewer_of(request).scope)
 
 
 def viewer_of(request: Request) -> Viewer:
@@ -158,7 +162,7 @@ def respond(request: Request, template: str, *, status: int = 200, **content: An
         Action=Action,
         link=links_of(request),
         here=request.url.path,
-        change=site.changes.find(asked, viewer.name),
+        change=site.changes.find(asked, viewer),
         is_change_asked=bool(asked),
         without_change="?".join([request.url.path, urlencode(rest)] if rest else [request.url.path]),
         pages=site.pages,
