@@ -85,6 +85,7 @@ class AsyncQueueSession(AsyncSession):
     unschedule = _awaited(operations.unschedule)
 
     retry = _awaited(operations.retry)
+    rerun = _awaited(operations.rerun)
     run_now = _awaited(operations.run_now)
     rescue = _awaited(operations.rescue)
     prune = _awaited(operations.prune)

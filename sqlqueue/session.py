@@ -34,6 +34,7 @@ class QueueSession(Session):
     unschedule = operations.unschedule
 
     retry = operations.retry
+    rerun = operations.rerun
     run_now = operations.run_now
     rescue = operations.rescue
     prune = operations.prune

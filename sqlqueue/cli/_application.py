@@ -12,7 +12,7 @@ from rich.markup import escape
 from ..evaluation.bench.command import bench
 from ..evaluation.demo.command import demo
 from ..evaluation.prove.command import prove
-from .changes import cancel, discard, retry
+from .changes import cancel, discard, rerun, retry
 from .check import check
 from .dashboard import dashboard
 from .limits import limits, set_limit
@@ -34,6 +34,7 @@ _ON_CALL: Sequence[Command] = (
     show,
     why,
     retry,
+    rerun,
     cancel,
     discard,
     prune,

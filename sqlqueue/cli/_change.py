@@ -24,7 +24,7 @@ _DUE = (
     "runs once it is due."
     " To run it now: UPDATE {table} SET status = 'available', available_at = '2000-01-01 00:00:00' WHERE ..."
 )
-_FINAL = "is final: to run it again, enqueue it again."
+_FINAL = "is final; sqlqueue rerun makes it run again."
 _HINTS = {
     Status.AVAILABLE: "An available task is claimed by the next free worker, unless sqlqueue stats shows it as paused.",
     Status.SCHEDULED: f"A scheduled task {_DUE}",

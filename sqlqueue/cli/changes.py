@@ -1,4 +1,4 @@
-"""The commands that change tasks: ``sqlqueue retry``, ``cancel`` and ``discard``."""
+"""The commands that change tasks: ``sqlqueue retry``, ``rerun``, ``cancel`` and ``discard``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..operations.mass_changes import CANCEL, RETRY, MassChange, discarding
+from ..operations.mass_changes import CANCEL, RERUN, RETRY, MassChange, discarding
 from ..queue.spec import QueueSpec
 from ._change import ConfirmedChange
 from ._database import refusals
@@ -53,6 +53,45 @@ def retry(
     filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
     with refusals("retry"):
         change = _change("retry", "available again", RETRY, queue_of(target, queue), filters)
+        change.carry_out(url, yes=yes, as_json=as_json)
+
+
+def rerun(
+    target: Target,
+    *,
+    url: Url,
+    queue: Queue = None,
+    status: Statuses = None,
+    topic: Topic = None,
+    ids: Ids = None,
+    error: ErrorLike = None,
+    older_than: Age = None,
+    where: Equal = None,
+    hung: Hung = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run final tasks again: completed, cancelled and discarded ones, and rows from before the table became a queue.
+
+    They become available, and may use all their attempts again; a recurring task is scheduled for its next time, and a
+    task with stages starts at the first one. Other tasks are not changed.
+
+        sqlqueue rerun --url postgresql+psycopg://me@host/shop shop.models:Invoice --id 4711
+
+    Without a filter, all such tasks run again. For more than one, the command shows their number and asks for
+    confirmation.
+
+    Each transaction takes a thousand tasks. Ctrl-C stops after the current one; finished transactions stay committed.
+
+    With --json: an object of queue, action, tasks (how many were changed), taken (how many could not be, because
+    another task has the same unique_key) and stopped (by Ctrl-C).
+
+    Exit status: 0, even without tasks; 1 if you answer no; 2 for bad usage, a database that does not respond, or a
+    missing --yes without a terminal; 130 if it was stopped.
+    """
+    filters = Filters(status=status, topic=topic, ids=ids, error=error, older_than=older_than, where=where, hung=hung)
+    with refusals("rerun"):
+        change = _change("rerun", "made to run again", RERUN, queue_of(target, queue), filters)
         change.carry_out(url, yes=yes, as_json=as_json)
 
 

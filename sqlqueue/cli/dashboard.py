@@ -25,8 +25,8 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="ACTION",
-        help="Allow an action: retry, run-now, cancel, discard, pause, resume, set-limit, reschedule, drain-workers,"
-        " stop-workers, set-concurrency, or all. May be repeated. By default, nothing can be changed.",
+        help="Allow an action: retry, rerun, run-now, cancel, discard, pause, resume, set-limit, reschedule,"
+        " drain-workers, stop-workers, set-concurrency, or all. May be repeated. By default, nothing can be changed.",
     ),
 ]
 Token = Annotated[

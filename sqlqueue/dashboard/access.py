@@ -21,6 +21,8 @@ class Action(StrEnum):
 
     RETRY = "retry"
     """Retry failed and hung tasks."""
+    RERUN = "rerun"
+    """Run final tasks again."""
     RUN_NOW = "run-now"
     """Make waiting tasks due at once."""
     CANCEL = "cancel"
@@ -43,7 +45,7 @@ class Action(StrEnum):
     """Change how many calls of each handler workers run at a time."""
 
 
-ON_TASKS = frozenset({Action.RETRY, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})
+ON_TASKS = frozenset({Action.RETRY, Action.RERUN, Action.RUN_NOW, Action.CANCEL, Action.DISCARD})
 ON_WORKERS = frozenset({Action.DRAIN_WORKERS, Action.STOP_WORKERS, Action.SET_CONCURRENCY})
 ON_QUEUES = frozenset(Action) - ON_WORKERS
 

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .._support.exc import ArgumentError
-from ..operations.mass_changes import CANCEL, RETRY, RUN_NOW, MassChange, discarding, in_states
+from ..operations.mass_changes import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
 from ..operations.text_values import identity
 from ..queue.spec import Criterion, QueueSpec
 from .access import ON_QUEUES, ON_TASKS, Action
@@ -48,7 +48,7 @@ class RequestedAction:
     @property
     def change(self) -> MassChange:
         """The change that an action makes to tasks."""
-        changes = {Action.RETRY: RETRY, Action.RUN_NOW: RUN_NOW, Action.CANCEL: CANCEL}
+        changes = {Action.RETRY: RETRY, Action.RERUN: RERUN, Action.RUN_NOW: RUN_NOW, Action.CANCEL: CANCEL}
         return changes.get(self.action) or discarding(self.text("reason") or "discarded in the dashboard")
 
 

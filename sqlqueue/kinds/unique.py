@@ -54,7 +54,7 @@ class UniqueMixin(QueueMixin):
 
     A unique index enforces this for all programs that insert.  ``enqueue`` raises :class:`.DuplicateTaskError`, unless
     ``on_conflict`` says what to do with the existing task.  A task that becomes final gives up its key, which moves to
-    ``former_key``; ``retry`` restores it.
+    ``former_key``; ``retry`` and ``rerun`` restore it.
     """
 
     __queue_kind__: ClassVar[Kind | None] = UNIQUE

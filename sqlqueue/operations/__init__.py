@@ -1,6 +1,7 @@
 """The queue operations, as functions that take a session.  Session methods, the worker and the CLI call these."""
 
-from .bulk import rescue, retry
+from .batches import Reactivated
+from .bulk import rescue
 from .claiming import claim, claim_many
 from .claiming_block import claiming
 from .consuming import consume, consume_many
@@ -13,6 +14,7 @@ from .history import PastAttempt, history, prune_history
 from .limits import Limit, limits, set_limit
 from .pausing import Pause, pause, paused, resume
 from .pruning import Pruned, prune
+from .reactivating import rerun, retry
 from .registry import Command, HandlerInfo, WorkerInfo, drain_workers, set_concurrency, stop_workers, unserved, workers
 from .rescheduling import reschedule, unschedule
 from .running_now import run_now
@@ -35,6 +37,7 @@ __all__ = [
     "Pruned",
     "QueueOverview",
     "QueueStats",
+    "Reactivated",
     "WorkerInfo",
     "cancel",
     "claim",
@@ -61,6 +64,7 @@ __all__ = [
     "prune",
     "prune_history",
     "release",
+    "rerun",
     "reschedule",
     "rescue",
     "resume",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
 from .._support.checks import count
-from .._support.exc import DuplicateTaskError
 from ..dialects.base import Adapter
 from ..queue.spec import Criterion, Identity, Ordering, QueueSpec
 from ..queue.status import DUE, FINAL, Status
@@ -30,19 +29,22 @@ def limited(
     change: Callable[[Criterion], int],
     *,
     among: Collection[Status],
+    free: Criterion | None = None,
 ) -> int:
     """Call ``change`` for at most ``limit`` of the rows that satisfy ``criterion``; return how many it changed.
 
     Fewer than ``limit`` means that no more are left.  The rows are found in the order of the queue's indexes; ``among``
-    names the states that they can be in.
+    names the states that they can be in.  ``free``: a further criterion, which an UPDATE cannot have on each engine, of
+    the rows that ``change`` would not leave as they are.
     """
     if limit is None:
         return change(criterion)
     count("limit", limit)
     adapter = open_(session, spec, Access.CHANGE)
+    wanted = criterion if free is None else and_(criterion, free)
     changed, before = 0, list[Identity]()
     while changed < limit:
-        keys = _first(adapter, session, spec, criterion, min(limit - changed, adapter.keys.most(spec)), among=among)
+        keys = _first(adapter, session, spec, wanted, min(limit - changed, adapter.keys.most(spec)), among=among)
         if not keys or keys == before:  # the same rows as in the last round: they cannot be changed
             break
         changed += change(and_(criterion, adapter.keys.key_in(spec, keys)))
@@ -79,6 +81,18 @@ def _order_of_due(adapter: Adapter, spec: QueueSpec, among: Collection[Status]) 
     return spec.ready_order if by_claims else spec.due_order
 
 
+class Reactivated(int):
+    """The result of :func:`.retry` and :func:`.rerun`: the number of tasks that they made available again."""
+
+    taken: int
+    """How many tasks they left as they are because another task has taken their ``unique_key``."""
+
+    def __new__(cls, changed: int, taken: int = 0) -> Self:
+        reactivated = super().__new__(cls, changed)
+        reactivated.taken = taken
+        return reactivated
+
+
 class Batch(NamedTuple):
     """The result of one transaction."""
 
@@ -106,26 +120,9 @@ def in_batches(
         keys = [key for key in found if key not in tried]
         size = min(size, adapter.keys.most(spec))
         for start in range(0, len(keys), size):
-            yield from _batch(session, spec, adapter, keys[start : start + size], change)
+            changed = change(adapter.keys.key_in(spec, keys[start : start + size]))
+            session.commit()
+            yield Batch(changed, taken=changed.taken if isinstance(changed, Reactivated) else 0)
         if not keys or len(found) < PAGE:
             return
         tried = set(found)
-
-
-def _batch(
-    session: Session, spec: QueueSpec, adapter: Adapter, keys: Sequence[Identity], change: Callable[[Criterion], int]
-) -> Iterator[Batch]:
-    """Change one batch; if a task in it has lost its ``unique_key`` to another, change each half separately."""
-    try:
-        changed = change(adapter.keys.key_in(spec, keys))
-        session.commit()
-    except DuplicateTaskError:
-        session.rollback()
-        half = len(keys) // 2
-        if not half:
-            yield Batch(0, taken=1)
-            return
-        yield from _batch(session, spec, adapter, keys[:half], change)
-        yield from _batch(session, spec, adapter, keys[half:], change)
-    else:
-        yield Batch(changed)

@@ -1,4 +1,4 @@
-"""Operations on sets of tasks, without claims: retry, cancel, discard and rescue."""
+"""Operations on sets of tasks, without claims: cancel, discard and rescue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
@@ -14,7 +14,6 @@ from ..dialects.base import Adapter
 from ..lifecycle.fence import Fence
 from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import holding_slots, kinds_of, recurs, renewed
-from ..lifecycle.reactivation import redriving
 from ..lifecycle.transitions import ending, finishing
 from ..model.history import history_of
 from ..model.mixins import QueueMixin
@@ -24,50 +23,27 @@ from ..queue.status import FINAL, Status
 from ..sql.changes import Assignment, write
 from ..sql.criteria import only
 from ..sql.selection import exhausted_picks
-from ..sql.states import is_exhausted, is_final, is_held, is_hung, state
+from ..sql.states import is_exhausted, is_final, is_held
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .batches import limited
 from .duplicates import translating
-from .recording import HUNG, Told, last_claims, record
+from .recording import Told, last_claims, record
 from .session_criteria import within
 
 CRASHED = "crashed in every attempt: its lease expired each time without a settlement"
 
 
-def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> int:
-    """Make ``retryable``, ``discarded`` and hung tasks that satisfy ``where`` ``available``.  Return how many.
-
-    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer has
-    lost the claim even if it resumes.  Raises :class:`.DuplicateTaskError` if another task has taken the ``unique_key``
-    of a discarded one.  For the transaction, its locks and ``limit`` see :func:`cancel`.
-    """
-    spec = spec_of(entity)
-    failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
-    session = session_of(session)
-    redriven = limited(
-        session,
-        spec,
-        only(spec, failed, *within(session, spec, where)),
-        limit,
-        partial(_end, session, spec, values=redriving(spec), told=Told(AttemptOutcome.CRASHED, HUNG)),
-        among=(Status.RETRYABLE, Status.RUNNING, Status.DISCARDED),
-    )
-    if redriven:
-        announce(session, spec)
-    return redriven
-
-
 def cancel_where(session: Session, spec: QueueSpec, where: Sequence[Where], limit: int | None) -> int:
     """Cancel all tasks that satisfy ``where`` and are not final; return how many."""
     told = Told(AttemptOutcome.CANCELLED)
-    return _end_limited(session, spec, where, partial(_end, values=ending(spec, Status.CANCELLED), told=told), limit)
+    return _end_limited(session, spec, where, partial(end_all, values=ending(spec, Status.CANCELLED), told=told), limit)
 
 
 def discard_where(session: Session, spec: QueueSpec, where: Sequence[Where], text: str, limit: int | None) -> int:
     """Discard all tasks that satisfy ``where`` and are not final; return how many."""
     values, told = [*ending(spec, Status.DISCARDED), (spec["error"], text)], Told(AttemptOutcome.DISCARDED, text)
-    return _end_limited(session, spec, where, partial(_end, values=values, told=told), limit)
+    return _end_limited(session, spec, where, partial(end_all, values=values, told=told), limit)
 
 
 def _end_limited(
@@ -78,7 +54,7 @@ def _end_limited(
     return limited(session, spec, unfinished, limit, partial(end, session, spec), among=among)
 
 
-def _end(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
+def end_all(session: Session, spec: QueueSpec, chosen: Criterion, values: Sequence[Assignment], told: Told) -> int:
     """End the chosen tasks, free the slots that they hold, and record the attempts that this ends."""
     if holding_slots(spec) is None and history_of(spec.table.metadata) is None:
         return change(session, spec, chosen, values)
@@ -127,7 +103,7 @@ def rescue(session: AnySession, entity: type[QueueMixin], *, limit: int | None =
     if recurs(spec):
         return _rescue_recurring(session, spec, values, limit)
     crashed = only(spec, is_exhausted(spec), *within(session, spec))
-    discard = partial(_end, session, spec, values=values, told=Told(AttemptOutcome.CRASHED, CRASHED))
+    discard = partial(end_all, session, spec, values=values, told=Told(AttemptOutcome.CRASHED, CRASHED))
     return limited(session, spec, crashed, limit, discard, among=(Status.RUNNING,))
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, li
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from .._support.error_text import key_text
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..dialects.parts.inserts import Replacement
@@ -40,6 +41,27 @@ class Conflicts:
             self._refuse_own(session, values)
         for (given, ways), group in groupby(values, key=lambda row: (sorted(row), unique_by(self.spec, row))):
             self._group(session, list(group), [*given, *common], ways, common)
+
+    def update(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
+        """Handle rows that exist, by primary key, of which ``rows`` contain the changes.
+
+        Raises :class:`.ArgumentError` if there is no such row.
+        """
+        spec, common = self.spec, column_values(self.spec, fixed)
+        values = [column_values(spec, row) for row in rows]
+        if self.on_conflict == "rerun":
+            self._refuse_own(session, values)
+        for row in values:
+            by, key = unique_by(spec, row)[0], tuple(row[column.name] for column in spec.primary_key)
+            replace = self._replacement([*row, *common], by)
+            if not (
+                self.adapter.rows.exists(session, spec, by.is_row(row))
+                if replace is None
+                else self._update(session, {**row, **common}, [key], by.is_row(row), replace)
+            ):
+                raise ArgumentError(
+                    f"{spec.entity.__name__} {key_text(key)} has no row any more: enqueue a new instance"
+                )
 
     def _refuse_own(self, session: Session, rows: Sequence[Row]) -> None:
         """Reject rows that this transaction has claimed by a lock only.

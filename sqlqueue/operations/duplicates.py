@@ -38,6 +38,13 @@ class translating:
             raise _duplicate(self.spec, self.rows) from error
 
 
+def existing(spec: QueueSpec, keys: Sequence[Mapping[str, Any]]) -> DuplicateTaskError:
+    """Return the error for instances with these primary keys, by attribute name, that are rows already."""
+    name, shown = spec.entity.__name__, [_shown(tuple(key.items())) for key in keys]
+    advice = "to run it again, use session.rerun(), or choose on_conflict='replace' or 'rerun'"
+    return DuplicateTaskError(f"{name} with {shown[0]} is stored already: {advice}", model=spec.entity, keys=keys)
+
+
 def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec, statement: Insert) -> bool:
     """Execute an INSERT of one row, after which the transaction can continue.  Returns false if its key exists."""
     try:

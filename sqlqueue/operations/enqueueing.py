@@ -25,9 +25,9 @@ from ..transaction.connection import Access, AnySession, check_engine, open_, se
 from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
-from .duplicates import translating
+from .duplicates import existing, translating
 from .row_checks import EnqueueOptions, OnConflict, check_delay, check_rows, dictionaries
-from .row_values import Instances, Row, values_of
+from .row_values import Instances, Row, is_stored, key_of, values_of
 
 
 @overload
@@ -85,7 +85,11 @@ def enqueue(
     With ``version``, an attribute that every row sets (a number, a time), only newer values change the row: a late
     update changes nothing and causes no run.
 
-    Except with ``"raise"``, the values of instances are written, with the foreign keys that their many-to-one
+    An instance that is stored stands for its row, by its primary key: ``"raise"`` always raises, and the others do what
+    they do for a row that exists, which gets the attributes set since it was loaded.  If the row is gone, they raise
+    :class:`.ArgumentError`.  See also :func:`rerun`.
+
+    Except with ``"raise"``, the values of new instances are written, with the foreign keys that their many-to-one
     relationships give; new parents are inserted first.  The instances themselves stay out of the session and of their
     parents' collections. Raises :class:`.ArgumentError` for children, and for a parent that is detached or belongs to
     another session.
@@ -116,12 +120,20 @@ def enqueue(
         return
     batches = [(spec, Instances(session, spec, group)) for spec, group in groups]
     for spec, instances in batches:
+        if version is not None and any(map(is_stored, instances.tasks)):
+            raise ArgumentError(
+                "version= compares new rows with stored ones: these tasks are the stored rows themselves"
+            )
         check_rows(spec, instances.rows, options)
     for _, instances in batches:
         instances.withdraw()
     for spec, instances in batches:
-        open_(session, spec, Access.CHANGE)  # flushes their parents
-        _enqueue_rows(session, spec, instances.flushed_rows(), options)
+        adapter = open_(session, spec, Access.CHANGE)  # flushes their parents
+        _enqueue_rows(session, spec, instances.flushed_rows(stored=False), options)
+        _enqueue_rows(session, spec, instances.flushed_rows(stored=True), options, stored=True)
+        shown = [spec.identity_of(task) for task in instances.tasks if is_stored(task) and task in session]
+        if on_conflict != "ignore":
+            adapter.rows.load(session, spec, shown)
 
 
 def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
@@ -133,6 +145,9 @@ def _by_spec(tasks: Any) -> list[tuple[QueueSpec, list[Any]]]:
 
 
 def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta | None) -> None:
+    stored = [key_of(spec, task) for task in tasks if is_stored(task)]
+    if stored:
+        raise existing(spec, stored)
     adapter = open_(session, spec)
     fixed = _delayed(spec, delay)
     for number, task in enumerate(tasks if fixed else ()):
@@ -152,7 +167,9 @@ def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:
     return {spec.attributes["available_at"]: utcnow(delay), spec.attributes["status"]: Status.SCHEDULED.value}
 
 
-def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], options: EnqueueOptions) -> None:
+def _enqueue_rows(
+    session: Session, spec: QueueSpec, rows: list[Row], options: EnqueueOptions, *, stored: bool = False
+) -> None:
     if not rows:
         return
     adapter = open_(session, spec, Access.READ if options.on_conflict == "raise" else Access.CHANGE)
@@ -173,7 +190,8 @@ def _enqueue_rows(session: Session, spec: QueueSpec, rows: list[Row], options: E
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
-            Conflicts(adapter, spec, options.on_conflict, options.version_in(spec)).enqueue(session, rows, fixed)
+            conflicts = Conflicts(adapter, spec, options.on_conflict, options.version_in(spec))
+            (conflicts.update if stored else conflicts.enqueue)(session, rows, fixed)
 
 
 def _insert(session: Session, spec: QueueSpec, rows: list[Row], fixed: Row) -> None:

@@ -14,7 +14,7 @@ from ..queue.status import FINAL, Status
 from ..sql.criteria import only
 from ..sql.states import is_hung, state
 from .batches import BATCH, Batch, in_batches
-from .bulk import retry
+from .reactivating import rerun, retry
 from .running_now import WAITING, run_now
 from .settling import cancel, discard
 
@@ -50,6 +50,7 @@ def in_states(spec: QueueSpec, states: Iterable[Status], *, hung: bool) -> Crite
 
 
 RETRY = MassChange(change=retry, states=(Status.RETRYABLE, Status.DISCARDED), hung=True)
+RERUN = MassChange(change=rerun, states=FINAL)
 CANCEL = MassChange(change=cancel, states=_UNFINISHED)
 RUN_NOW = MassChange(change=run_now, states=WAITING)
 

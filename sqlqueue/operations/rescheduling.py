@@ -47,9 +47,7 @@ def reschedule(
     if text is not None:
         changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
     else:
-        own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
-        texts: Any = open_(session, spec).rows.execute(session, spec, own).scalars().all()
-        changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
+        changed = replan(session, spec, chosen, given)
     if changed:
         announce(session, spec)
     return changed
@@ -78,6 +76,13 @@ def stop(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[A
 def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given: Sequence[Assignment]) -> int:
     """Schedule the next run for a schedule's first time from now on, and apply ``given``; return how many changed."""
     return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
+
+
+def replan(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment]) -> int:
+    """Schedule the next run of each chosen task that has a schedule, and apply ``given``; return how many changed."""
+    own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
+    texts: Any = open_(session, spec).rows.execute(session, spec, own).scalars().all()
+    return sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
 
 
 def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:

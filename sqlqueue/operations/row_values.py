@@ -13,6 +13,7 @@ from sqlalchemy.orm.attributes import get_history, instance_state, set_committed
 from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
 
 from .._support.exc import ArgumentError
+from ..lifecycle.kind import recurs
 from ..queue.spec import QueueSpec
 
 Row = dict[str, Any]
@@ -45,8 +46,36 @@ def values_of(spec: QueueSpec, task: Any) -> Row:
     return {key: given[key] for key in keys if given.get(key) is not None}
 
 
+def is_stored(task: Any) -> bool:
+    """Return whether the instance has been read from a row, or written to one."""
+    return instance_state(task).has_identity
+
+
+def key_of(spec: QueueSpec, task: Any) -> Row:
+    """Return the primary key of a stored instance, by attribute name."""
+    names = (spec.mapper.get_property_by_column(column).key for column in spec.primary_key)
+    return dict(zip(names, spec.identity_of(task), strict=True))
+
+
+def _changes_of(spec: QueueSpec, task: Any) -> Row:
+    """Return what a stored instance gives: its primary key, the attributes that were set since, and its schedule."""
+    given = instance_state(task).dict
+    names = [
+        prop.key
+        for prop in spec.mapper.column_attrs
+        if get_history(task, prop.key, PASSIVE_NO_INITIALIZE).has_changes()
+    ]
+    row = {name: given[name] for name in names} | key_of(spec, task)
+    if recurs(spec):
+        row[spec.attributes["schedule"]] = getattr(task, spec.attributes["schedule"])
+    return row
+
+
 class Instances:
-    """Tasks of one class and their rows, whose foreign keys are :class:`Borrowed` where a relationship gives them."""
+    """Tasks of one class and their rows, whose foreign keys are :class:`Borrowed` where a relationship gives them.
+
+    The row of a stored task has only what identifies it and what the instance changes.
+    """
 
     def __init__(self, session: Session, spec: QueueSpec, tasks: Sequence[Any]) -> None:
         """Raise :class:`.ArgumentError` for related objects that the task's own row cannot store.  Changes nothing."""
@@ -67,16 +96,18 @@ class Instances:
         parents = (link.parent for links in self.linked for link in links)
         self.session.add_all(parent for parent in parents if parent is not None)
 
-    def flushed_rows(self) -> list[Row]:
-        """Return the rows with their parents' keys; call it after the parents have been flushed."""
+    def flushed_rows(self, *, stored: bool) -> list[Row]:
+        """Return the rows of tasks that are stored or not, with their parents' keys; call it after the parents have
+        been flushed."""
         return [
             {key: value.value if isinstance(value, Borrowed) else value for key, value in row.items()}
-            for row in self.rows
+            for row, task in zip(self.rows, self.tasks, strict=True)
+            if is_stored(task) is stored
         ]
 
 
 def _row(spec: QueueSpec, task: Any, links: Sequence[_Link]) -> Row:
-    row = values_of(spec, task)
+    row = _changes_of(spec, task) if is_stored(task) else values_of(spec, task)
     for relationship, parent in links:
         for source, target in relationship.synchronize_pairs:
             key = spec.mapper.get_property_by_column(target).key

@@ -108,6 +108,16 @@ def test_retry_some_and_then_all(sync_db: Database) -> None:
     assert set(states(sync_db).values()) == {"available"}
 
 
+def test_rerun_some_and_then_all(sync_db: Database) -> None:
+    ended = {"finished_at": PAST, "available_at": PAST}
+    for number, status in enumerate(("completed", "cancelled", "discarded", "retryable"), 1):
+        sync_db.insert(Task, [{"id": number, "status": status, **(ended if number < 4 else {})}])
+    assert told(sync_db, "rerun", "--id", "2") == "1 task of Task is made to run again.\n"
+    changed = {"tasks": 2, "taken": 0, "stopped": False}
+    assert told(sync_db, "rerun", "--yes", "--json") == {"queue": "task", "action": "rerun", **changed}
+    assert states(sync_db) == {(1,): "available", (2,): "available", (3,): "available", (4,): "retryable"}
+
+
 def test_cancel_and_discard(sync_db: Database) -> None:
     sync_db.insert(Task, [{"id": n, "number": n % 2} for n in range(1, 5)])
     assert told(sync_db, "cancel", "--yes", "--where", "number=0") == "2 tasks of Task are cancelled.\n"

@@ -26,7 +26,20 @@ def test_durations() -> None:
 
 
 COMMANDS = sorted(get_command(application()).commands)  # type: ignore[attr-defined]
-ON_CALL = ["stats", "errors", "list", "show", "retry", "cancel", "discard", "prune", "pause", "resume", "limits"]
+ON_CALL = [
+    "stats",
+    "errors",
+    "list",
+    "show",
+    "retry",
+    "rerun",
+    "cancel",
+    "discard",
+    "prune",
+    "pause",
+    "resume",
+    "limits",
+]
 
 
 @pytest.mark.parametrize("command", [*ON_CALL, "set-limit"])

@@ -22,7 +22,12 @@ from tests.support.models import Task
         (
             "retry",
             {"status": "completed", "finished_at": PAST},
-            "A completed task is final: to run it again, enqueue it again",
+            "A completed task is final; sqlqueue rerun makes it run again.",
+        ),
+        (
+            "rerun",
+            {"status": "scheduled"},
+            "Found: 1 scheduled. sqlqueue rerun changes completed, cancelled, discarded.",
         ),
         ("retry", {"status": "running", "available_at": TOMORROW}, "belongs to its worker until its lease expires"),
         ("cancel", FAILED, "Found: 1 discarded. sqlqueue cancel changes available, scheduled, retryable, running."),

@@ -135,6 +135,15 @@ def test_an_action_on_all_that_match(app: TestClient, sessions: sessionmaker[Any
     assert "retryable" not in states(sessions).values()
 
 
+def test_a_final_task_runs_again(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    app.post("/queue/email/cancel", data={"key": "150"})
+    assert "Run again</a>" in app.get("/queue/email/task", params={"key": "150"}).text
+    assert "1 cancelled" in app.get("/queue/email/confirm/rerun", params={"key": "150"}).text
+    assert "1 of 1 tasks changed" in app.post("/queue/email/rerun", data={"key": "150"}).text
+    assert states(sessions)[150] == "available"
+    assert "<b>0</b> tasks" in app.get("/queue/email/confirm/rerun", params={"key": "150"}).text
+
+
 def test_an_action_requires_a_selection(app: TestClient, sessions: sessionmaker[Any]) -> None:
     before = states(sessions)
     for data in ({}, {"status": "available"}, {"key": ""}):

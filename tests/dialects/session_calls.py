@@ -117,6 +117,7 @@ def keyed() -> Iterator[tuple[str, Call]]:
     yield "Listing.complete", lambda s: s.complete(claims(Listing, 1))
     yield "Listing.fail", lambda s: s.fail(claims(Listing, 1), "no")
     yield "Listing.retry", lambda s: s.retry(Listing)
+    yield "Listing.rerun(limit)", lambda s: s.rerun(Listing, limit=9)
     yield "Listing.rescue", lambda s: s.rescue(Listing)
     yield "Listing.cancel(where)", lambda s: s.cancel(Listing, Listing.unique_key == "a")
 
@@ -129,12 +130,14 @@ def staged() -> Iterator[tuple[str, Call]]:
     yield "Film.fail", lambda s: s.fail(claims(Film, 3), "no")
     yield "Film.discard", lambda s: s.discard(claims(Film, 1), "no")
     yield "Film.retry", lambda s: s.retry(Film)
+    yield "Film.rerun", lambda s: s.rerun(Film)
     yield "Film.rescue", lambda s: s.rescue(Film)
     yield "Leaflet.complete", lambda s: s.complete(claims(Leaflet, 1))
 
 
 def sets() -> Iterator[tuple[str, Call]]:
     yield "Task.retry", lambda s: s.retry(Task, Task.error.like("x%"))
+    yield "Task.rerun", lambda s: s.rerun(Task, Task.number == 7)
     yield "Task.cancel(where)", lambda s: s.cancel(Task, Task.number == 7)
     yield "Task.discard(where)", lambda s: s.discard(Task, Task.number == 7, error="no")
     yield "Task.find", lambda s: s.find(Task, Task.number == 7, limit=10)

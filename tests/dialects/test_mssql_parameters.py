@@ -116,6 +116,7 @@ CALLS: dict[str, Callable[[QueueSession, Any], Any]] = {
     "extend": lambda s, m: extend(s, claims(m), MINUTE),
     "cancel": lambda s, m: s.cancel(m),
     "retry": lambda s, m: s.retry(m, limit=MANY),
+    "rerun": lambda s, m: s.rerun(m, limit=MANY),
     "rescue": lambda s, m: s.rescue(m, limit=MANY),
     "prune": lambda s, m: s.prune(m, MINUTE, limit=MANY),
     "promote": lambda s, m: promote(s, m, limit=MANY),

@@ -150,6 +150,7 @@ def setups() -> Iterator[tuple[str, Setup]]:
     yield "promote", plainly(lambda session, _: session.run(promote, Mail), claims(Mail, 10, "scheduled"))
     yield "rescue", plainly(lambda session, _: session.rescue(Task))
     yield "retry", plainly(lambda session, number: session.retry(Task, Task.number == number))
+    yield "rerun", plainly(lambda session, number: session.rerun(Task, Task.number == number))
     yield "cancel where", plainly(lambda session, number: session.cancel(Task, Task.number == number + 7))
     yield "prune 10", plainly(lambda session, number: session.prune(Mail, (number + 1) * MINUTE, limit=10))
     yield "stats", plainly(lambda session, _: session.stats(Task))

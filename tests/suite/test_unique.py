@@ -123,11 +123,8 @@ def test_retry_gives_the_key_back(db: Database) -> None:
     with db.begin() as actor:
         actor.discard(actor.claim(Listing), "no")
         actor.enqueue(Listing(unique_key="a"))
-    with (
-        db.session() as actor,
-        pytest.raises(DuplicateTaskError, match="another unfinished Listing has"),
-    ):
-        actor.retry(Listing)
+    with db.begin() as actor:
+        assert actor.retry(Listing).taken == 1
     assert [each["status"] for each in listings(db)] == ["discarded", "available"]
 
 

@@ -29,6 +29,7 @@ from sqlqueue import (
     QueueOverview,
     QueueSession,
     QueueStats,
+    Reactivated,
     RecurringMixin,
     Status,
     TopicMixin,
@@ -117,7 +118,9 @@ def settling(session: QueueSession, email: Email, letters: list[Letter], claims:
 
 
 def sets(session: QueueSession) -> None:
-    assert_type(session.retry(Email, Email.id == 7), int)
+    assert_type(session.retry(Email, Email.id == 7), Reactivated)
+    assert_type(session.rerun(Email, Email.id == 7, limit=9), Reactivated)
+    assert_type(sqlqueue.rerun(session, Email).taken, int)
     assert_type(session.rescue(Email), int)
     assert_type(session.run_now(Email), int)
     assert_type(session.prune(Email, MINUTE), Pruned)

@@ -1,0 +1,150 @@
+"""Makes tasks available again: failed ones, and finished ones that are to run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from sqlalchemy import and_, exists, literal_column, null, or_, select
+from sqlalchemy.orm import Session
+
+from .._support.error_text import key_text
+from .._support.exc import DuplicateTaskError
+from .._support.logs import logger_of
+from ..lifecycle.kind import other_keys, recurs
+from ..lifecycle.reactivation import redriving, replacing
+from ..model.mixins import QueueMixin
+from ..queue.history import AttemptOutcome
+from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
+from ..queue.status import FINAL, Status
+from ..sql.criteria import only
+from ..sql.states import is_final, is_hung, state
+from ..transaction.connection import Access, AnySession, open_, session_of
+from ..transaction.notifications import announce
+from .batches import BATCH, Reactivated, limited
+from .bulk import change, end_all
+from .recording import HUNG, Told
+from .rescheduling import replan
+from .session_criteria import within
+
+logger = logger_of("sqlqueue")
+_SHOWN = 3
+
+
+def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
+    """Make ``retryable``, ``discarded`` and hung tasks that satisfy ``where`` ``available``.  Return how many.
+
+    Each gets the model's full number of attempts again.  A hung task is one whose lease has expired; its claimer has
+    lost the claim even if it resumes.  A discarded task whose ``unique_key`` another task has by now stays as it is, as
+    ``taken`` of the result and a warning say.  For the transaction, its locks and ``limit`` see :func:`cancel`.
+    """
+    spec, session = spec_of(entity), session_of(session)
+    failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
+    redrive = partial(end_all, session, spec, values=redriving(spec), told=Told(AttemptOutcome.CRASHED, HUNG))
+    among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
+    return _reactivate(session, spec, only(spec, failed, *within(session, spec, where)), limit, redrive, among=among)
+
+
+def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
+    """Make final tasks that satisfy ``where`` ``available``, to run again.  Return how many.
+
+    These are ``completed``, ``cancelled`` and ``discarded`` tasks, and rows from before the table became a queue; no
+    other task is changed.  Each gets the model's full number of attempts.  A task of a :class:`.StageMixin` starts at
+    its first stage; one with a ``schedule`` is scheduled for its next time.  A task whose ``unique_key`` another task
+    has by now stays as it is, as ``taken`` of the result and a warning say.  For the transaction, its locks and
+    ``limit`` see :func:`cancel`.
+
+    To run a task once more that may be running now, use :func:`enqueue` with ``on_conflict="rerun"``.
+    """
+    spec, session = spec_of(entity), session_of(session)
+    ended = only(spec, is_final(spec), *within(session, spec, where))
+    return _reactivate(session, spec, ended, limit, partial(_begin_again, session, spec), among=FINAL)
+
+
+def _begin_again(session: Session, spec: QueueSpec, chosen: Criterion) -> int:
+    again = replacing(spec, (), lambda _: null(), rerun=False)
+    if not recurs(spec):
+        return change(session, spec, chosen, again)
+    planned = replan(session, spec, chosen, [])
+    return planned + change(session, spec, and_(chosen, spec["schedule"].is_(None)), again)
+
+
+def _reactivate(
+    session: Session,
+    spec: QueueSpec,
+    criterion: Criterion,
+    limit: int | None,
+    reactivate: Callable[[Criterion], int],
+    *,
+    among: Collection[Status],
+) -> Reactivated:
+    """Call ``reactivate`` for the rows that satisfy ``criterion``, except those whose key another task has."""
+    taken: list[Identity] = []
+
+    def change_some(some: Criterion) -> int:
+        changed, left = _with_free_keys(session, spec, some, reactivate)
+        taken.extend(left)
+        return changed
+
+    if not other_keys(spec):
+        changed = limited(session, spec, criterion, limit, reactivate, among=among)
+    else:
+        changed = limited(session, spec, criterion, limit, change_some, among=among, free=~_is_taken(spec))
+        if limit is not None and changed < limit:  # the others were not even tried
+            left = select(*spec.primary_key).where(criterion, _is_taken(spec)).limit(BATCH)
+            taken = open_(session, spec, Access.CHANGE).rows.keys(session, spec, left)
+    if changed:
+        announce(session, spec)
+    if taken:
+        _warn(spec, taken)
+    return Reactivated(changed, len(taken))
+
+
+def _with_free_keys(
+    session: Session, spec: QueueSpec, criterion: Criterion, reactivate: Callable[[Criterion], int]
+) -> tuple[int, list[Identity]]:
+    """Call ``reactivate`` for the rows that satisfy ``criterion``; return how many it changed, and the primary keys of
+    those that it had to leave.
+
+    If there are such rows, those whose ``unique_key`` is seen to be taken are left out.  If two of the others have the
+    same key, or another transaction takes one meanwhile, each half is tried by itself.
+    """
+    adapter = open_(session, spec, Access.CHANGE)
+    try:
+        with adapter.transactions.tentative(session):
+            return reactivate(criterion), []
+    except DuplicateTaskError:
+        every = select(*spec.primary_key).where(criterion).order_by(*spec.primary_key)
+        parts = [list(some) for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, every))]
+    changed, taken = 0, list[Identity]()
+    while parts:
+        part = parts.pop()
+        chosen = and_(criterion, adapter.keys.key_in(spec, part))
+        free = set(adapter.rows.keys(session, spec, select(*spec.primary_key).where(chosen, ~_is_taken(spec))))
+        taken += [key for key in part if key not in free]
+        keys = [key for key in part if key in free]
+        if not keys:
+            continue
+        try:
+            with adapter.transactions.tentative(session):
+                changed += reactivate(and_(criterion, adapter.keys.key_in(spec, keys)))
+        except DuplicateTaskError:
+            half = len(keys) // 2
+            parts += [keys[half:], keys[:half]] if half else []
+            taken += [] if half else keys
+    return changed, taken
+
+
+def _is_taken(spec: QueueSpec) -> Criterion:
+    """Return whether another task has the ``unique_key`` that the row had before it became final."""
+    other = spec.table.alias("other")
+    same = other.c[spec["unique_key"].name] == spec["former_key"]
+    return exists(select(literal_column("1")).where(same)).correlate(spec.table)
+
+
+def _warn(spec: QueueSpec, taken: Sequence[Identity]) -> None:
+    name, number = spec.entity.__name__, len(taken)
+    shown = ", ".join(key_text(key) for key in taken[:_SHOWN])
+    more = f" and {number - _SHOWN} more" if number > _SHOWN else ""
+    text = "left %s %s%s unchanged: another task has the same unique_key"
+    logger.warning(text, name, shown, more, extra={"queue": name, "taken": number})
