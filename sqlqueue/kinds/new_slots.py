@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from sqlalchemy import Connection, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .._support.engines import separate_session
@@ -77,7 +77,7 @@ class _SlotCreation:
         try:
             with self._begin():
                 make(self._session, self._adapter, self._slots, ((key, n) for key in keys for n in self._numbers))
-        except IntegrityError as error:
+        except DBAPIError as error:
             if not self._adapter.errors.is_duplicate(error):
                 raise
             for rest in self._rest(keys) if len(keys) > 1 else ():

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from sqlalchemy import Column, ColumnElement, Integer, and_, insert, literal, literal_column, null, or_, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .._support.error_text import key_text
@@ -111,7 +111,7 @@ class Conflicts:
             with adapter.transactions.tentative(session):
                 if new:
                     adapter.rows.execute(session, spec, insert(spec.table).values(common), new)
-        except IntegrityError as error:
+        except DBAPIError as error:
             if not adapter.errors.is_duplicate(error):
                 raise
             return list(rows)
@@ -149,7 +149,7 @@ class Conflicts:
         completion locks the row by its primary key first, and then removes its unique key.
         """
         adapter, spec = self.adapter, self.spec
-        lost: IntegrityError | None = None
+        lost: DBAPIError | None = None
         while True:
             found = False
             for by, replace in ways:
@@ -162,7 +162,7 @@ class Conflicts:
             try:
                 with adapter.transactions.tentative(session):
                     adapter.rows.execute(session, spec, insert(spec.table).values(row))
-            except IntegrityError as error:
+            except DBAPIError as error:
                 if not adapter.errors.is_duplicate(error):
                     raise
                 lost = error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from sqlalchemy import Insert, UniqueConstraint
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .._support.exc import DuplicateTaskError
@@ -34,7 +34,7 @@ class translating:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, IntegrityError) and self.adapter.errors.is_duplicate(error):
+        if isinstance(error, DBAPIError) and self.adapter.errors.is_duplicate(error):
             raise _duplicate(self.spec, self.rows) from error
 
 
@@ -50,7 +50,7 @@ def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec,
     try:
         with adapter.transactions.tentative(session):
             adapter.rows.execute(session, spec, statement)
-    except IntegrityError as error:
+    except DBAPIError as error:
         if not adapter.errors.is_duplicate(error):
             raise
         return False

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from sqlalchemy import ForeignKeyConstraint, and_, exists, func, literal_column, or_, select
-from sqlalchemy.exc import IntegrityError, NoReferenceError
+from sqlalchemy.exc import DBAPIError, NoReferenceError
 from sqlalchemy.orm import Session
 
 from .._support.checks import count, duration
@@ -158,7 +158,7 @@ class _Pruning:
         try:
             with self._undone_if_it_fails():
                 return self._remove(and_(self._adapter.keys.key_in(self._spec, keys), self._old))
-        except IntegrityError as error:
+        except DBAPIError as error:
             if not self._adapter.errors.is_referenced(error):
                 raise
         if len(keys) == 1:

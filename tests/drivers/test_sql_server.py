@@ -63,7 +63,7 @@ def test_a_number_in_a_value_is_not_an_error_number(value: str) -> None:
     adapter, error = error_of(Failure(2627, f"The duplicate key value is ({value})."))
     assert isinstance(error, DBAPIError)
     assert taken_for(adapter, error) == "neither"
-    assert adapter.errors.is_duplicate(error)  # type: ignore[arg-type]  # FreeTDS calls it no IntegrityError
+    assert adapter.errors.is_duplicate(error)  # FreeTDS calls it no IntegrityError
 
 
 def test_a_connection_that_is_dropped_in_the_middle_is_an_outage() -> None:

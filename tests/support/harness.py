@@ -150,7 +150,7 @@ class Database:
         variant = Database(self.case, self.url, self._loop, engine=self.engine, is_async=self.is_async, **options)
         statements = [on_connect] if isinstance(on_connect, str) else on_connect
         if statements:
-            event.listen(variant.session_engine, "connect", partial(_execute_on_connect, statements))
+            event.listen(variant.session_engine, "connect", partial(execute_on_connect, statements))
         self._variants.append(variant)
         return variant
 
@@ -188,7 +188,7 @@ def _moments(connection: Connection, model: type[DeclarativeBase], row: Mapping[
     return dict(zip(called, connection.execute(select(*called.values())).one(), strict=True)) if called else {}
 
 
-def _execute_on_connect(statements: Sequence[str], connection: Any, _record: object) -> None:
+def execute_on_connect(statements: Sequence[str], connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     for statement in statements:
         cursor.execute(statement)

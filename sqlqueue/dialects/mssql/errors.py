@@ -54,11 +54,11 @@ class SQLServerErrors(Errors):
             lost_savepoints=(3903, 6401),
         )
 
-    def is_outage(self, error: DBAPIError) -> bool:
+    def has_lost(self, error: DBAPIError) -> bool:
         if not _TIMEOUTS.isdisjoint(self.codes(error)):
             # a login timeout is an outage; a statement timeout is not, although SQLAlchemy invalidates the connection
             return error.statement is None
-        return super().is_outage(error)
+        return super().has_lost(error)
 
     def code(self, error: DBAPIError) -> Any:
         code = first_argument(error)

@@ -8,6 +8,9 @@ from sqlalchemy.exc import DBAPIError
 
 from ..parts.errors import Errors, first_argument
 
+# statement killed; max_execution_time on MySQL, max_statement_time on MariaDB
+_INTERRUPTED = (1317, 3024, 1969)
+
 
 class MySQLErrors(Errors):
     """Error numbers that MySQL, MariaDB and their drivers share."""
@@ -38,5 +41,9 @@ class MySQLErrors(Errors):
             lost_savepoints=(1305,),
         )
 
+    def is_temporary(self, error: DBAPIError) -> bool:
+        return self._has(error, _INTERRUPTED) or super().is_temporary(error)
+
     def code(self, error: DBAPIError) -> Any:
-        return first_argument(error)
+        # MariaDB's connector has the number in an attribute only; the others also, or only, as the first argument
+        return getattr(error.orig, "errno", None) or first_argument(error)

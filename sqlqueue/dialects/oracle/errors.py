@@ -36,9 +36,9 @@ class OracleErrors(Errors):
     def __init__(self) -> None:
         super().__init__(transient=_TRANSIENT, outages=_OUTAGES, duplicates=(1,), references=(2292,))
 
-    def is_outage(self, error: DBAPIError) -> bool:
+    def has_lost(self, error: DBAPIError) -> bool:
         # the driver or the server marks the error as recoverable
-        return super().is_outage(error) or getattr(first_argument(error), "isrecoverable", False)
+        return super().has_lost(error) or getattr(first_argument(error), "isrecoverable", False)
 
     def code(self, error: DBAPIError) -> Any:
         # the driver's own errors, such as a refused connection, have the number 0

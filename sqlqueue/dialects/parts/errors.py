@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,28 @@ class Errors(ABC):
         """Return whether the transaction failed because of concurrent ones, so that a retry may succeed."""
         return self._has(self.reason(error), self.transient)
 
-    def is_outage(self, error: DBAPIError) -> bool:
-        """Return whether the connection was lost or cannot be established."""
+    def is_outage(self, error: BaseException) -> bool:
+        """Return whether ``error``, which may be any exception, says that the connection was lost or cannot be
+        established."""
+        return isinstance(error, DBAPIError) and self.has_lost(error)
+
+    def has_lost(self, error: DBAPIError) -> bool:
+        """Return whether an error of the driver is an outage; overridden by engines, see :meth:`is_outage`."""
         return error.connection_invalidated or self._has(error, self.outages)
 
-    def is_duplicate(self, error: IntegrityError) -> bool:
+    def is_temporary(self, error: DBAPIError) -> bool:
+        """Return whether an error is about the server or the connection rather than the statement, and may thus pass.
+
+        By the code first: drivers give the same error different classes, and some have no class for deadlocks.
+        """
+        told = self.is_outage(error) or self.is_transient(error)
+        return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
+
+    def is_duplicate(self, error: DBAPIError) -> bool:
         """Return whether a unique key was violated."""
         return self._has(error, self.duplicates)
 
-    def is_referenced(self, error: IntegrityError) -> bool:
+    def is_referenced(self, error: DBAPIError) -> bool:
         """Return whether a foreign key prevented the deletion of a row."""
         return self._has(error, self.references)
 

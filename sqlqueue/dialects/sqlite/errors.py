@@ -30,5 +30,5 @@ class SQLiteErrors(Errors):
         code = self.code(error) or 0
         return (code, code & 0xFF)
 
-    def is_outage(self, error: DBAPIError) -> bool:
+    def has_lost(self, error: DBAPIError) -> bool:
         return any(code in self.outages for code in self.codes(error))

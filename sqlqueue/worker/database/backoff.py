@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from ...dialects.base import Adapter
@@ -33,9 +33,7 @@ def passes(error: BaseException, adapter: Adapter) -> bool:
     """Return whether an error is about the server or the connection rather than the statement, and can thus be
     temporary."""
     if isinstance(error, DBAPIError):
-        # by code first: some drivers have no class for deadlocks, or report them as programming errors
-        told = error.connection_invalidated or adapter.errors.is_outage(error) or adapter.errors.is_transient(error)
-        return told or isinstance(error, (OperationalError, InterfaceError, InternalError))
+        return error.connection_invalidated or adapter.errors.is_temporary(error)
     return isinstance(error, (PoolTimeoutError, OSError))
 
 

@@ -56,6 +56,8 @@ class EngineCase:
     name: str
     sync_driver: str
     async_driver: str
+    other_drivers: tuple[str, ...] = ()
+    """The names of all drivers but `sync_driver` that can be used, some of which may not be installed."""
     container: Container | None = None
     embedded: Callable[[Path], str] | None = None
     """A function that starts the engine in a directory, without Docker, and returns its URL."""
@@ -207,6 +209,8 @@ class EngineCase:
     """Ends a `{connection}`."""
     faults: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     """Statements of the administrator that make the server read-only or refuse connections, and those that undo it."""
+    slow_sql: tuple[str, ...] = ()
+    """Statements of which the last one exceeds a time limit of the server."""
     impatient_sql: str | None = None
     """Limits a session's waits for locks to a second."""
     conflict_sql: str | None = None

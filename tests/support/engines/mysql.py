@@ -79,6 +79,7 @@ _MYSQL_PARTITIONS = "SELECT count(partition_name) FROM information_schema.partit
 
 _MYSQL_TRUNCATE = ("SET FOREIGN_KEY_CHECKS = 0", "TRUNCATE TABLE {table}", "SET FOREIGN_KEY_CHECKS = 1")
 
+_MANY_ROWS = ", ".join(f"information_schema.columns {name}" for name in "abcd")
 
 MYSQL = EngineCase(
     name="mysql",
@@ -87,6 +88,7 @@ MYSQL = EngineCase(
     hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
     sync_driver="mysql+pymysql",
     async_driver="mysql+aiomysql",
+    other_drivers=("aiomysql", "asyncmy", "mysqldb", "mysqlconnector"),
     container=_mysql_container("mysql:9.7", "MYSQL", "mysqld", plain="--tls-version="),
     statistics="ANALYZE TABLE {table}",
     reads_sql=_MYSQL_READS.format(schema="performance_schema"),
@@ -102,6 +104,7 @@ MYSQL = EngineCase(
     connection_id="connection_id",
     waits_sql=_MYSQL_WAITS,
     kill_sql="KILL {connection}",
+    slow_sql=("SET SESSION max_execution_time = 50", f"SELECT count(*) FROM {_MANY_ROWS}"),
     impatient_sql="SET SESSION innodb_lock_wait_timeout = 1",
     conflict_sql=_SIGNAL.format(1213),
     failing_sql=_FAILING,
@@ -124,11 +127,13 @@ MARIADB = replace(
     hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
     sync_driver="mariadb+pymysql",
     async_driver="mariadb+aiomysql",
+    other_drivers=(*MYSQL.other_drivers, "mariadbconnector"),
     container=_mysql_container("mariadb:11.8", "MARIADB", "mariadbd", plain="--skip-ssl"),
     reads_sql=_MYSQL_READS.format(schema="information_schema"),
     requests_sql=_MYSQL_REQUESTS.format(schema="information_schema"),
     strict_snapshots=True,
     other_storage="Aria",
     insert_returns=True,
+    slow_sql=("SET SESSION max_statement_time = 0.05", "SELECT sleep(60)"),
     timeout_preparation=_mysql_preparation("max_statement_time"),
 )

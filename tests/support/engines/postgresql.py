@@ -84,6 +84,7 @@ POSTGRESQL = EngineCase(
     storage_parameters=True,
     sync_driver="postgresql+psycopg",
     async_driver="postgresql+psycopg",
+    other_drivers=("psycopg_async", "psycopg2", "pg8000", "asyncpg"),
     container=Container(
         image="postgres:18",
         port=5432,
@@ -131,6 +132,7 @@ POSTGRESQL = EngineCase(
     connection_id="pg_backend_pid",
     waits_sql="SELECT cardinality(pg_blocking_pids({connection}))",
     kill_sql="SELECT pg_terminate_backend({connection})",
+    slow_sql=("SET LOCAL statement_timeout = '50ms'", "SELECT pg_sleep(60)"),
     impatient_sql="SET lock_timeout = '100ms'",
     conflict_sql="DO $$BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END$$",
     idle_sql="SET idle_in_transaction_session_timeout = '50ms'",

@@ -23,6 +23,7 @@ SQLITE = EngineCase(
     partial_indexes=True,
     sync_driver="sqlite+pysqlite",
     async_driver="sqlite+aiosqlite",
+    other_drivers=("aiosqlite",),
     embedded=_sqlite,
     small=True,
     one_writer=True,

@@ -1,0 +1,59 @@
+"""The conformance suite with each driver."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import sessionmaker
+
+from sqlqueue import QueueSession
+from sqlqueue.testing.conformance import TestClaims, TestEngine, TestKeys, TestSettling, claims, engine
+from sqlqueue.testing.conformance.models import Base
+from sqlqueue.testing.conformance.suite import Suite
+from tests.drivers.any_driver import Function, engine_with, on_a_loop, on_other_drivers
+from tests.support.harness import Database, execute_on_connect
+
+pytestmark = on_other_drivers
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that run their functions on event loops."""
+
+    def submit(self, function: Function, /, *arguments: Any, **options: Any) -> Future[Any]:
+        return super().submit(on_a_loop(function), *arguments, **options)
+
+
+class OnLoops:
+    @pytest.fixture
+    def sessions(
+        self, conformance_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[sessionmaker[QueueSession]]:
+        for module in (claims, engine):
+            monkeypatch.setattr(module, "ThreadPoolExecutor", Threads)
+        on_a_loop(Base.metadata.create_all)(conformance_engine)
+        yield sessionmaker(conformance_engine, class_=QueueSession)
+        on_a_loop(Base.metadata.drop_all)(conformance_engine)
+
+
+def with_any_driver(suite: type[Suite]) -> type[Suite]:
+    tests = {name: on_a_loop(test) for name, test in vars(suite).items() if name.startswith("test_")}
+    return type(suite.__name__, (OnLoops, suite), tests)
+
+
+TestClaims, TestEngine, TestKeys, TestSettling = map(  # type: ignore[misc]
+    with_any_driver, (TestClaims, TestEngine, TestKeys, TestSettling)
+)
+
+
+@pytest.fixture
+def conformance_engine(sync_db: Database, driver: str) -> Iterator[Engine]:
+    case = sync_db.case
+    settings = [case.foreign_keys_sql, case.impatient_sql if case.one_writer else None]
+    with engine_with(driver, sync_db) as made:
+        event.listen(made, "connect", functools.partial(execute_on_connect, [each for each in settings if each]))
+        yield made
