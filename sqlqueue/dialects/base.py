@@ -47,7 +47,7 @@ class Adapter:
         self.types = types
         self.keys = locking.keys
         self.locking = locking
-        self.rows = Rows(locking)
+        self.rows = Rows(locking, errors)
         self.claims = claims(self.rows)
         self.errors = errors
         self.server = server

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, literal, literal_column
+from sqlalchemy import ColumnElement, and_, literal
 
 from .._support.claim import Claim
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment
+from ..sql.changes import Assignment, raised
 from ..sql.clock import utcnow
 from ..sql.states import is_final, present_status, state
 
@@ -33,12 +33,12 @@ class Fence:
     @property
     def attempt(self) -> ColumnElement[int]:
         """The number of the attempt that is being settled."""
-        return self.spec["attempt"] + literal_column("1") if self.only_locked else self.spec["attempt"]
+        return raised(self.spec["attempt"]) if self.only_locked else self.spec["attempt"]
 
     @property
     def fresh_budget(self) -> ColumnElement[int]:
         """The ``max_attempts`` with which the task has all its attempts again."""
-        return self.attempt + literal_column(str(self.spec.options.max_attempts))
+        return raised(self.attempt, self.spec.options.max_attempts)
 
     @property
     def runs_again(self) -> Criterion | None:
@@ -72,5 +72,5 @@ def stamp(spec: QueueSpec, claimed_by: str) -> list[Assignment]:
     return [
         (spec["claimed_by"], literal(claimed_by, spec["claimed_by"].type)),
         (spec["claimed_at"], utcnow()),
-        (spec["attempt"], spec["attempt"] + literal_column("1")),
+        (spec["attempt"], raised(spec["attempt"])),
     ]

@@ -9,11 +9,11 @@ from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, case, literal_column, null, or_
+from sqlalchemy import Column, ColumnElement, case, null, or_
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment, UniqueBy
+from ..sql.changes import Assignment, UniqueBy, raised
 from ..sql.clock import utcnow
 from ..sql.states import is_held, is_ready, state
 from .kind import Proposed, assigned, kinds_of, other_keys
@@ -22,7 +22,7 @@ from .transitions import clearing
 
 def fresh_budget(spec: QueueSpec) -> ColumnElement[int]:
     """Return the ``max_attempts`` with which a task that is not running has all its attempts again."""
-    return spec["attempt"] + literal_column(str(spec.options.max_attempts))
+    return raised(spec["attempt"], spec.options.max_attempts)
 
 
 def replacing(

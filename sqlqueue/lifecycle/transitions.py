@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Float, Integer, and_, bindparam, c
 
 from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment
+from ..sql.changes import Assignment, raised
 from ..sql.clock import utcnow
 from ..sql.states import is_held_by_worker, state
 from .fence import Fence, stamp
@@ -48,7 +48,7 @@ def taking_over(spec: QueueSpec) -> list[Assignment]:
         return []
     crashed, crashes, budget = is_held_by_worker(spec), spec["crashes"], spec["max_attempts"]
     return [
-        (budget, case((crashed, budget + literal_column("1")), else_=budget)),
+        (budget, case((crashed, raised(budget)), else_=budget)),
         (crashes, case((and_(crashed, crashes == NONE), literal_column("1")), else_=crashes)),
     ]
 
@@ -66,7 +66,8 @@ def clearing(spec: QueueSpec, some: Criterion | None = None) -> Assignment:
 
 def consuming(spec: QueueSpec, claimed_by: str) -> tuple[Assignment, ...]:
     """Return the assignments of a claim that completes the task at once."""
-    return (*ending(spec, Status.COMPLETED), *stamp(spec, claimed_by))
+    column = spec["claim_token"]
+    return (*ending(spec, Status.COMPLETED), (column, bindparam(TOKEN, type_=column.type)), *stamp(spec, claimed_by))
 
 
 def tries(fence: Fence) -> ColumnElement[int]:
@@ -204,7 +205,7 @@ def _unsettled(
         return back
     return [
         *back,
-        *_restarting(fence, spec["max_attempts"] + literal_column("1")),
+        *_restarting(fence, raised(spec["max_attempts"])),
         (spec["claimed_by"], null()),
         (spec["claimed_at"], null()),
     ]

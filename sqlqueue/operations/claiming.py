@@ -21,7 +21,7 @@ from ..model.history import history_of
 from ..model.mixins import T
 from ..queue.spec import QueueSpec, Where, spec_of
 from ..queue.status import Status
-from ..sql.changes import write
+from ..sql.changes import LARGEST, write
 from ..transaction.claims import claim_of, settle
 from ..transaction.connection import AnySession, open_, open_to_claim, session_of
 from ..transaction.ledger import Hold, guard, ledger_of
@@ -153,7 +153,10 @@ def _hold(session: Session, query: ClaimQuery, limit: int, claimer: Claimer) -> 
     more, locked_by = lease is None, name if lease is None else None
     holds: list[tuple[InstanceState[Any], Hold]] = []
     for task in tasks:
-        number, since = getattr(task, attempt) + more, None if more else instance_dict(task).get(claimed_at)
+        number, since = (
+            min(getattr(task, attempt) + more, LARGEST),
+            None if more else instance_dict(task).get(claimed_at),
+        )
         made = Claim(type(task), spec.identity_of(task), number, token, name, since)
         holds.append((instance_state(task), Hold(made, locked_by)))
     ledger_of(session).remember(session, holds)

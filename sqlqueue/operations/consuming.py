@@ -10,14 +10,16 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.sql.base import ExecutableOption
 
-from .._support.claim import Claim
+from .._support.claim import Claim, new_token
 from .._support.statement_cache import CACHE_SIZE
+from ..lifecycle.fenced import TOKEN
 from ..lifecycle.kind import kinds_of
 from ..lifecycle.transitions import consuming
 from ..model.history import history_of
 from ..model.mixins import T
 from ..queue.history import AttemptOutcome
 from ..queue.spec import QueueSpec, Where, spec_of
+from ..sql.changes import LARGEST
 from ..transaction.claims import claim_of
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
@@ -74,7 +76,8 @@ def consume_matching(
     check_claim(limit, "default")
     deletes = spec.options.on_complete == "delete"
     assignments = () if deletes else _consuming(spec, claimer_name(claimed_by))
-    tasks = take(session, scoped(session, query), limit, assignments, delete=deletes)
+    token = {} if deletes else {TOKEN: new_token()}
+    tasks = take(session, scoped(session, query), limit, assignments, token, delete=deletes)
     _record_consumed(session, spec, tasks, None if not deletes else claimer_name(claimed_by))
     ledger_of(session).wrote(session, [instance_state(task) for task in tasks])
     for task in tasks if deletes else ():
@@ -89,7 +92,7 @@ def _record_consumed(session: Session, spec: QueueSpec, tasks: Sequence[Any], cl
         return
     attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
     claims = [
-        Claim(type(task), spec.identity_of(task), getattr(task, attempt) + 1, 0, claimer)
+        Claim(type(task), spec.identity_of(task), min(getattr(task, attempt) + 1, LARGEST), 0, claimer)
         if claimer is not None
         else Claim(type(task), spec.identity_of(task), getattr(task, attempt), 0, getattr(task, by), getattr(task, at))
         for task in tasks

@@ -20,6 +20,7 @@ from ..transaction.connection import open_to_claim
 from ..transaction.ledger import ledger_of
 from .claim_query import ClaimQuery, check_order
 from .recording import HUNG, Told, last_claims, record
+from .unreadable import set_aside
 
 ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
 
@@ -33,21 +34,32 @@ def take(
     *,
     delete: bool = False,
 ) -> list[Any]:
-    """Take available rows first, then due rows if there are fewer than ``limit``."""
+    """Take available rows first, then due rows if there are fewer than ``limit``.
+
+    Rows that cannot be read are set aside, and others taken instead.
+    """
     adapter = open_to_claim(session, query.spec, holds=not assignments and not delete)
-    held = ledger_of(session).locked(query.spec.table)
-    tasks: list[Any] = []
+    spec, tasks = query.spec, list[Any]()
+    passed = ledger_of(session).locked(spec.table)
     for step in query.steps:
-        if len(tasks) < limit:
+        while len(tasks) < limit:
             pick = step(limit - len(tasks))
-            if held:
-                pick = pick.without(adapter.keys.key_in(query.spec, held))
+            if passed:
+                pick = pick.without(adapter.keys.key_in(spec, passed))
             check_order(adapter, pick, query.order)
             taking = Taking(
                 pick=pick, assignments=assignments, parameters=parameters, delete=delete, options=query.options
             )
-            records = pick.takes_over and (assignments or delete) and history_of(query.spec.table.metadata)
-            tasks += _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+            records = pick.takes_over and (assignments or delete) and history_of(spec.table.metadata)
+            taken = _take_recorded(session, adapter, taking) if records else adapter.claims.take(session, taking)
+            if not taking.unreadable:
+                tasks += taken
+                break
+            set_aside(adapter, session, spec, taking.unreadable, claimed=bool(assignments))
+            # a claim that has to search for its rows also finds those of the step before
+            before = {spec.identity_of(task) for task in tasks}
+            tasks += [task for task in taken if spec.identity_of(task) not in before]
+            passed = [*passed, *map(spec.identity_of, tasks), *(each.identity for each in taking.unreadable)]
     return tasks
 
 
@@ -63,7 +75,7 @@ def _take_recorded(session: Session, adapter: Adapter, taking: Taking) -> list[A
         crashed = last_claims(adapter, session, spec, and_(named, is_held(spec)))
         chosen = replace(pick, where=(named,), limit=len(some), index=None, divided=None, exact=True)
         taken = adapter.claims.take(session, replace(taking, pick=chosen))
-        found = {spec.identity_of(task) for task in taken}
+        found = {*(spec.identity_of(task) for task in taken), *(each.identity for each in taking.unreadable)}
         record(adapter, session, [claim for claim in crashed if claim.identity in found], ABANDONED)
         tasks += taken
     return tasks

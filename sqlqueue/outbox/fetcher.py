@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from sqlalchemy.orm import Session
+
+from ..operations.unreadable import unreadable_rows
 from ..worker.database.backoff import keep_running
 from ..worker.database.deadlines import transaction_limit
 from ..worker.fetching.base import BaseFetcher
@@ -99,8 +102,13 @@ class RelayFetcher(BaseFetcher):
             return ()
         entity: Any = handler.entity
         claim = partial(claim_messages, limit=handler.batch, lease=handler.lease, claimed_by=self._context.name)
-        within = transaction_limit(handler.lease)
-        messages = await self._context.database.run(lambda session: claim(session, entity, *where), within)
+
+        def take(session: Session) -> Sequence[Any]:
+            found = claim(session, entity, *where)
+            self._context.reports.unreadable(unreadable_rows(session))
+            return found
+
+        messages = await self._context.database.run(take, transaction_limit(handler.lease))
         jobs = [Job(handler, message) for message in messages]
         if jobs:
             self._context.reports.claimed(jobs)

@@ -20,12 +20,16 @@ from .._support.checks import count, duration
 from .._support.claim import Claim, new_token
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
+from ..dialects.parts.rows import Unreadable
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
 from ..model.history import history_of
 from ..operations.recording import last_claims, record
 from ..operations.session_criteria import within
+from ..operations.settlements import Returning
+from ..operations.settling import settle_some
 from ..operations.taking import ABANDONED
+from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.changes import Assignment, write
 from ..sql.selection import Pick, picks
@@ -74,7 +78,16 @@ def claim_messages(
     crashed = _abandoned(session, adapter, spec, mine)
     taken = _take(session, adapter, query, mine, writing)
     record(adapter, session, [claim for claim in crashed if claim.identity in taken], ABANDONED)
-    return _remembered(session, spec, adapter.rows.load(session, spec, _without_gaps(lines, taken)), token)
+    unreadable: list[Unreadable] = []
+    messages = adapter.rows.load(session, spec, _without_gaps(lines, taken), unreadable=unreadable)
+    _remember(session, spec, messages, token)
+    if not unreadable:
+        return messages
+    set_aside(adapter, session, spec, unreadable, claimed=True)
+    # those that follow one of these in its key must wait for it
+    ready = _without_gaps(lines, taken - {each.identity for each in unreadable})
+    settle_some(session, [each for each in messages if spec.identity_of(each) not in ready], Returning())
+    return [each for each in messages if spec.identity_of(each) in ready]
 
 
 def outbox_of(entity: type[Any]) -> QueueSpec:
@@ -188,8 +201,8 @@ def _without_gaps(lines: Sequence[Sequence[Identity]], held: Container[Identity]
     return [identity for line in lines for identity in takewhile(held.__contains__, line)]
 
 
-def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: int) -> list[Any]:
-    """Register the claims of ``messages`` with the session, and return ``messages``."""
+def _remember(session: Session, spec: QueueSpec, messages: Sequence[Any], token: int) -> None:
+    """Register the claims of ``messages`` with the session."""
     attempt, by, at = (spec.attributes[role] for role in ("attempt", "claimed_by", "claimed_at"))
     claims = [
         Claim(type(each), spec.identity_of(each), getattr(each, attempt), token, getattr(each, by), getattr(each, at))
@@ -198,4 +211,3 @@ def _remembered(session: Session, spec: QueueSpec, messages: list[Any], token: i
     ledger_of(session).remember(
         session, [(instance_state(each), Hold(claim)) for each, claim in zip(messages, claims, strict=True)]
     )
-    return messages

@@ -84,7 +84,7 @@ class ExponentialBackoff:
     def __call__(self, attempt: int, /) -> timedelta:
         seconds = self.cap.total_seconds()
         with suppress(OverflowError):  # then the cap applies
-            seconds = min(seconds, self.base.total_seconds() * self.factor ** (attempt - 1))
+            seconds = min(seconds, self.base.total_seconds() * float(self.factor) ** (attempt - 1))
         return _about(seconds, self.jitter)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, Delete, Update, and_, delete, update
+from sqlalchemy import Column, ColumnElement, Delete, Update, and_, case, delete, literal_column, update
 
 from ..queue.spec import Criterion, QueueSpec
 
 Assignment: TypeAlias = tuple[Column[Any], Any]
+LARGEST = 2**31 - 1
+"""The largest number that an integer column holds on every engine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,12 @@ class UniqueBy:
 def write(spec: QueueSpec, criterion: Criterion, assignments: Sequence[Assignment]) -> Update:
     """Return the UPDATE of the rows that satisfy ``criterion``, with the assignments in the given order."""
     return update(spec.table).where(criterion).ordered_values(*assignments)
+
+
+def raised(number: ColumnElement[int], by: int = 1) -> ColumnElement[int]:
+    """Return ``number + by``, or the largest integer if that is more: other programs may insert any number."""
+    most: ColumnElement[int] = literal_column(str(LARGEST - by))
+    return case((number > most, literal_column(str(LARGEST))), else_=number + literal_column(str(by)))
 
 
 def remove(spec: QueueSpec, criterion: Criterion) -> Delete:

@@ -12,6 +12,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from .._support.claim import Claim
 from .._support.exc import UnsettledClaimError
+from ..dialects.parts.rows import Unreadable
 from ..queue.spec import Identity, spec_of
 
 _HOLD = "sqlqueue.claim"
@@ -70,6 +71,8 @@ class Ledger:
     guarded: set[Connection] = field(default_factory=set)
     """The connections whose commit checks for unsettled claims that only lock."""
     changes: list[_Change] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    """The rows that claims of the transaction have set aside, because they cannot be read."""
 
     def remember(self, session: Session, holds: Sequence[tuple[InstanceState[Any], Hold]]) -> None:
         """Store ``holds`` in their instances, and keep the previous holds for a rollback."""
@@ -130,6 +133,7 @@ class Ledger:
         if transaction.parent is None:
             self.begun.clear()
             self.guarded.clear()
+            self.unreadable.clear()
 
 
 def ledger_of(session: Session) -> Ledger:

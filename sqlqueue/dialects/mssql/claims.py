@@ -26,7 +26,8 @@ class SQLServerClaims(Claims):
         count = len(pick.order)
         for n, term in reversed(list(enumerate(pick.order))):
             taken = sorted(taken, key=lambda row, n=n: _null_first(row[n]), reverse=term.descending)  # type: ignore[misc]
-        return rows.load(session, pick.spec, [tuple(row[count:]) for row in taken], taking.options)
+        keys = [tuple(row[count:]) for row in taken]
+        return rows.load(session, pick.spec, keys, taking.options, unreadable=taking.unreadable)
 
     def claiming(self, pick: Pick, assignments: Sequence[Assignment]) -> Any:
         """Return the claim's statement.  It returns the values by which rows are ordered, then the primary key."""

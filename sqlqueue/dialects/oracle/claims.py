@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.dialects import oracle
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.base import ExecutableOption
 
 from ...queue.spec import Identity, QueueSpec
 from ...sql.changes import Assignment
@@ -16,7 +15,7 @@ from ...sql.selection import Pick
 from ..parts.claims import Claims, Taking
 from ..parts.keys import Keys
 from ..parts.locking import Locking
-from ..parts.rows import Parameters, in_order
+from ..parts.rows import Parameters, forget_unfinished, in_order
 from .block import ClaimBlock, rowid_of
 
 _QUOTE = oracle.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
@@ -59,7 +58,7 @@ class OracleClaims(Claims):
         rowids = self._picked(session, taking.pick, taking.assignments, taking.parameters)
         tasks: list[Any] = []
         for some in self.rows.locking.keys.batches(spec, rowids):
-            tasks += self._load_rows(session, spec, some, taking.options)
+            tasks += self._load_rows(session, taking, some)
         if taking.delete:
             self.rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
@@ -67,11 +66,18 @@ class OracleClaims(Claims):
     def lock(self, session: Session, pick: Pick) -> list[Identity]:
         if not self.rows.locking.is_served(pick):
             return self.rows.lock_seen(session, pick)
-        found: dict[str, Identity] = {}
-        rowids, rowid = self._picked(session, pick), rowid_of(pick.spec.table)
-        for some in self.rows.locking.keys.batches(pick.spec, rowids):
-            keys = select(rowid, *pick.spec.primary_key).where(rowid.in_(some))
-            found.update((row[0], tuple(row[1:])) for row in self.rows.execute(session, pick.spec, keys))
+        rowids = self._picked(session, pick)
+        return [
+            key
+            for some in self.rows.locking.keys.batches(pick.spec, rowids)
+            for key in self._keys_of(session, pick.spec, some)
+        ]
+
+    def _keys_of(self, session: Session, spec: QueueSpec, rowids: Sequence[str]) -> list[Identity]:
+        """Return the primary keys of these rows, in that order."""
+        rowid = rowid_of(spec.table)
+        keys = select(rowid, *spec.primary_key).where(rowid.in_(rowids))
+        found: dict[str, Identity] = {row[0]: tuple(row[1:]) for row in self.rows.execute(session, spec, keys)}
         return [found[each] for each in rowids]
 
     def _picked(
@@ -86,15 +92,21 @@ class OracleClaims(Claims):
         result = self.rows.execute(session, pick.spec, block, parameters)
         return (result.out_parameters["rowids"] or "").split(",")[:-1]  # type: ignore[attr-defined]
 
-    def _load_rows(
-        self, session: Session, spec: QueueSpec, rowids: Sequence[str], options: Sequence[ExecutableOption]
-    ) -> list[Any]:
+    def _load_rows(self, session: Session, taking: Taking, rowids: Sequence[str]) -> list[Any]:
         """Load the instances of these rows, in that order.  Rowids work for keys of any type and any number of
         columns."""
+        spec = taking.pick.spec
         rowid = rowid_of(spec.table)
-        rows = session.execute(
-            select(spec.entity, rowid).where(rowid.in_(rowids)).options(*options),
-            execution_options={"populate_existing": True},
-            bind_arguments=spec.bind_arguments,
-        )
-        return in_order(spec, {row[1]: row[0] for row in rows.unique()}, rowids)
+        try:
+            rows = session.execute(
+                select(spec.entity, rowid).where(rowid.in_(rowids)).options(*taking.options),
+                execution_options={"populate_existing": True},
+                bind_arguments=spec.bind_arguments,
+            )
+            return in_order(spec, {row[1]: row[0] for row in rows.unique()}, rowids)
+        except Exception as error:
+            if not self.rows.errors.is_of_row(error):
+                raise
+            keys = self._keys_of(session, spec, rowids)
+            forget_unfinished(session, spec, keys, error)
+            return self.rows.load(session, spec, keys, taking.options, unreadable=taking.unreadable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...queue.spec import Identity, QueueSpec
 from ...sql.changes import Assignment, write
 from ...sql.selection import Pick
 from .keys import ByKey
-from .rows import FURTHER, OTHERS, Parameters, Rows
+from .rows import FURTHER, OTHERS, Parameters, Rows, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +29,8 @@ class Taking:
     """Whether to delete the rows instead of writing to them."""
     options: Sequence[ExecutableOption] = ()
     """The loader options of the instances."""
+    unreadable: list[Unreadable] = field(default_factory=list)
+    """Receives the rows that are taken, but not deleted, and cannot be read."""
 
 
 class Claims:
@@ -49,7 +51,10 @@ class Claims:
         return bool(self.lock(session, pick))
 
     def take(self, session: Session, taking: Taking) -> list[Any]:
-        """Lock the rows, and write the assignments or delete the rows; return the instances, in order."""
+        """Lock the rows, and write the assignments or delete the rows; return the instances, in order.
+
+        Rows that cannot be read are not among them, see :attr:`.Taking.unreadable`.
+        """
         pick, rows = taking.pick, self.rows
         spec, keys = pick.spec, rows.locking.keys
         identities = self.lock(session, pick)
@@ -58,9 +63,10 @@ class Claims:
             make = partial(self._writing, spec, count, taking.assignments)
             writing = pick.made.get((self, taking.assignments, count), make)
             rows.execute(session, spec, writing, {**keys.key_names(spec, some), **(taking.parameters or {})})
-        tasks = rows.load(session, spec, identities, taking.options, latest=not taking.assignments)
+        latest = not taking.assignments
+        tasks = rows.load(session, spec, identities, taking.options, latest=latest, unreadable=taking.unreadable)
         if taking.delete:
-            rows.delete(session, spec, identities)
+            rows.delete(session, spec, [spec.identity_of(task) for task in tasks])
         return tasks
 
     def take_seen(self, session: Session, taking: Taking) -> list[Any]:

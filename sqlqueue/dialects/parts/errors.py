@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+
+from ..._support.exc import SQLQueueError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,15 @@ class Errors(ABC):
     def is_denied(self, error: DBAPIError) -> bool:
         """Return whether the account lacks a privilege on a table."""
         return self._has(error, self.denied)
+
+    def is_of_row(self, error: Exception) -> bool:
+        """Return whether a row that the server returned could not be turned into Python objects.
+
+        Not so errors of the server, of SQLAlchemy and of this library, which would be the same for every row.
+        """
+        if isinstance(error, DBAPIError):  # from the driver if it has no code
+            return self.code(error) in (None, -1) and not self.is_outage(error)
+        return not isinstance(error, (SQLAlchemyError, SQLQueueError, OSError, MemoryError))
 
     def reason(self, error: DBAPIError) -> DBAPIError:
         """Return the error itself or, for a lost savepoint, the deadlock that removed it."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import CursorResult, Delete, Select, Update, select
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.exc import ArgumentError
+from ..._support.logs import clear_frames
 from ...queue.spec import Criterion, Identity, QueueSpec
 from ...sql.changes import remove
 from ...sql.selection import Pick
+from .errors import Errors
 from .locking import Locking
 
 OTHERS = 16
@@ -25,11 +29,19 @@ R = TypeVar("R")
 Parameters: TypeAlias = Mapping[str, Any]
 
 
+class Unreadable(NamedTuple):
+    """A row that cannot be read: one of its values, or an event of its instance, raises an error."""
+
+    identity: Identity
+    error: Exception
+
+
 class Rows:
     """Locks, changes, reads and loads rows, in the same way on all engines."""
 
-    def __init__(self, locking: Locking) -> None:
+    def __init__(self, locking: Locking, errors: Errors) -> None:
         self.locking = locking
+        self.errors = errors
         self._keys = locking.keys
 
     def lock_picked(self, session: Session, pick: Pick) -> list[Identity]:
@@ -102,22 +114,67 @@ class Rows:
         options: Sequence[ExecutableOption] = (),
         *,
         latest: bool = False,
+        unreadable: list[Unreadable] | None = None,
     ) -> list[Any]:
-        """Load the instances of ``identities``, in that order.  ``latest``: the rows were only locked, not written."""
+        """Load the instances of ``identities``, in that order.  ``latest``: the rows were only locked, not written.
+
+        Rows that cannot be read are added to ``unreadable``, if it is given, and do not keep the others from being
+        loaded.
+        """
+        read = partial(self._read, session, spec, options, latest=latest)
         found: dict[Identity, Any] = {}
         for keys in self._keys.batches(spec, identities):
-            count, last = self._keys.named_for(spec, len(keys)), latest and not options
-            statement = spec.made.get(
-                (self, "load", count, last), partial(self.locking.loading, spec, count, latest=last)
-            )
-            rows = session.scalars(
-                statement.options(*options) if options else statement,
-                self._keys.key_names(spec, keys),
-                execution_options={"populate_existing": True},
-                bind_arguments=spec.bind_arguments,
-            )
-            found.update((spec.identity_of(task), task) for task in rows.unique())
-        return in_order(spec, found, identities)
+            try:
+                found.update(read(keys))
+            except Exception as error:
+                if unreadable is None or not self.errors.is_of_row(error):
+                    raise
+                forget_unfinished(session, spec, keys, error)
+                found.update(self._read_each(session, keys, read, unreadable))
+        broken = {each.identity for each in unreadable or ()}
+        return in_order(spec, found, [key for key in identities if key not in broken] if broken else identities)
+
+    def _read(
+        self,
+        session: Session,
+        spec: QueueSpec,
+        options: Sequence[ExecutableOption],
+        keys: Sequence[Identity],
+        *,
+        latest: bool,
+    ) -> dict[Identity, Any]:
+        count, last = self._keys.named_for(spec, len(keys)), latest and not options
+        statement = spec.made.get((self, "load", count, last), partial(self.locking.loading, spec, count, latest=last))
+        rows = session.scalars(
+            statement.options(*options) if options else statement,
+            self._keys.key_names(spec, keys),
+            execution_options={"populate_existing": True},
+            bind_arguments=spec.bind_arguments,
+        )
+        return {spec.identity_of(task): task for task in rows.unique()}
+
+    def _read_each(
+        self,
+        session: Session,
+        keys: Sequence[Identity],
+        read: Callable[[Sequence[Identity]], Mapping[Identity, Any]],
+        unreadable: list[Unreadable],
+    ) -> dict[Identity, Any]:
+        """Read rows one by one, and add those that cannot be read to ``unreadable``."""
+        found: dict[Identity, Any] = {}
+        for key in keys:
+            before = set(session.identity_map.all_states())
+            try:
+                found.update(read([key]))
+            except Exception as error:
+                if not self.errors.is_of_row(error):
+                    raise
+                for state in session.identity_map.all_states():
+                    if state not in before and (instance := state.obj()) is not None:
+                        session.expunge(instance)
+                clear_frames(error)
+                unreadable.append(Unreadable(key, error))
+        return found
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
         """Delete the rows with these primary keys."""
@@ -220,6 +277,17 @@ class Rows:
         """Execute ``statement`` on the engine to which the session binds the queue's table."""
         result = session.execute(statement, parameters, bind_arguments=spec.bind_arguments)
         return cast("CursorResult[Any]", result)
+
+
+def forget_unfinished(session: Session, spec: QueueSpec, keys: Sequence[Identity], error: Exception) -> None:
+    """Remove from the session the instances that ``error`` has left unfinished.
+
+    A session returns an instance that it has without another call of the events that have raised the error. Only the
+    failed call refers to them, and the session itself does so weakly.
+    """
+    clear_frames(error)
+    if any(identity_key(spec.entity, key) in session.identity_map for key in keys):
+        gc.collect()
 
 
 def again(spec: QueueSpec, parameters: Parameters | None, key: Hashable, make: Callable[[], R]) -> R:

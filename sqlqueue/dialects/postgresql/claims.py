@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from sqlalchemy import CTE, ColumnElement, Select, TableValuedAlias, and_, func, select
+from sqlalchemy import CTE, ColumnElement, Select, TableValuedAlias, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from ...queue.spec import Criterion, QueueSpec
+from ...queue.spec import Criterion, Identity, QueueSpec
 from ...sql.changes import Assignment, write
+from ...sql.clock import utcnow
 from ...sql.selection import Pick
+from ...sql.states import is_due
 from ..parts.claims import Claims, Taking
 from ..parts.locking import Locking, skip_locked
-from ..parts.rows import Parameters
+from ..parts.rows import Parameters, forget_unfinished
 
+_RECENTLY = timedelta(minutes=10)
 _LAST = 2**31 - 1
 """A position that no row has."""
 
@@ -56,16 +60,49 @@ class PostgreSQLClaims(Claims):
         if taking.delete or not is_served or not _is_whole(taking):
             return super().take(session, taking)
         locking = pick.made.get((self, "load"), lambda: self._loading(pick))
-        return [task for (task,) in _instances(session, pick.spec, locking)]
+        try:
+            return [task for (task,) in _instances(session, pick.spec, locking)]
+        except Exception as error:
+            if not self.rows.errors.is_of_row(error):
+                raise
+            keys = self.lock(session, pick)  # returns the same rows: they are locked by this transaction
+            forget_unfinished(session, pick.spec, keys, error)
+            return self.rows.load(session, pick.spec, keys, latest=True, unreadable=taking.unreadable)
 
     def _write(self, session: Session, taking: Taking) -> list[Any]:
         pick, spec, assignments, whole = taking.pick, taking.pick.spec, taking.assignments, _is_whole(taking)
         statement = pick.made.get((self, assignments, whole), lambda: self._taking(pick, assignments, whole=whole))
         if not whole:
             rows = sorted(self.rows.execute(session, spec, statement, taking.parameters), key=itemgetter(0))
-            return self.rows.load(session, spec, [tuple(row[1:]) for row in rows], taking.options)
-        taken = _instances(session, spec, statement, taking.parameters)
-        return [task for _, task in sorted(taken, key=itemgetter(0))]
+            found: list[Identity] = [tuple(row[1:]) for row in rows]
+            return self.rows.load(session, spec, found, taking.options, unreadable=taking.unreadable)
+        try:
+            taken = _instances(session, spec, statement, taking.parameters)
+            return [task for _, task in sorted(taken, key=itemgetter(0))]
+        except Exception as error:
+            if not self.rows.errors.is_of_row(error):
+                raise
+            keys = self._written(session, taking)
+            forget_unfinished(session, spec, keys, error)
+            return self.rows.load(session, spec, keys, unreadable=taking.unreadable)
+
+    def _written(self, session: Session, taking: Taking) -> list[Identity]:
+        """Return the rows that :meth:`_write` has written, by the claim's token, in order as far as the claim has not
+        overwritten it.
+
+        Its result is lost if one of the rows cannot be read.
+        """
+        spec, values = taking.pick.spec, dict(taking.assignments)
+        # the other criteria are for the indexes
+        recent = or_(
+            and_(spec["finished_at"].is_(None), is_due(spec), spec["available_at"] > utcnow()),
+            spec["finished_at"] > utcnow(-_RECENTLY),
+        )
+        order = [term.expression for term in taking.pick.order if term.column not in values]
+        mine = and_(*(spec[role] == values[spec[role]] for role in ("claim_token", "status")))
+        found = select(*spec.primary_key).where(mine, recent).order_by(*order)
+        broken = {each.identity for each in taking.unreadable}  # by part of the same claim
+        return [key for key in self.rows.keys(session, spec, found, taking.parameters) if key not in broken]
 
     def _loading(self, pick: Pick) -> Any:
         """Return the statement of a claim that only locks.  It returns the latest versions of the rows."""

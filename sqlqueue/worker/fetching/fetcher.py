@@ -15,6 +15,7 @@ from ...operations.claiming import claim_matching
 from ...operations.consuming import consume_matching
 from ...operations.settlements import CountingCrash
 from ...operations.settling import settle_some
+from ...operations.unreadable import unreadable_rows
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
@@ -187,15 +188,19 @@ class Fetcher(BaseFetcher):
         return await self._context.database.run(take, transaction_limit(self.handler.lease))
 
     def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
-        if self.handler.mode == "at-most-once":
-            return consume_matching(session, query, limit, claimed_by=self._context.name)
-        name, tokens = self._context.name, self._context.tokens
-        tasks = claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
+        tasks = self._matching(session, query, limit)
+        self._context.reports.unreadable(unreadable_rows(session))
         crashes = self.handler.spec.attributes["crashes"]
         if tasks and crashes in instance_state(tasks[0]).unloaded:  # loader options have deferred it
             for task in tasks:
                 getattr(task, crashes)
         return tasks
+
+    def _matching(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
+        name, tokens = self._context.name, self._context.tokens
+        if self.handler.mode == "at-most-once":
+            return consume_matching(session, query, limit, claimed_by=name)
+        return claim_matching(session, query, limit, lease=self.handler.lease, claimed_by=name, tokens=tokens)
 
     def _start(self, jobs: Sequence[Job]) -> None:
         if not jobs:

@@ -18,6 +18,7 @@ from ..._support.exc import ArgumentError
 from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
 from ...operations.claiming import claim_matching
+from ...operations.unreadable import unreadable_rows
 from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
 from ...transaction.ledger import has_used
@@ -107,6 +108,9 @@ class LockingExecutor(Executor):
             transaction = _Transaction(session, handed, deadline)
             try:
                 tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
+                self.reports.unreadable(unreadable_rows(session))
+                if not tasks:
+                    session.commit()  # rows that cannot be read have been postponed
                 if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                     return False
                 goes_on = self._run_all(transaction, tasks, alone=alone)

@@ -32,7 +32,8 @@ class Health:
     """The number of tasks it holds."""
     counts: Mapping[str, int]
     """Counts since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
-    letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+    letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``,
+    ``unreadable`` (rows that claims have set aside because they cannot be read)."""
 
 
 STALLED = 30.0

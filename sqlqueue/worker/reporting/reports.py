@@ -35,7 +35,8 @@ class Reports:
     def __init__(self) -> None:
         self.liveness = Liveness()
         self.counts: Counter[str] = Counter()
-        """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``."""
+        """``claimed``, an :class:`.Outcome`'s kind, ``lost``, ``overdue``, ``retries``, ``database_errors``,
+        ``unreadable``."""
         self.last_claim: float | None = None
         """When the last task was claimed, by ``time.monotonic``."""
         self.handlers: Callable[[], Sequence[Mapping[str, Any]]] = tuple
@@ -161,6 +162,11 @@ class Reports:
         self.counts["overdue"] += 1
         limit = job.handler.timeout
         self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
+
+    def unreadable(self, number: int) -> None:
+        """Count rows that a claim has set aside, which it has logged."""
+        if number:
+            self.counts["unreadable"] += number
 
     def retried(self, job: Job, error: BaseException | str) -> None:
         """Report that a handler is called again because of ``error``, an exception or its text."""

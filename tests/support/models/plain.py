@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime, timedelta
 
-from sqlalchemy import DateTime, ForeignKey, Identity, Integer, String, Unicode, UniqueConstraint, Uuid, desc
+from sqlalchemy import DateTime, Enum, ForeignKey, Identity, Integer, String, Unicode, UniqueConstraint, Uuid, desc
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from sqlqueue import (
@@ -71,6 +71,16 @@ class Attachment(Base):
     mail_id: Mapped[int] = mapped_column(ForeignKey("mail.id"))
     name: Mapped[str] = mapped_column(String(100), default="")
     mail: Mapped[Mail] = relationship(back_populates="attachments")
+
+
+class Sign(QueueMixin, Base):
+    """A queue with a column that a newer release may write values to which this one does not know."""
+
+    __tablename__ = "sign"
+    __queue__ = QueueOptions(retry=ConstantBackoff(timedelta(minutes=10), jitter=0))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    symbol: Mapped[str] = mapped_column(Enum("rose", native_enum=False, length=20), default="rose")
 
 
 class Document(QueueMixin, Base):

@@ -1,0 +1,153 @@
+"""Sets rows aside that cannot be read, so that they stop nobody: a newer release may be able to read them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+from sqlalchemy import null, select
+from sqlalchemy.orm import Session
+
+from .._support.checks import duration
+from .._support.claim import Claim
+from .._support.error_text import error_text
+from .._support.logs import logger_of
+from ..dialects.base import Adapter
+from ..dialects.parts.rows import Unreadable
+from ..lifecycle.kind import recurs
+from ..lifecycle.reactivation import revived
+from ..lifecycle.transitions import ending, taking_over
+from ..model.history import history_of
+from ..queue.history import AttemptOutcome
+from ..queue.options import QueueOptions
+from ..queue.retries import ExponentialBackoff
+from ..queue.spec import Identity, QueueSpec
+from ..queue.status import Status
+from ..sql.changes import Assignment, raised, write
+from ..sql.clock import utcnow
+from ..sql.states import state
+from ..transaction.ledger import ledger_of
+from .attempts import brief, spoken, task_name
+from .recording import Told, last_claims, record
+
+logger = logger_of("sqlqueue")
+
+PREFIX = "cannot be read: "
+"""The beginning of the error of a row that was set aside."""
+MOST = 10
+"""How often a row is postponed before it becomes a dead letter."""
+_COUNTED = re.compile(rf"{PREFIX}.* \((\d+) of {MOST}\)", re.DOTALL)
+_SAY_AGAIN = 3600.0
+"""Seconds until another line is logged for the same row."""
+_MOST_SAID = 10_000
+_said: dict[tuple[str, Identity], float] = {}
+"""When each row was logged, by ``time.monotonic``."""
+
+
+class _Aside(NamedTuple):
+    """What is written to a row: the error, and the delay; ``None`` makes it a dead letter."""
+
+    error: str
+    delay: timedelta | None
+
+
+def set_aside(
+    adapter: Adapter, session: Session, spec: QueueSpec, rows: Sequence[Unreadable], *, claimed: bool
+) -> None:
+    """Postpone rows that the session's transaction has locked, by the model's backoff; no attempt is counted.
+
+    A row that was postponed 10 times becomes a dead letter, unless it has a next run.  ``claimed``: the transaction has
+    written a claim to the rows.  The statements read nothing of the rows but their keys and errors.
+    """
+    ledger_of(session).unreadable += rows
+    for some in adapter.keys.batches(spec, rows):
+        alike = defaultdict[_Aside, list[Identity]](list)
+        errors = _errors(adapter, session, spec, [each.identity for each in some])
+        for identity, error in some:
+            aside = _aside(spec, error, errors.get(identity))
+            alike[aside].append(identity)
+            _say(spec, identity, aside)
+        for aside, identities in alike.items():
+            _write(adapter, session, spec, identities, aside, claimed=claimed)
+
+
+def unreadable_rows(session: Session) -> int:
+    """Return how many rows the session's transaction has set aside."""
+    return len(ledger_of(session).unreadable)
+
+
+def _errors(
+    adapter: Adapter, session: Session, spec: QueueSpec, identities: Sequence[Identity]
+) -> dict[Identity, str | None]:
+    """Return the errors of rows, as far as these can be read."""
+    read = select(*spec.primary_key, spec["error"]).where(adapter.keys.key_in(spec, identities))
+    try:
+        rows = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read)).all()
+        return {tuple(row[:-1]): row[-1] for row in rows}
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+    parts = ([identity] for identity in identities if len(identities) > 1)
+    return {key: text for part in parts for key, text in _errors(adapter, session, spec, part).items()}
+
+
+def _aside(spec: QueueSpec, error: Exception, before: str | None) -> _Aside:
+    found = _COUNTED.fullmatch(before or "")
+    times = int(found[1]) + 1 if found else 1
+    reason = PREFIX + brief(error_text(error))
+    if times <= MOST:
+        return _Aside(f"{reason} ({times} of {MOST})", _delay(spec.options, times))
+    if recurs(spec):  # another run follows
+        return _Aside(f"{reason} ({MOST} of {MOST})", _delay(spec.options, MOST))
+    return _Aside(f"{reason} (given up after {MOST} times)", None)
+
+
+def _delay(options: QueueOptions, times: int) -> timedelta:
+    with suppress(Exception):  # a policy of the application
+        return duration("retry", options.retry(times), zero=True)
+    return ExponentialBackoff()(times)
+
+
+def _write(
+    adapter: Adapter, session: Session, spec: QueueSpec, identities: Sequence[Identity], aside: _Aside, *, claimed: bool
+) -> None:
+    named = adapter.keys.key_in(spec, identities)
+    if history_of(spec.table.metadata) is not None and claimed:
+        claims = last_claims(adapter, session, spec, named)
+        outcome = AttemptOutcome.SNOOZED if aside.delay is not None else AttemptOutcome.DISCARDED
+        record(adapter, session, claims, Told(outcome, aside.error))
+    values: list[Assignment] = [
+        (spec["error"], aside.error),
+        (spec["claimed_by"], null()),
+        (spec["claimed_at"], null()),
+    ]
+    values += [(spec["max_attempts"], raised(spec["max_attempts"]))] if claimed else taking_over(spec)
+    if aside.delay is None:
+        values += ending(spec, Status.DISCARDED)
+    else:
+        values += [
+            *revived(spec),  # consuming has made it final
+            (spec["status"], state(Status.SCHEDULED)),
+            (spec["available_at"], utcnow(aside.delay)),
+            (spec["finished_at"], null()),
+        ]
+    adapter.rows.execute(session, spec, adapter.keys.by_key(spec, write(spec, named, values)))
+
+
+def _say(spec: QueueSpec, identity: Identity, aside: _Aside) -> None:
+    """Log what happens to a row, once an hour."""
+    key, now = (spec.table.fullname, identity), time.monotonic()
+    if now - _said.get(key, -_SAY_AGAIN) < _SAY_AGAIN:
+        return
+    if len(_said) >= _MOST_SAID:
+        _said.clear()
+    _said[key] = now
+    then = "discarded" if aside.delay is None else f"postponed by {spoken(aside.delay)}"
+    claim = Claim(spec.entity, identity, attempt=0)
+    facts = {"queue": spec.entity.__name__, "identity": identity}
+    logger.error("%s %s, %s", task_name(claim), aside.error, then, extra=facts)

@@ -1,0 +1,258 @@
+"""A row that cannot be read stops nothing: it is postponed without counting an attempt, and finally a dead letter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, func, select, text, update
+
+from sqlqueue import claim_in_turns
+from sqlqueue.operations import unreadable
+from sqlqueue.outbox import claim_messages
+from tests.outbox.messages import fill
+from tests.support.harness import Database
+from tests.support.models import Listing, Outgoing, Sign, Spool, Task, Visit
+from tests.support.rows import PAST, clock
+
+PREFIX = "cannot be read: "
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> None:
+    unreadable._said.clear()
+
+
+class Riddle(Exception):
+    pass
+
+
+@contextmanager
+def riddles(model: Any, *keys: Any) -> Iterator[None]:
+    """The instances of these rows cannot be loaded."""
+
+    def load(task: Any, _: Any) -> None:
+        if task.id in keys:
+            raise Riddle("?")
+
+    event.listen(model, "load", load)
+    try:
+        yield
+    finally:
+        event.remove(model, "load", load)
+
+
+def signs(db: Database, *symbols: str, **columns: Any) -> None:
+    """Insert a row for each symbol, with ascending keys from 1 on."""
+    db.insert(Sign, [{"id": n, **columns} for n in range(1, len(symbols) + 1)])
+    with db.engine.begin() as connection:
+        for n, symbol in enumerate(symbols, 1):
+            connection.execute(text(f"UPDATE sign SET symbol = '{symbol}' WHERE id = {n}"))
+
+
+def seen(db: Database, model: Any = Sign) -> dict[int, Any]:
+    """The state of each row, read without its own columns."""
+    table = model.__table__
+    roles = ("status", "attempt", "max_attempts", "error", "claimed_by", "available_at", "finished_at")
+    with db.engine.connect() as connection:
+        return {row.id: row for row in connection.execute(select(table.c.id, *(table.c[role] for role in roles)))}
+
+
+def waits(db: Database, row: Any, number: int = 1, delay: timedelta = timedelta(minutes=10)) -> bool:
+    """Whether a row was postponed for the `number`th time, without counting an attempt."""
+    assert row.error.startswith(PREFIX)
+    assert row.error.endswith(f" ({number} of 10)")
+    assert row.claimed_by is None
+    assert row.finished_at is None
+    left = row.available_at - clock(db)
+    return bool(row.status == "scheduled" and delay - timedelta(minutes=1) < left <= delay)
+
+
+METHODS = {
+    "claim_many": lambda actor: actor.claim_many(Sign, limit=10),
+    "lock": lambda actor: actor.claim_many(Sign, limit=10, lease=None),
+    "consume_many": lambda actor: actor.consume_many(Sign, limit=10),
+    "in turns": lambda actor: actor.run(claim_in_turns, Sign, Sign.priority, [0, 1], limit=10),
+    "one by one": lambda actor: [actor.claim(Sign), actor.claim(Sign), actor.claim(Sign)],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_claims_return_all_other_rows(db: Database, method: str) -> None:
+    signs(db, "rose", "dove", "rose", "lion", "rose")
+    with db.begin() as actor:
+        tasks = METHODS[method](actor)
+        assert [task.id for task in tasks] == [1, 3, 5]
+        actor.complete(tasks) if method != "consume_many" else None
+    rows = seen(db)
+    assert [rows[n].status for n in (1, 3, 5)] == ["completed"] * 3
+    for n in (2, 4):
+        assert waits(db, rows[n])
+        assert rows[n].max_attempts - rows[n].attempt == 5
+        assert "LookupError" in rows[n].error
+
+
+def test_others_are_claimed_instead(db: Database) -> None:
+    signs(db, "dove", "dove", "rose", "rose", "rose")
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Sign, limit=2)] == [3, 4]
+
+
+def test_due_rows(db: Database) -> None:
+    signs(db, "rose", "dove", "rose", status="scheduled", available_at=PAST)
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Sign, limit=10)] == [1, 3]
+    assert waits(db, seen(db)[2])
+
+
+def test_ready_and_due_rows_of_one_claim(db: Database) -> None:
+    signs(db, "rose", "dove")
+    db.insert(Sign, [{"id": n, "status": "scheduled", "available_at": PAST} for n in (3, 4, 5)])
+    with db.engine.begin() as connection:
+        connection.execute(text("UPDATE sign SET symbol = 'lion' WHERE id = 4"))
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Sign, limit=10)] == [1, 3, 5]
+    rows = seen(db)
+    assert waits(db, rows[2])
+    assert waits(db, rows[4])
+
+
+def test_the_transaction_keeps_its_earlier_writes(db: Database) -> None:
+    signs(db, "dove", "rose")
+    with db.begin() as actor:
+        actor.add(Task(name="before"))
+        task = actor.claim(Sign)
+        assert task.id == 2
+        actor.add(Task(name="after"))
+        actor.complete(task)
+    with db.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(Task)) == 2
+    assert seen(db)[2].status == "completed"
+
+
+def test_a_rollback_undoes_everything(db: Database) -> None:
+    signs(db, "dove")
+    with db.session() as actor:
+        assert actor.claim(Sign) is None
+        actor.rollback()
+    row = seen(db)[1]
+    assert (row.status, row.attempt, row.max_attempts, row.error) == ("available", 0, 5, None)
+
+
+def again(db: Database, model: Any = Sign) -> None:
+    """Let the time of waiting rows come."""
+    with db.engine.begin() as connection:
+        table = model.__table__
+        connection.execute(update(table).where(table.c.status == "scheduled").values(available_at=PAST))
+
+
+@pytest.mark.asyncio_once
+@pytest.mark.parametrize("method", ["claim_many", "lock", "consume_many"])
+def test_a_dead_letter_after_ten_times_until_a_retry(db: Database, method: str) -> None:
+    signs(db, "dove")
+    for number in range(1, 11):
+        with db.begin() as actor:
+            assert METHODS[method](actor) == []
+        assert waits(db, seen(db)[1], number)
+        again(db)
+    with db.begin() as actor:
+        assert METHODS[method](actor) == []
+    row = seen(db)[1]
+    assert row.status == "discarded"
+    assert row.finished_at is not None
+    assert row.error.startswith(PREFIX)
+    with db.begin() as actor:
+        assert actor.retry(Sign) == 1
+    with db.begin() as actor:
+        assert METHODS[method](actor) == []
+    assert waits(db, seen(db)[1], 1)
+    with db.engine.begin() as connection:
+        connection.execute(text("UPDATE sign SET symbol = 'rose'"))
+    again(db)
+    with db.begin() as actor:
+        (task,) = METHODS[method](actor)
+        assert task.id == 1
+        actor.rollback()
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 2])
+def test_attempts_do_not_overflow(db: Database, number: int) -> None:
+    signs(db, "rose", "rose")
+    table = Sign.__table__
+    for lease in ("default", None):
+        with db.engine.begin() as connection:
+            values = {"status": "available", "attempt": number, "max_attempts": 2**31 - 1, "finished_at": None}
+            connection.execute(update(table).values(values))
+        with db.begin() as actor:
+            task = actor.claim(Sign, lease=lease)
+            assert task is not None
+            actor.release(task)
+        with db.begin() as actor:
+            tasks = actor.claim_many(Sign, limit=2, lease=lease)
+            assert len(tasks) == 2
+            actor.complete(tasks[0])
+            actor.fail(tasks[1], "error")
+        rows = seen(db)
+        assert {row.status for row in rows.values()} == {"completed", "discarded"}
+        assert {row.attempt for row in rows.values()} == {2**31 - 1}
+        with db.begin() as actor:
+            assert actor.retry(Sign) == 1
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_events_of_instances(db: Database, lease: Any) -> None:
+    """An instance that an event has left unfinished is not returned later."""
+    db.insert(Task, [{"id": n} for n in range(1, 6)])
+    db.insert(Spool, [{"id": n} for n in range(1, 6)])
+    with riddles(Task, 2, 4), db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Task, limit=10, lease=lease)] == [1, 3, 5]
+        assert {task.id for task in actor.sync_session} == {1, 3, 5}
+        actor.rollback()
+    with riddles(Spool, 2, 4), db.begin() as actor:
+        assert [task.id for task in actor.consume_many(Spool, limit=10)] == [1, 3, 5]
+    assert set(seen(db, Spool)) == {2, 4}
+
+
+def test_messages_wait_for_the_one_before_them(db: Database) -> None:
+    a1, b1, a2, b2, a3, none = fill(db, "a", "b", "a", "b", "a", None)
+    with riddles(Outgoing, a2), db.begin() as actor:
+        messages = actor.run(claim_messages, Outgoing, limit=100)
+        assert [message.id for message in messages] == [a1, b1, b2, none]
+        actor.complete(messages)
+    with db.begin() as actor:
+        assert actor.run(claim_messages, Outgoing, limit=100) == []
+    rows = seen(db, Outgoing)
+    assert rows[a2].status == "scheduled"
+    assert rows[a2].error.startswith(PREFIX)
+    assert rows[a3].status == "available"
+    assert rows[a3].max_attempts - rows[a3].attempt == rows[a2].max_attempts - rows[a2].attempt
+
+
+def test_limited_tasks(db: Database) -> None:
+    db.insert(Visit, [{"id": n, "limit_key": "a"} for n in range(1, 6)])
+    with riddles(Visit, 1, 2), db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Visit, limit=10)] == [3, 4]
+        assert actor.claim(Visit) is None
+
+
+def test_unique_tasks_keep_their_keys(db: Database) -> None:
+    db.insert(Listing, [{"id": 1, "unique_key": "a"}, {"id": 2, "unique_key": "b"}])
+    with riddles(Listing, 1), db.begin() as actor:
+        assert [task.id for task in actor.consume_many(Listing, limit=10)] == [2]
+    with db.engine.connect() as connection:
+        assert connection.execute(text("SELECT unique_key FROM listing WHERE id = 1")).scalar_one() == "a"
+
+
+@pytest.mark.asyncio_once
+def test_one_line_is_logged_for_each_row(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    signs(db, "dove", "lion")
+    for _ in range(3):
+        with caplog.at_level(logging.ERROR), db.begin() as actor:
+            assert actor.claim(Sign) is None
+        again(db)
+    assert len(caplog.records) == 2
+    assert {record.identity for record in caplog.records} == {(1,), (2,)}  # type: ignore[attr-defined]
