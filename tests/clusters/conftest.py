@@ -10,7 +10,7 @@ from tests.clusters.galera import Galera
 from tests.clusters.nodes import MARIADB
 from tests.clusters.standby import Pair
 from tests.clusters.workers import ClusterWorkers
-from tests.support.servers import Unavailable
+from tests.support.containers import Unavailable
 
 Printed = Callable[[str], None]
 

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import URL, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
+from tests.support.containers import Unavailable, docker_client, fetch_image, free_port
 from tests.support.engines import ENGINES, EngineCase
-from tests.support.servers import Unavailable, docker_client, fetch_image, free_port
 
 START = 120.0
 """Seconds for a node to start, initialize, and copy its data from another."""

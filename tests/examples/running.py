@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,13 +65,6 @@ def running(example: str, *command: str, **variables: str) -> Iterator[subproces
 def work(target: str) -> Sequence[str]:
     """Return the command ``sqlqueue work``."""
     return ("-c", "from sqlqueue.cli import main; main()", "work", target)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def answers(client: httpx2.Client, path: str) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.examples.running import EXAMPLES, STARTING, free_port, run, running, served, work
+from tests.examples.running import EXAMPLES, STARTING, run, running, served, work
+from tests.support.containers import free_port
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.timeout(600)

@@ -9,10 +9,10 @@ from tests.migrations import plain
 from tests.migrations.conftest import MakeProject, Revised
 from tests.migrations.definitions import definitions, table_names
 from tests.migrations.project import Project, statements
+from tests.support.containers import Unavailable
 from tests.support.databases import Databases
 from tests.support.engines import SELECTED
 from tests.support.harness import Database
-from tests.support.servers import Unavailable
 
 pytestmark = pytest.mark.requires("keeps_collations")
 

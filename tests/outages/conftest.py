@@ -11,9 +11,9 @@ from tests.outages.blackhole import BlackHole
 from tests.outages.servers import FrailServer
 from tests.outages.silence import LEASE
 from tests.outages.workload import Workload
+from tests.support.containers import NoDocker, Unavailable
 from tests.support.engines import REQUIRED, SELECTED, EngineCase
 from tests.support.harness import Database
-from tests.support.servers import NoDocker, Unavailable
 
 Workloads = dict[EngineCase, Workload | Unavailable]
 

@@ -10,16 +10,17 @@ from dataclasses import replace
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
+from tests.support.containers import Unavailable, free_port
 from tests.support.engines import EngineCase
-from tests.support.servers import Unavailable, answering, contained, free_port, missing_driver
+from tests.support.servers import answering, contained
 
 
 class FrailServer:
     """A server in its own container, whose commits survive all faults."""
 
     def __init__(self, case: EngineCase, stack: ExitStack) -> None:
-        if reason := missing_driver(case):
-            raise reason
+        if reason := case.missing_driver:
+            raise Unavailable(reason)
         if case.container is None:
             raise Unavailable(f"{case.name} has no server")
         container = replace(case.container.durable, host_port=free_port())

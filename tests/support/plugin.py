@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from tests.support.containers import Unavailable
 from tests.support.databases import Databases
 from tests.support.engines import ENGINES, REQUIRED, SELECTED, EngineCase
 from tests.support.given import move_out
 from tests.support.harness import Database
 from tests.support.processes import Processes
-from tests.support.servers import Servers, Unavailable
+from tests.support.servers import Servers
 from tests.support.summary import sum_up
 
 SERVERS = pytest.StashKey[Servers]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Iterable
@@ -16,8 +15,9 @@ from threading import Lock
 from typing import Any
 
 from sqlalchemy import URL, NullPool, create_engine, make_url
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError
 
+from tests.support.containers import Unavailable, fetch_image
 from tests.support.engines import CHOSEN, REQUIRED, Container, EngineCase
 from tests.support.given import Refused, move_in
 
@@ -25,14 +25,6 @@ MEMORY = "/dev/shm"
 _STARTING = (
     Lock()
 )  # the library creates its cleanup container together with the first container, and is not thread-safe
-
-
-class Unavailable(Exception):
-    """An error for an engine without an available server; the message contains the reason."""
-
-
-class NoDocker(Unavailable):
-    """An error for a machine on which no containers can be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +45,8 @@ class Servers:
         """Start servers in parallel: the total time is that of the slowest engine."""
         pending = [case for case in cases if case not in self._found]
         for case in pending:
-            if reason := missing_driver(case):
-                self._found[case] = reason
+            if reason := case.missing_driver:
+                self._found[case] = Unavailable(reason)
         startable = [case for case in pending if case not in self._found]
         with ThreadPoolExecutor() as pool:
             self._found |= zip(startable, pool.map(self._find, startable), strict=True)
@@ -74,15 +66,6 @@ class Servers:
             return _find(case, self._stack)
         except Unavailable as reason:
             return reason
-
-
-def missing_driver(case: EngineCase) -> Unavailable | None:
-    for driver in (case.sync_driver, case.async_driver):
-        try:
-            URL.create(driver).get_dialect().import_dbapi()
-        except (ImportError, NoSuchModuleError) as error:
-            return Unavailable(f"no driver {driver}: {_first_line(error)}")
-    return None
 
 
 def _find(case: EngineCase, stack: ExitStack) -> Server:
@@ -151,52 +134,6 @@ def _check_odbc_driver(container: Container) -> None:
             raise Unavailable(f"{driver} is not installed")
 
 
-def fetch_image(image: str, *, wanted: bool) -> None:
-    client = docker_client()
-    try:
-        client.images.get(image)
-        return
-    except OSError:  # errors of the client and timeouts are both OSErrors
-        if not wanted:
-            raise Unavailable(f"{image} is not here, and is pulled only for SQLQUEUE_REQUIRE") from None
-    try:
-        client.images.get_registry_data(image)  # fails at once, whereas a pull could hang
-        client.images.pull(image)
-    except OSError as error:
-        raise Unavailable(f"{image} is not here and cannot be pulled") from error
-
-
-def docker_client() -> Any:
-    if os.environ.get("SQLQUEUE_TEST_NO_DOCKER"):
-        raise NoDocker("SQLQUEUE_TEST_NO_DOCKER is set")
-    try:
-        import docker
-        import testcontainers  # noqa: F401  (both come with the same extra)
-    except ImportError as error:
-        raise NoDocker(f"{error.name} is not installed") from error
-    if not _listens(docker.utils.parse_host(os.environ.get("DOCKER_HOST"))):
-        raise NoDocker("Docker does not answer")
-    try:
-        client = docker.from_env(timeout=10)
-        client.ping()
-    except docker.errors.DockerException as error:
-        raise NoDocker("Docker does not answer") from error
-    return client
-
-
-def _listens(address: str) -> bool:
-    """Return whether something accepts connections there; the client leaks a Unix socket that fails to connect."""
-    scheme, _, path = address.partition("://")
-    if scheme != "http+unix":
-        return True  # the client closes sockets of other kinds
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
 def _run(image: str, container: Container) -> Any:
     from testcontainers.core.container import DockerContainer
 
@@ -213,13 +150,6 @@ def _run(image: str, container: Container) -> Any:
             return description.start()
     except OSError as error:
         raise Unavailable(f"{image} does not start: {_first_line(error)}") from error
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def answering(url: URL, origin: str, running: Any = None, patience: float = 10) -> Server:

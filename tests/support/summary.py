@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.engines import ENGINES, SELECTED, EngineCase
+from tests.support.engines import ABSENT, ENGINES, EngineCase
 
 HEADER = ("engine", "passed", "failed", "skipped", "sync driver", "async driver", "server")
 KINDS = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
@@ -31,7 +31,7 @@ def sum_up(terminalreporter: pytest.TerminalReporter) -> set[str]:
 
 
 def _row(case: EngineCase, servers: dict[str, str], outcomes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    absent = "no test of this run" if case in SELECTED else "not in SQLQUEUE_TEST_ENGINES"
+    absent = ABSENT.get(case.name, "no test of this run")
     counts = (str(outcomes[case.name, kind]) for kind in ("passed", "failed", "skipped"))
     return (case.name, *counts, case.sync_driver, case.async_driver, servers.get(case.name, absent))
 

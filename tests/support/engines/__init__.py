@@ -5,8 +5,11 @@ To add an engine, add its case to `ENGINES`. Tests query capabilities, never the
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 
+from tests.support.containers import Unavailable, find_image
 from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
 from tests.support.engines.mysql import MARIADB, MYSQL
 from tests.support.engines.postgresql import POSTGRESQL
@@ -14,6 +17,7 @@ from tests.support.engines.sqlite import SQLITE
 from tests.support.engines.unavailable import BABELFISH, COCKROACHDB, ORACLE, SQL_SERVER
 
 __all__ = [
+    "ABSENT",
     "ACCOUNT",
     "CHOSEN",
     "ENGINES",
@@ -24,6 +28,8 @@ __all__ = [
     "EngineCase",
     "engines_named_by",
 ]
+
+_DECIDED = "SQLQUEUE_TESTS_WITHOUT"
 
 ENGINES = (SQLITE, POSTGRESQL, MYSQL, MARIADB, SQL_SERVER, ORACLE, COCKROACHDB, BABELFISH)
 
@@ -38,8 +44,35 @@ def engines_named_by(variable: str) -> frozenset[str]:
 
 REQUIRED = engines_named_by("SQLQUEUE_REQUIRE")
 CHOSEN = engines_named_by("SQLQUEUE_TEST_ENGINES")
-SELECTED = tuple(
-    case
-    for case in ENGINES
-    if case.name in CHOSEN | REQUIRED or (not CHOSEN and (not case.only_by_url or case.url_variable in os.environ))
-)
+
+
+def _absent() -> Mapping[str, str]:
+    """Return why each engine that was not asked for does not run here.
+
+    Its tests are not even collected. The processes of one run must collect the same tests, so the first one decides.
+    """
+    if (decided := os.environ.get(_DECIDED)) is None:
+        reasons = {case.name: _why_absent(case) for case in ENGINES}
+        decided = os.environ[_DECIDED] = json.dumps({name: reason for name, reason in reasons.items() if reason})
+    absent: Mapping[str, str] = json.loads(decided)
+    return absent
+
+
+def _why_absent(case: EngineCase) -> str | None:
+    if case.name in CHOSEN | REQUIRED:
+        return None
+    if CHOSEN:
+        return "not in SQLQUEUE_TEST_ENGINES"
+    if case.given or case.missing_driver or case.is_embedded:
+        return case.missing_driver
+    if case.only_by_url or case.container is None:
+        return f"{case.url_variable} is not set"
+    try:
+        find_image(os.environ.get(case.image_variable, case.container.image), wanted=not case.container.large)
+    except Unavailable as reason:
+        return str(reason)
+    return None
+
+
+ABSENT = _absent()
+SELECTED = tuple(case for case in ENGINES if case.name not in ABSENT)

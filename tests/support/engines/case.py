@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
+from sqlalchemy.exc import NoSuchModuleError
 
 ACCOUNT = "sqlqueue"
 PASSWORD = "Sql-queue-0"  # SQL Server and Oracle require capitals and digits
@@ -61,6 +63,8 @@ class EngineCase:
     container: Container | None = None
     embedded: Callable[[Path], str] | None = None
     """A function that starts the engine in a directory, without Docker, and returns its URL."""
+    embedded_in: str | None = None
+    """The package with which it does so, apart from the standard library."""
     small: bool = False
     """Its data fits in memory, where commits need not wait for a disk."""
 
@@ -234,6 +238,21 @@ class EngineCase:
     def locks_rows(self) -> bool:
         """Whether several claimers can work concurrently."""
         return not self.one_writer and self.obeys_hints
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it can be started without Docker."""
+        return self.embedded is not None and (self.embedded_in is None or find_spec(self.embedded_in) is not None)
+
+    @property
+    def missing_driver(self) -> str | None:
+        """Why a driver cannot be used."""
+        for driver in (self.sync_driver, self.async_driver):
+            try:
+                URL.create(driver).get_dialect().import_dbapi()
+            except (ImportError, NoSuchModuleError) as error:
+                return f"no driver {driver}: {str(error).partition(chr(10))[0]}"
+        return None
 
     @property
     def url_variable(self) -> str:

