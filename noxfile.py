@@ -31,6 +31,10 @@ DRIVERS = ",".join(extra for extra in EXTRAS if extra != "cockroachdb")
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}
 COMPILING = {"PYTHONDONTWRITEBYTECODE": None}
 
+# Tests of the bench, of a model of locks, of servers that die, and of the program that proves the guarantees: they take
+# as long as half of the others, and are left to the sessions that CI runs.
+THOROUGH = ("bench", "locking", "outages", "prove")
+
 # The tests of an engine run in one process, several engines at a time, even on few cores: tests mostly wait.
 SIDE_BY_SIDE = ("-n", "6")
 
@@ -69,14 +73,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the suite on this Python with the newest SQLAlchemy, on every engine that is available here."""
-    run_tests(session, SQLALCHEMY["2.1"])
+    """Run the tests, but for the thorough ones of `matrix`, on every engine that is available here."""
+    run_tests(session, SQLALCHEMY["2.1"], without=THOROUGH)
 
 
 @nox.session(python=PYTHONS)
 @nox.parametrize("sqlalchemy", list(SQLALCHEMY))
 def matrix(session: nox.Session, sqlalchemy: str) -> None:
-    """Run the suite on every Python with each SQLAlchemy."""
+    """Run the whole suite on every Python with each SQLAlchemy."""
     run_tests(session, SQLALCHEMY[sqlalchemy])
 
 
@@ -87,13 +91,13 @@ def lowest(session: nox.Session) -> None:
     run_tests(session, *sorted({one.replace(">=", "==") for one in requirements if ">=" in one}))
 
 
-def run_tests(session: nox.Session, *versions: str) -> None:
+def run_tests(session: nox.Session, *versions: str, without: tuple[str, ...] = ()) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), *versions, env=COMPILED)
     session.install("--no-deps", COCKROACHDB)
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     failures = cache / "v" / "cache" / "lastfailed"
     # these have their own sessions, with parsers, clusters and type checkers
-    apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py")]
+    apart = [f"--ignore=tests/{each}" for each in ("grammar", "clusters", "docs/test_types.py", *without)]
     command = ("pytest", "-o", f"cache_dir={cache}", *apart)
     # otherwise all processes compile the same modules at the same time
     session.run(*command, "--collect-only", "-qq", *session.posargs, env=COMPILING, silent=True)
