@@ -8,6 +8,8 @@ from .exc import ArgumentError
 
 LONGEST_DURATION = timedelta(days=36_525)
 """The longest duration accepted: a hundred years, which every engine can add to its clock or subtract from it."""
+MOST_AT_ONCE = 10_000
+"""The highest limit, each of whose places is a row, and the most calls that a command can let each handler run."""
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
@@ -25,6 +27,13 @@ def count(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ArgumentError(f"{name}={value!r}: give a positive integer")
+
+
+def at_once(name: str, value: object, *, least: int = 1) -> int:
+    """Return ``value`` if it is an ``int`` from ``least`` to :data:`MOST_AT_ONCE`."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_AT_ONCE:
+        return value
+    raise ArgumentError(f"{name}={value!r}: give an integer from {least} to {MOST_AT_ONCE:,}")
 
 
 def text(name: str, value: object, longest: int | None = None) -> str:

@@ -8,6 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
+from .._support.checks import MOST_AT_ONCE
 from ..lifecycle.kind import holding_slots
 from ..operations import Limit
 from ..queue.spec import QueueSpec
@@ -17,7 +18,12 @@ from ._queue import Queue, queues_of
 from ._target import Target, Url
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The limit_key of the tasks.")]
-Number = Annotated[int, typer.Argument(metavar="N", min=0, help="How many of them may run at once; 0 stops the key.")]
+Number = Annotated[
+    int,
+    typer.Argument(
+        metavar="N", min=0, max=MOST_AT_ONCE, help="How many of them may run at once, at most 10,000; 0 stops the key."
+    ),
+]
 
 
 def limits(target: Target, *, url: Url, queue: Queue = None, as_json: AsJson = False) -> None:

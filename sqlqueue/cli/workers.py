@@ -9,6 +9,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from .. import operations
+from .._support.checks import MOST_AT_ONCE
 from ..operations import WorkerInfo
 from ..operations.registry import check_registered
 from ._database import refusals, transact
@@ -26,7 +27,10 @@ class WorkerCommand(StrEnum):
 
 Do = Annotated[WorkerCommand | None, typer.Argument(metavar="[ACTION]", help="drain, stop or set-concurrency.")]
 Number = Annotated[
-    int | None, typer.Argument(metavar="[N]", min=1, help="With set-concurrency: the number of concurrent calls.")
+    int | None,
+    typer.Argument(
+        metavar="[N]", min=1, max=MOST_AT_ONCE, help="With set-concurrency: the number of concurrent calls."
+    ),
 ]
 Name = Annotated[str | None, typer.Option("--worker", "-w", metavar="NAME", help="Only this worker, by name or id.")]
 

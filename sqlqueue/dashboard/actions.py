@@ -17,7 +17,7 @@ from ..operations import pause, reschedule, resume, set_limit, stats
 from ..operations.windows import SCAN
 from .access import ON_TASKS, Action, Viewer
 from .changes import Change
-from .forms import fields_of
+from .forms import fields_of, whole_number
 from .requested import RequestedAction, checked, requested_action
 from .site import CAP, links_of, respond, site_of, viewer_of
 
@@ -97,8 +97,8 @@ def _work(what: RequestedAction, viewer: Viewer) -> Callable[[Session], object]:
         case Action.RESUME:
             return lambda session: resume(session, entity, topic)
         case Action.SET_LIMIT:
-            number = what.text("limit") or "-1"
-            return lambda session: set_limit(session, entity, key, int(number))
+            number = whole_number(what.text("limit"))
+            return lambda session: set_limit(session, entity, key, number)
     where, schedule = checked(what), what.text("schedule") or None
     if not what.keys:
         raise HTTPException(400, "Select tasks first.")

@@ -16,7 +16,7 @@ from ..diagnostics.check import Target
 from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_WORKERS, Action
 from .filters import Query
-from .forms import fields_of
+from .forms import fields_of, whole_number
 from .requested import permitted
 from .site import links_of, respond, site_of, viewer_of
 
@@ -75,8 +75,8 @@ def _work(command: WorkerCommand, target: Target) -> Callable[[Session], int]:
             return lambda session: drain_workers(session, target, command.worker)
         case Action.STOP_WORKERS:
             return lambda session: stop_workers(session, target, command.worker)
-    number = command.number
-    return lambda session: set_concurrency(session, target, int(number) if number else None, command.worker)
+    number = whole_number(command.number) if command.number else None
+    return lambda session: set_concurrency(session, target, number, command.worker)
 
 
 def _in_words(command: WorkerCommand, told: list[WorkerInfo]) -> str:

@@ -10,6 +10,14 @@ from starlette.requests import Request
 
 LARGEST = 1_000_000
 """Maximum bytes of a form; selecting a whole page of tasks takes far fewer."""
+_DIGITS = 18
+
+
+def whole_number(text: str) -> int:
+    """Return the number in a field of a form; 400 if there is none."""
+    if not text.isdecimal() or len(text) > _DIGITS:
+        raise HTTPException(400, f"{text[:_DIGITS]!r} is not a whole number of reasonable size.")
+    return int(text)
 
 
 async def fields_of(request: Request) -> MultiDict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import DBAPIError
@@ -17,6 +18,8 @@ from ..queue.spec import QueueSpec, spec_of
 
 ENDLESS = 2**31 - 1
 """The ``max_attempts`` of a usable slot.  A slot with 0 is retired: it is not taken again."""
+_BATCH = 1_000
+"""Slots inserted at a time: many keys with a high limit have more than fit into memory."""
 
 
 def slots_of(spec: QueueSpec) -> QueueSpec:
@@ -29,8 +32,8 @@ def slots_of(spec: QueueSpec) -> QueueSpec:
 def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Collection[str]) -> None:
     """Create the slots of new ``keys``, as many for each as the model's ``limit``.
 
-    Uses one statement in its own transaction and connection, so that no other claim waits for the session's
-    transaction.  If another transaction creates a key at the same time, its slots are kept.
+    Uses its own transaction and connection, so that no other claim waits for the session's transaction.  If another
+    transaction creates a key at the same time, its slots are kept.
     """
     slots, numbers = slots_of(spec), range(spec.options.limit + 1)
     if adapter.locking.one_writer:  # another connection could not write while this session does
@@ -47,9 +50,9 @@ def create_slots(session: Session, adapter: Adapter, spec: QueueSpec, keys: Coll
 def make(session: Session, adapter: Adapter, slots: QueueSpec, keys: Iterable[tuple[str, int]]) -> None:
     """Insert slots.  Number 0 marks the key as known, and is held while the limit is 0."""
     names = [slots[role].name for role in ("slot_key", "slot_number", "max_attempts")]
-    rows = [dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys]
-    if rows:
-        adapter.rows.execute(session, slots, insert(slots.table), rows)
+    rows = (dict(zip(names, (key, number, ENDLESS if number else 0), strict=True)) for key, number in keys)
+    while some := list(islice(rows, _BATCH)):
+        adapter.rows.execute(session, slots, insert(slots.table), some)
 
 
 class _SlotCreation:

@@ -9,7 +9,6 @@ from sqlalchemy import and_, case, literal_column, select
 from sqlalchemy.orm import Session
 
 from .._support import checks
-from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..kinds.new_slots import ENDLESS, create_slots, make, slots_of
 from ..kinds.slots import FOREVER, is_busy, usage
@@ -36,7 +35,8 @@ class Limit:
 
 
 def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: int) -> None:
-    """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, from the commit on; 0 stops the key.
+    """Set how many tasks of ``entity`` with this ``limit_key`` may run at once, at most 10,000, from the commit on; 0
+    stops the key.
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
     which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
@@ -44,8 +44,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     """
     spec = spec_of(entity)
     slots = slots_of(spec)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise ArgumentError(f"limit={limit!r}: give an integer of at least 0")
+    checks.at_once("limit", limit, least=0)
     checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
     adapter = open_(session, slots, Access.CLAIM)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Table, select, update
 
-from .._support.checks import count
+from .._support.checks import at_once, count
 from ..diagnostics.check import Target, specs_of
 from ..diagnostics.registry import LIVE
 from ..lifecycle.kind import holds_tasks
@@ -157,8 +157,8 @@ def stop_workers(session: AnySession, target: Target, worker: str | None = None)
 
 
 def set_concurrency(session: AnySession, target: Target, number: int | None, worker: str | None = None) -> int:
-    """Set how many calls each handler of some workers runs at a time; ``None``: the number with which it was
-    registered.
+    """Set how many calls each handler of some workers runs at a time, at most 10,000; ``None``: the number with which
+    it was registered.
 
     The number applies to whole workers: to each of their handlers, including those of other queues.  A model as
     ``target`` chooses the workers that serve its queue.  To limit what runs across all workers, see
@@ -167,7 +167,7 @@ def set_concurrency(session: AnySession, target: Target, number: int | None, wor
     Running calls continue: a lower number takes effect as they end.  The setting applies until the worker ends.
     ``target``, ``worker``, transaction, return value and errors as for :func:`drain_workers`.
     """
-    given = None if number is None else count("number", number)
+    given = None if number is None else at_once("number", number)
     return _tell(session, target, worker, {"concurrency": given})
 
 

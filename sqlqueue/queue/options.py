@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement
 
-from .._support.checks import count, duration, key
+from .._support.checks import at_once, count, duration, key
 from .._support.exc import ArgumentError
 from .retries import ExponentialBackoff, RetryPolicy
 from .schedules import Missed
@@ -38,8 +38,8 @@ class QueueOptions:
         :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by one run
         (``"once"``), by all (``"all"``), or not at all (``"skip"``). ``slots``, ``limit`` For a :class:`.LimitMixin`:
         the model of its slots, and how many tasks with the same key may run at once. ``limit`` is the initial limit of
-        a new key; change it with :func:`.set_limit`. ``columns`` New names for columns of the mixin whose names are
-        taken, ``{"status": "queue_status"}``.
+        a new key, at most 10,000; change it with :func:`.set_limit`. ``columns`` New names for columns of the mixin
+        whose names are taken, ``{"status": "queue_status"}``.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
     """
@@ -85,7 +85,7 @@ class QueueOptions:
             key("stages", stage)
         if self.missed not in get_args(Missed):
             raise ArgumentError(f"missed={self.missed!r}: give one of {', '.join(get_args(Missed))}")
-        count("limit", self.limit)
+        at_once("limit", self.limit)
 
     @property
     def prunes(self) -> bool:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .._support.checks import count, duration
+from .._support.checks import at_once, count, duration
 from .._support.exc import ArgumentError
 
 _DURATIONS = ("poll", "timeout")
@@ -27,7 +27,8 @@ class SQLTaskDatabase:
     between two queries for work; ``timeout``: the longest time of a request; ``response_limit``: the maximum size of a
     response in characters; rows beyond it are read, one at a time, and left out.
 
-    Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive.
+    Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive, and for
+    limits of queues above 10,000.
     """
 
     url: str
@@ -47,6 +48,8 @@ class SQLTaskDatabase:
             duration(name, getattr(self, name))
         count("concurrency", self.concurrency)
         count("response_limit", self.response_limit)
+        for name, limit in self.queues.items():
+            at_once(f"queues: {name}", limit, least=0)
 
 
 def read_config(path: str | Path) -> list[SQLTaskDatabase]:

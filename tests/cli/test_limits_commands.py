@@ -38,6 +38,7 @@ def test_limits_are_listed_and_set(url: str) -> None:
         (["set-limit", "x", "1"], "Task", "the queues have no limits"),
         (["set-limit", "x", "1"], "Base", "queues with limits: use --queue with one of"),
         (["set-limit", "x", "many"], "Visit", "Invalid value for 'N'"),
+        (["set-limit", "x", "10001"], "Visit", "10000"),
         (["set-limit", "x" * 1000, "1", "--yes"], "Visit", "it has 1000 characters; give at most"),
     ],
 )

@@ -211,6 +211,8 @@ def test_invalid_worker_commands_are_rejected(app: TestClient, sessions: session
         ("/workers/stop-workers", {}, 400),
         ("/workers/set-concurrency", {"scope": "all", "number": "0"}, 400),
         ("/workers/set-concurrency", {"scope": "all", "number": "x"}, 400),
+        ("/workers/set-concurrency", {"scope": "all", "number": "10001"}, 400),
+        ("/workers/set-concurrency", {"scope": "all", "number": "9" * 30}, 400),
         ("/workers/stop-workers", {"worker": "gone"}, 409),
         ("/workers/cancel", {"scope": "all"}, 404),
         ("/workers/explode", {"scope": "all"}, 404),
@@ -218,6 +220,25 @@ def test_invalid_worker_commands_are_rejected(app: TestClient, sessions: session
     ]:
         assert app.post(path, data=data).status_code == status
     assert told(sessions) == {"web": (None, None)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("10001", "limit=10001: give an integer from 0 to 10,000"),
+        ("9" * 20, "is not a whole number of reasonable size"),
+        ("9" * 5_000, "is not a whole number of reasonable size"),
+        ("-1", "is not a whole number"),
+        ("1e9", "is not a whole number"),
+        ("", "is not a whole number"),
+    ],
+)
+def test_invalid_limits_are_rejected(app: TestClient, sessions: sessionmaker[Any], limit: str, said: str) -> None:
+    answer = app.post("/queue/crawl/set-limit", data={"limit_key": "a.org", "limit": limit})
+    assert answer.status_code == 400
+    assert said in answer.text
+    with sessions() as session:
+        assert {each.limit for each in session.limits(Crawl)} == {2}
 
 
 def test_a_task_has_its_attempts_with_tracebacks(app: TestClient, sessions: sessionmaker[Any]) -> None:

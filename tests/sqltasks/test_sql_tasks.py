@@ -245,6 +245,10 @@ def test_the_command(tmp_path: Path) -> None:
         ('[[database]]\nurl = "sqlite://"\ncolour = 1', "database 1: unknown key colour"),
         ('[[database]]\nurl = "sqlite://"\npoll = 0', "database 1: poll="),
         ('[[database]]\nurl = "sqlite://"\nconcurrency = 0', "database 1: concurrency="),
+        (
+            '[[database]]\nurl = "sqlite://"\nqueues = {mail = 10_001}',
+            "database 1: queues: mail=10001: give an integer",
+        ),
         ("[[database", "Expected"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Identity, Integer
+from sqlalchemy import Identity, Integer, event
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlqueue import ArgumentError, ConfigurationError, Limit, LimitMixin, QueueMixin, QueueOptions
@@ -103,11 +103,38 @@ def test_an_inheriting_class_has_the_slots_of_its_base() -> None:
         type("Elsewhere", (Visit,), own)
 
 
+def test_the_highest_limit_is_set_and_lowered_in_parts_of_bounded_size(sync_db: Database) -> None:
+    largest, sizes = 10_000, []
+
+    @event.listens_for(sync_db.session_engine, "before_execute")
+    def see(_connection: Any, statement: Any, many: Any, *_rest: object) -> None:
+        if statement.is_insert:
+            sizes.append(len(many))
+
+    with sync_db.session() as actor:
+        actor.set_limit(Visit, "a", largest)
+        assert [(each.limit, each.running) for each in actor.limits(Visit)] == [(largest, 0)]
+        actor.set_limit(Visit, "a", 3)
+        assert [(each.limit, each.running) for each in actor.limits(Visit)] == [(3, 0)]
+        actor.rollback()
+    event.remove(sync_db.session_engine, "before_execute", see)
+    assert max(sizes) <= largest // 10
+    assert sum(sizes) > largest * 0.9
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001, True, 1.5])
+def test_invalid_initial_limits(limit: Any) -> None:
+    with pytest.raises(ArgumentError, match="give an integer from 1 to 10,000"):
+        QueueOptions(slots=Slot, limit=limit)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((Task, "a", 1), "Task has no limits: derive it from LimitMixin"),
-        ((Visit, "a", -1), "limit=-1: give an integer of at least 0"),
+        ((Visit, "a", -1), "limit=-1: give an integer from 0 to 10,000"),
+        ((Visit, "a", 10_001), "limit=10001: give an integer from 0 to 10,000"),
+        ((Visit, "a", 10**20), "limit=1"),
         ((Visit, "a", True), "limit=True"),
         ((Visit, "", 1), "key='': give a non-empty string"),
         ((Visit, 7, 1), "key=7"),
