@@ -47,7 +47,8 @@ class Dashboard:
     ``columns``: the attributes of the application's models to show besides the queue's own columns, by model. Columns
     with the application's data, such as ``payload``, ``arguments`` and ``result``, are shown only if named here.
     ``redact``: called with a task, the name of such an attribute and its value; returns what to show instead. It is not
-    given the viewer, because viewers of one scope share the result.
+    given the viewer, because viewers of one scope share the result, and of a long text only the beginning: 2,000
+    characters in tables, 100,000 on the page of a task.
     ``filters``: the attributes that tasks can be filtered by, by model; they should be indexed. ``link``: called with a
     task; returns the URL of the application's own page for it, or ``None``. ``title``: the heading of all pages.
     ``statement_limit``: the longest time that a statement of a page may take.

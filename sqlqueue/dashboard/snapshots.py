@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 R = TypeVar("R")
 MAX_SNAPSHOTS = 200
 """The maximum number of snapshots; each is a page with some filter."""
+MAX_CHARACTERS = 20_000_000
+"""The maximum length of the text of all snapshots together."""
 TIMES = 200
 """A snapshot is kept for this many times as long as it took to read, so that reading it takes at most 0.5 % of the
 time."""
@@ -22,6 +24,7 @@ LONGEST = 15.0
 class _Snapshot:
     value: Any
     until: float
+    size: int
 
 
 class Snapshots:
@@ -64,9 +67,13 @@ class Snapshots:
                 self._underway.pop(key, None)
         if self._changes != before:
             return value
-        self._kept.pop(key, None)
-        if len(self._kept) >= MAX_SNAPSHOTS:
-            del self._kept[next(iter(self._kept))]
         now = time.monotonic()
-        self._kept[key] = _Snapshot(value, now + max(lifetime, min((now - began) * TIMES, LONGEST)))
+        self._keep(key, _Snapshot(value, now + max(lifetime, min((now - began) * TIMES, LONGEST)), len(repr(value))))
         return value
+
+    def _keep(self, key: Hashable, snapshot: _Snapshot) -> None:
+        """Add a snapshot, and drop those that have expired; then the oldest ones, until the rest is small enough."""
+        kept, now = self._kept, time.monotonic()
+        self._kept = {each: old for each, old in kept.items() if old.until > now and each != key} | {key: snapshot}
+        while len(self._kept) > MAX_SNAPSHOTS or sum(each.size for each in self._kept.values()) > MAX_CHARACTERS:
+            del self._kept[next(iter(self._kept))]

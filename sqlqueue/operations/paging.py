@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.checks import count
 from ..dialects.base import Adapter
@@ -42,13 +43,14 @@ def page(
     before: Position | None = None,
     limit: int = 50,
     scan: int = SCAN,
+    options: Sequence[ExecutableOption] = (),
 ) -> Page[T]:
     """Return up to ``limit`` tasks that satisfy ``where``, in the state ``status`` if given.  ``after``: the position
     of the last task of the previous page; ``before``: that of the first task of the next page.  Runs a few queries,
     which lock nothing.  The cost of a page does not depend on its position, because rows before it are not read, nor on
     ``where``: if no index covers it, it is evaluated for at most about ``scan`` rows, so that a page can have fewer
     tasks than ``limit``, or none, although there are more.  For the order see :meth:`.Windows.of`. Tasks that change
-    their position in the meantime can be missing, or appear on two pages.
+    their position in the meantime can be missing, or appear on two pages.  ``options``: any loader options.
     """
     spec = spec_of(entity)
     count("limit", limit)
@@ -61,7 +63,7 @@ def page(
         keys += adapter.rows.keys(session, spec, part.select(*spec.primary_key, limit=limit + 1 - len(keys)))
         if len(keys) > limit or (end := part.end(adapter, session)) is not None:
             break
-    shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1])
+    shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1], options)
     ends = [_position(window, task) for task in (*shown[:1], *shown[-1:])]
     first, last = ends if ends else (None, None)
     more = len(keys) > limit
@@ -71,13 +73,20 @@ def page(
     return Page(tasks=shown, next=following, previous=None if after is None else first, is_cut=end is not None)
 
 
-def _loaded(adapter: Adapter, session: Session, entity: type[T], keys: Sequence[Identity]) -> Sequence[T]:
+def _loaded(
+    adapter: Adapter,
+    session: Session,
+    entity: type[T],
+    keys: Sequence[Identity],
+    options: Sequence[ExecutableOption],
+) -> Sequence[T]:
     """Return the tasks with these keys that still exist, in the order of the keys."""
     if not keys:
         return []
     spec = spec_of(entity)
     # without other criteria or an order, for which SQLite might scan another index
-    found = {spec.identity_of(task): task for task in find(session, entity, adapter.keys.key_in(spec, keys))}
+    criterion = adapter.keys.key_in(spec, keys)
+    found = {spec.identity_of(task): task for task in find(session, entity, criterion, options=options)}
     return [found[key] for key in keys if key in found]
 
 

@@ -109,3 +109,31 @@ def test_results_being_read_during_an_action_are_not_shown_to_later_viewers() ->
         return [*after, await kept.get("figures", source.quickly, 60)]
 
     assert run(look) == [2, 3]
+
+
+def test_snapshots_that_have_expired_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "TIMES", 0)
+
+    async def look(kept: Snapshots, source: Source) -> set[Any]:
+        for key in ("a", "b", "c"):
+            await kept.get(key, source.quickly, 0 if key == "b" else 60)
+        return set(kept._kept)
+
+    assert run(look) == {"a", "c"}
+
+
+def test_snapshots_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MAX_CHARACTERS", 100)
+
+    async def look(kept: Snapshots, source: Source) -> list[set[Any]]:
+        found = []
+        for key, size in (("a", 30), ("b", 30), ("c", 60), ("d", 300), ("e", 30)):
+
+            async def read(size: int = size) -> list[str]:
+                return ["x" * size]
+
+            await kept.get(key, read, 60)
+            found.append(set(kept._kept))
+        return found
+
+    assert run(look) == [{"a"}, {"a", "b"}, {"b", "c"}, set(), {"e"}]

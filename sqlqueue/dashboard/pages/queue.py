@@ -15,12 +15,13 @@ from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
 from ...operations.paging import Page, page
 from ...operations.windows import SCAN, places_of
-from ...queue.spec import QueueSpec
+from ...queue.spec import Identity, QueueSpec
 from ...queue.status import Status
 from ...transaction.connection import open_
 from ..charts import DAY, HOUR, Chart, Period, chart_of
-from ..exposure import Exposure
+from ..exposure import CELL, Exposure
 from ..filters import Filter, cursor, position
+from ..rendering import first_line
 from ..site import Site, respond, site_of
 from .kinds import by_stage
 from .overview import figures_of
@@ -28,6 +29,8 @@ from .overview import figures_of
 ROWS = 50
 ROLES = ("topic", "task", "stage", "message_key", "limit_key")
 """Columns of kinds of queues that a table of tasks shows if the queue has them."""
+SHOWN = ("status", "attempt", "max_attempts", "available_at", "claimed_by", "error", *ROLES)
+"""The queue's columns in a table of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class TaskRow:
 
     key: str
     own: Mapping[str, Any]
-    named: Mapping[str, object]
+    named: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,21 +88,35 @@ async def _table(site: Site, spec: QueueSpec, chosen: Filter, after: str | None,
     criteria, state = chosen.criteria(spec), chosen.state
 
     def read(session: Session) -> TaskTable:
-        columns = places_of(open_(session, spec), spec, state)
+        adapter = open_(session, spec)
+        columns = places_of(adapter, spec, state)
         start, end = (position(columns, each) for each in (after, before))
-        found = page(session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS)
-        return _shown(site.exposure, spec, found)
+        options = [site.exposure.loading(spec, SHOWN)]
+        found = page(
+            session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS, options=options
+        )
+        cut = site.exposure.texts(adapter, session, spec, [spec.identity_of(task) for task in found.tasks], CELL)
+        return _shown(site.exposure, spec, found, cut)
 
     key = ("tasks", spec, tuple(chosen.query.items()), after, before)
     return await site.read(key, read, spec)
 
 
-def _shown(exposure: Exposure, spec: QueueSpec, found: Page[Any]) -> TaskTable:
-    rows = [
-        TaskRow(key=key_text(spec.identity_of(task)), own=exposure.own(spec, task), named=exposure.named(spec, task))
-        for task in found.tasks
-    ]
+def _shown(
+    exposure: Exposure, spec: QueueSpec, found: Page[Any], cut: Mapping[Identity, Mapping[str, Any]]
+) -> TaskTable:
+    rows = []
+    for task in found.tasks:
+        key = spec.identity_of(task)
+        own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
+        named = exposure.named(spec, task, cut.get(key, {}), CELL)
+        rows.append(TaskRow(key=key_text(key), own=_in_cells(own), named=_in_cells(named)))
     return TaskTable(rows=rows, next=cursor(found.next), previous=cursor(found.previous), is_cut=found.is_cut)
+
+
+def _in_cells(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` as a table shows them, since they are kept for several viewers."""
+    return {name: first_line(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _columns(exposure: Exposure, spec: QueueSpec) -> dict[str, Any]:

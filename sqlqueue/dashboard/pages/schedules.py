@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +17,7 @@ from ...lifecycle.kind import recurs
 from ...operations.paging import page
 from ...queue.schedules import parse
 from ...queue.spec import QueueSpec
+from ..rendering import first_line
 from ..site import respond, site_of
 
 ROWS = 200
@@ -31,7 +32,7 @@ class RecurringTask:
     status: str
     schedule: str
     runs: Sequence[datetime]
-    error: str | None
+    error: str
 
 
 async def show(request: Request) -> Response:
@@ -45,14 +46,15 @@ async def show(request: Request) -> Response:
 def _read(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]:
     """Return recurring tasks, and whether there may be more."""
     names = spec.attributes
-    found = page(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS)
+    shown = load_only(*(getattr(spec.entity, names[role]) for role in ("status", "schedule", "available_at", "error")))
+    found = page(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS, options=[shown])
     tasks = [
         RecurringTask(
             key=key_text(spec.identity_of(task)),
             status=getattr(task, names["status"]),
             schedule=(schedule := getattr(task, names["schedule"])),
             runs=list(_runs(schedule, getattr(task, names["status"]), getattr(task, names["available_at"]))),
-            error=getattr(task, names["error"]),
+            error=first_line(getattr(task, names["error"])),
         )
         for task in reversed(found.tasks)
     ]

@@ -19,7 +19,8 @@ from ...operations import Explanation, find, why
 from ...operations.history import PastAttempt, history
 from ...operations.text_values import identity
 from ...queue.spec import Identity, QueueSpec
-from ..exposure import Exposure
+from ...transaction.connection import open_
+from ..exposure import LONGEST, Exposure
 from ..site import respond, site_of
 
 ATTEMPTS = 50
@@ -32,7 +33,7 @@ class Detail:
 
     key: str
     own: Mapping[str, Any]
-    named: Mapping[str, object]
+    named: Mapping[str, str | None]
     link: str | None
     why: Explanation
     past: Sequence[PastAttempt]
@@ -61,14 +62,15 @@ def identity_in(request: Request, spec: QueueSpec) -> Identity:
 
 
 def _read(session: Session, exposure: Exposure, spec: QueueSpec, key: Identity) -> Detail | None:
-    found = find(session, spec.entity, spec.key(key))
+    found = find(session, spec.entity, spec.key(key), options=[exposure.loading(spec, spec.attributes)])
     if not found:
         return None
     (task,), claim = found, Claim(spec.entity, key, attempt=0)
+    cut = exposure.texts(open_(session, spec), session, spec, [key], LONGEST)
     return Detail(
         key=key_text(key),
         own=exposure.own(spec, task),
-        named=exposure.named(spec, task),
+        named=exposure.named(spec, task, cut.get(spec.identity_of(task), {}), LONGEST),
         link=exposure.link_to(task),
         why=why(session, claim),
         past=history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),

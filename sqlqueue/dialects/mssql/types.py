@@ -36,3 +36,6 @@ class SQLServerTypes(Types):
 
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         return func.datediff_big(text("microsecond"), earlier, later, type_=BigInteger())
+
+    def beginning(self, text: ColumnElement[str], length: int) -> ColumnElement[str]:
+        return func.substring(text, 1, length, type_=text.type)

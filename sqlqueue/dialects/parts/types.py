@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, func
 from sqlalchemy.types import TypeEngine
 
 
@@ -39,3 +39,7 @@ class Types(ABC):
     @abstractmethod
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         """Return the exact number of microseconds from ``earlier`` to ``later``, an integer; NULL if either is NULL."""
+
+    def beginning(self, text: ColumnElement[str], length: int) -> ColumnElement[str]:
+        """Return the first ``length`` characters of ``text``."""
+        return func.substr(text, 1, length, type_=text.type)
