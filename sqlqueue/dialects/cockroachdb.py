@@ -96,6 +96,9 @@ class CockroachDBServer(PostgreSQLServer):
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         return iter(())
 
+    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
+        return False  # there is no row_security_active()
+
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
         return None  # rows have no xmax
 

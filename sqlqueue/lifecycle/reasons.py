@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement
 
 from .._support.error_text import key_text
-from ..queue.spec import Identity, QueueSpec
+from ..queue.spec import Criterion, Identity, QueueSpec
 
 
 class Cause(StrEnum):
@@ -95,6 +95,8 @@ class SeenTask:
     """The values of the columns of the queue, of its primary key and of its order."""
     now: datetime
     """The time of the database."""
+    scope: tuple[Criterion, ...] = ()
+    """The session's own criteria, which tasks to be named satisfy as well."""
 
     @property
     def values(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..lifecycle.reactivation import replacing, unique_by
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..sql.changes import UniqueBy, write
 from ..transaction.ledger import ledger_of
+from .duplicates import hidden
 from .row_values import Row
 
 _Key: TypeAlias = tuple[Any, ...]
@@ -27,11 +28,21 @@ _Key: TypeAlias = tuple[Any, ...]
 class Conflicts:
     """Inserts rows, and handles existing rows with the same key as ``on_conflict`` says."""
 
-    def __init__(self, adapter: Adapter, spec: QueueSpec, on_conflict: str, version: Column[Any] | None) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        spec: QueueSpec,
+        *,
+        on_conflict: str,
+        version: Column[Any] | None,
+        scope: Sequence[Criterion],
+    ) -> None:
+        """Changes no row outside of ``scope``."""
         self.adapter = adapter
         self.spec = spec
         self.on_conflict = on_conflict
         self.version = version
+        self.scope = scope
 
     def enqueue(self, session: Session, rows: Sequence[Row], fixed: Row) -> None:
         """Insert ``rows``, keyed by attribute name, each with the expressions of ``fixed``."""
@@ -86,7 +97,9 @@ class Conflicts:
             return
         replacements = [self._replacement(names, by) for by in ways]
         # with two keys, an upsert on one can fail on the other if both are inserted concurrently
-        statement = adapter.inserts.upsert(spec, ways[0], replacements[0]) if len(ways) == 1 else None
+        # no upsert has a condition on every engine
+        can_upsert = len(ways) == 1 and (replacements[0] is None or not self.scope)
+        statement = adapter.inserts.upsert(spec, ways[0], replacements[0]) if can_upsert else None
         if statement is not None:
             if adapter.inserts.key_before_row and ways[0].columns != spec.primary_key:
                 rows = self._not_there(session, rows, ways[0], replacements[0], common)
@@ -204,8 +217,12 @@ class Conflicts:
     ) -> bool:
         adapter, spec = self.adapter, self.spec
         same = and_(adapter.keys.key_in(spec, keys), mine)
-        update = write(spec, same, replace(_literals(spec, row)))
-        return bool(adapter.rows.count(session, spec, adapter.keys.by_key(spec, update)))
+        update = write(spec, and_(same, *self.scope), replace(_literals(spec, row)))
+        if adapter.rows.count(session, spec, adapter.keys.by_key(spec, update)):
+            return True
+        if self.scope and adapter.rows.exists(session, spec, same):
+            raise hidden(spec, row)
+        return False
 
 
 def _key_of(row: Row, by: UniqueBy) -> _Key:

@@ -23,10 +23,10 @@ from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
 from .bulk import change
 from .conflicts import discriminator
-from .duplicates import insert_unless_duplicate
+from .duplicates import hidden, insert_unless_duplicate
 from .rescheduling import first_run, plan, recurring_spec, stop
 from .schedule_declaration import Declaration, plain_key
-from .session_criteria import within
+from .session_criteria import scope_of, within
 
 logger = logging.getLogger("sqlqueue")
 
@@ -79,7 +79,8 @@ def declare_schedules(
 
     Runs in the session's transaction.  Commit it soon: other processes that insert the same tasks wait for the commit,
     and then leave them unchanged.  Raises :class:`.ArgumentError`, before anything is sent, for an invalid declaration,
-    and :class:`.DuplicateTaskError` if a task cannot be inserted because of another key.
+    and :class:`.DuplicateTaskError` if a task cannot be inserted because of another key, or has the key of a task that
+    the session's criteria exclude.
     """
     spec = recurring_spec(entity)
     session = session_of(session)
@@ -130,7 +131,10 @@ class _Declaring:
         schedule, error = spec["schedule"], spec["error"]
         changes = self._declaration.changes(identity, row)
         text = self._declaration.tasks[identity][schedule.name]
-        mine = only(spec, spec.key(tuple(row[column] for column in spec.primary_key)))
+        key = tuple(row[column] for column in spec.primary_key)
+        mine = only(spec, *within(self._session, spec, (spec.key(key),)))
+        if scope_of(self._session, spec) and not self._adapter.rows.exists(self._session, spec, mine):
+            raise hidden(spec, self._declaration.tasks[identity])
         if row[spec["status"]] in _FINAL or row[schedule] is None:
             if row[error] != NOT_DECLARED:
                 return "stopped"

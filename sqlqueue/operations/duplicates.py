@@ -45,6 +45,14 @@ def existing(spec: QueueSpec, keys: Sequence[Mapping[str, Any]]) -> DuplicateTas
     return DuplicateTaskError(f"{name} with {shown[0]} is stored already: {advice}", model=spec.entity, keys=keys)
 
 
+def hidden(spec: QueueSpec, row: Mapping[str, Any]) -> DuplicateTaskError:
+    """Return the error for a row, keyed by column name, whose key a task has that the session's criteria exclude."""
+    given = {key: row[name] for key, name in spec.column_names.items() if name in row}
+    keys = list(_keys(spec, given))
+    text = f"the session's criteria exclude the {_text(spec, keys, one=True)}: choose another key"
+    return DuplicateTaskError(text, model=spec.entity, keys=[dict(key) for key in keys])
+
+
 def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec, statement: Insert) -> bool:
     """Execute an INSERT of one row, after which the transaction can continue.  Returns false if its key exists."""
     try:

@@ -28,6 +28,7 @@ from .copying import copy_rows
 from .duplicates import existing, translating
 from .row_checks import EnqueueOptions, OnConflict, check_delay, check_rows, dictionaries
 from .row_values import Instances, Row, is_stored, key_of, values_of
+from .session_criteria import scope_of
 
 
 @overload
@@ -190,7 +191,13 @@ def _enqueue_rows(
                 _give_the_time(session, adapter, spec, rows)
             _insert(session, spec, rows, fixed)
         else:
-            conflicts = Conflicts(adapter, spec, options.on_conflict, options.version_in(spec))
+            conflicts = Conflicts(
+                adapter,
+                spec,
+                on_conflict=options.on_conflict,
+                version=options.version_in(spec),
+                scope=scope_of(session, spec),
+            )
             (conflicts.update if stored else conflicts.enqueue)(session, rows, fixed)
 
 

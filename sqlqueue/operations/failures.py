@@ -57,9 +57,9 @@ def errors(
     discarded or crashed, whether or not its task was completed or deleted since.  If there are more than ``cap``, the
     ones that ended last are read.
 
-    Otherwise each task that is not completed counts once, by its last error.  The same applies with ``where`` or
-    criteria of the session, and to a subclass that shares its table, because the history does not store the columns of
-    tasks.  If there are more than ``cap``, the last ones by primary key are read.
+    Otherwise each task that is not completed counts once, by its last error.  The same applies with ``where``, criteria
+    of the session or row-level security, and to a subclass that shares its table, because the history does not store
+    the columns of tasks.  If there are more than ``cap``, the last ones by primary key are read.
 
     The counts are exact if there are fewer than ``cap`` failures, as :attr:`ErrorGroup.capped` shows.  ``cap=None``
     reads all.  Runs one query, which locks nothing.
@@ -73,7 +73,7 @@ def errors(
         if number is not None:
             checks.count(name, number)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    history, is_cut = attempts_of(spec, scoped), False
+    history, is_cut = attempts_of(session, adapter, spec, scoped), False
     if history is not None:
         failures = _attempts(spec, history.table, cap)
     elif scan is None:

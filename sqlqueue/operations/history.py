@@ -13,14 +13,17 @@ from sqlalchemy.orm import Session
 from .._support.checks import count, duration
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
+from ..dialects.base import Adapter
 from ..model.companions import missing_companion
 from ..model.history import History, HistoryMixin, history_of
 from ..model.mixins import QueueMixin
 from ..queue.history import AttemptOutcome
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.clock import utcnow
+from ..sql.criteria import only
 from ..transaction.connection import Access, AnySession, open_, session_of
 from .recording import HASHED, task_key
+from .session_criteria import is_restricted, refuse_if_restricted, within
 from .text_values import identity
 
 DEFAULT_LIMIT = 100
@@ -59,6 +62,9 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAU
     which uses an index and locks nothing.  Raises :class:`.ConfigurationError` if the application has no model for
     them, see :class:`.HistoryMixin`.
 
+    A session that sees only some tasks, because of its criteria or row-level security, sees the attempts at these,
+    which takes another query, and none at tasks that were deleted.
+
     A primary key that is used again after its row was deleted has the attempts of both rows.
     """
     spec, key = _named(task)
@@ -66,9 +72,13 @@ def history(session: AnySession, task: QueueMixin | Claim, *, limit: int = DEFAU
     table = _history_of(spec).table
     session = session_of(session)
     adapter = open_(session, spec)
+    if is_restricted(session, adapter, spec):
+        mine = only(spec, *within(session, spec, (spec.key(key),)))
+        if not adapter.rows.exists(session, spec, mine):
+            return []
     names = ("attempt", "outcome", "claimed_by", "started_at", "finished_at", "error", "traceback")
-    mine = (table.c.queue == spec.table.fullname, table.c.task == task_key(key))
-    read = select(*(table.c[name] for name in names)).where(*mine).order_by(table.c.id.desc()).limit(limit)
+    of_task = (table.c.queue == spec.table.fullname, table.c.task == task_key(key))
+    read = select(*(table.c[name] for name in names)).where(*of_task).order_by(table.c.id.desc()).limit(limit)
     rows: Sequence[Any] = adapter.rows.execute(session, spec, read).all()
     found = (dict(zip(names, row, strict=True)) for row in rows)
     return [PastAttempt(**{**values, "outcome": AttemptOutcome(values["outcome"])}) for values in found]
@@ -85,7 +95,8 @@ def prune_history(
 
     Without ``older_than`` the history's ``retention`` applies.  Deletes at most ``limit`` rows, to keep transactions
     short.  Runs in the session's transaction.  Raises :class:`.ConfigurationError` if the application has no model for
-    them.
+    them, and :class:`.ArgumentError` for an ``older_than`` in a session that sees only some of the tasks, because of
+    its criteria or row-level security: the history does not store whose attempts these are.
     """
     spec = spec_of(entity)
     table, old = _old(spec, older_than)
@@ -93,6 +104,8 @@ def prune_history(
         count("limit", limit)
     session = session_of(session)
     adapter = open_(session, spec, Access.CHANGE)
+    if older_than is not None:
+        refuse_if_restricted(session, adapter, spec, "prune_history(older_than=...)")
     if limit is None:
         return adapter.rows.execute(session, spec, delete(table).where(*old)).rowcount
     found: list[int] = list(adapter.rows.execute(session, spec, select(table.c.id).where(*old).limit(limit)).scalars())
@@ -123,13 +136,16 @@ def _old(spec: QueueSpec, older_than: timedelta | None) -> tuple[Table, list[Cri
     return table, [table.c.queue == spec.table.fullname, ways, table.c.finished_at <= utcnow(-age)]
 
 
-def attempts_of(spec: QueueSpec, where: Sequence[Where]) -> History | None:
+def attempts_of(session: Session, adapter: Adapter, spec: QueueSpec, where: Sequence[Where]) -> History | None:
     """Return the history whose attempts of a queue are those of the tasks that satisfy ``where``.
 
-    ``None`` if the application has no history, or if only some of the queue's tasks are meant: the history does not
-    store their columns.
+    ``None`` if the application has no history, or if only some of the queue's tasks are meant or seen: the history does
+    not store their columns.
     """
-    return None if where or spec.inherited is not None else history_of(spec.table.metadata)
+    found = history_of(spec.table.metadata)
+    if found is None or where or spec.inherited is not None:
+        return None
+    return None if adapter.server.hides_rows(session.connection(spec.bind_arguments), spec) else found
 
 
 def identity_of(spec: QueueSpec, key: str) -> Identity | None:

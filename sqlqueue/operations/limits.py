@@ -20,6 +20,7 @@ from ..sql.changes import Assignment, remove, write
 from ..sql.clock import utcnow
 from ..sql.states import state
 from ..transaction.connection import Access, AnySession, open_, session_of
+from .session_criteria import refuse_if_restricted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
 
     Running tasks continue.  If more than ``limit`` are running, no task of the key is claimed until the excess ones,
     which are those claimed first, have ended.  Runs in the session's transaction, and waits for claims of this key in
-    open transactions.
+    open transactions.  Raises :class:`.ArgumentError` in a session that sees only some of the tasks, because of its
+    criteria or row-level security.
     """
     spec = spec_of(entity)
     slots = slots_of(spec)
@@ -48,6 +50,7 @@ def set_limit(session: AnySession, entity: type[QueueMixin], key: str, limit: in
     checks.key("key", key, LONGEST_KEY)
     session = session_of(session)
     adapter = open_(session, slots, Access.CLAIM)
+    refuse_if_restricted(session, adapter, spec, "set_limit()")
     of_key = slots["slot_key"] == key
     if not adapter.rows.exists(session, slots, of_key):
         create_slots(session, adapter, spec, [key])

@@ -25,6 +25,7 @@ from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, default_claimer, open_, session_of
 from ..transaction.notifications import announce
 from .duplicates import insert_unless_duplicate
+from .session_criteria import refuse_if_restricted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def pause(
     together.  Claims outside of workers are not affected: see :func:`paused`.
 
     Returns false, and changes nothing, if it is paused already; of several concurrent calls, one returns true.  Raises
-    :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`.
+    :class:`.ConfigurationError` if the application has no model for pauses, see :class:`.PauseMixin`, and
+    :class:`.ArgumentError` in a session that sees only some of the tasks, because of its criteria or row-level
+    security.
     """
     spec = spec_of(entity)
     table, key = _table_of(spec), _key(spec, topic)
@@ -63,6 +66,7 @@ def pause(
     checks.name("paused_by", who, LONGEST_NAME)
     session = session_of(session)
     adapter = open_(session, spec, Access.CLAIM)
+    refuse_if_restricted(session, adapter, spec, "pause()")
     # UPDATE instead of SELECT, to wait for an uncommitted resume()
     unchanged = update(table).where(table.c.queue == key).values(queue=table.c.queue)
     if adapter.rows.execute(session, spec, unchanged).rowcount:
@@ -78,12 +82,14 @@ def pause(
 def resume(session: AnySession, entity: type[QueueMixin], topic: str | None = None) -> bool:
     """Undo :func:`pause` in the session's transaction.  Returns false if it was not paused.
 
-    A topic and the whole queue are paused separately: workers claim only when both are resumed.
+    A topic and the whole queue are paused separately: workers claim only when both are resumed.  Raises the errors of
+    :func:`pause`.
     """
     spec = spec_of(entity)
     table, key = _table_of(spec), _key(spec, topic)
     session = session_of(session)
     adapter = open_(session, spec)
+    refuse_if_restricted(session, adapter, spec, "resume()")
     resumed = adapter.rows.execute(session, spec, delete(table).where(table.c.queue == key)).rowcount > 0
     if resumed:
         announce(session, spec, table.fullname)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from sqlalchemy import and_, exists, literal_column, null, or_, select
 from sqlalchemy.orm import Session
@@ -24,10 +25,12 @@ from ..transaction.notifications import announce
 from .batches import BATCH, Reactivated, limited
 from .bulk import change, end_all
 from .recording import HUNG, Told
-from .rescheduling import replan
+from .rescheduling import plan, schedules
 from .session_criteria import within
 
 logger = logger_of("sqlqueue")
+Step: TypeAlias = tuple[Criterion, Callable[[Criterion], int]]
+"""Rows, and the function that makes those that satisfy a criterion available, and returns how many."""
 _SHOWN = 3
 
 
@@ -42,7 +45,14 @@ def retry(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     failed = or_(spec["status"].in_([state(status) for status in (Status.RETRYABLE, Status.DISCARDED)]), is_hung(spec))
     redrive = partial(end_all, session, spec, values=redriving(spec), told=Told(AttemptOutcome.CRASHED, HUNG))
     among = (Status.RETRYABLE, Status.RUNNING, Status.DISCARDED)
-    return _reactivate(session, spec, only(spec, failed, *within(session, spec, where)), limit, redrive, among=among)
+    return _reactivate(
+        session,
+        spec,
+        only(spec, failed, *within(session, spec, where)),
+        limit,
+        lambda chosen: [(chosen, redrive)],
+        among=among,
+    )
 
 
 def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int | None = None) -> Reactivated:
@@ -58,15 +68,18 @@ def rerun(session: AnySession, entity: type[QueueMixin], *where: Where, limit: i
     """
     spec, session = spec_of(entity), session_of(session)
     ended = only(spec, is_final(spec), *within(session, spec, where))
-    return _reactivate(session, spec, ended, limit, partial(_begin_again, session, spec), among=FINAL)
+    return _reactivate(session, spec, ended, limit, partial(_anew, session, spec), among=FINAL)
 
 
-def _begin_again(session: Session, spec: QueueSpec, chosen: Criterion) -> int:
+def _anew(session: Session, spec: QueueSpec, chosen: Criterion) -> Iterator[Step]:
     again = replacing(spec, (), lambda _: null(), rerun=False)
+    begin = partial(change, session, spec, assignments=again)
     if not recurs(spec):
-        return change(session, spec, chosen, again)
-    planned = replan(session, spec, chosen, [])
-    return planned + change(session, spec, and_(chosen, spec["schedule"].is_(None)), again)
+        yield chosen, begin
+        return
+    for text in schedules(session, spec, chosen):
+        yield and_(chosen, spec["schedule"] == text), partial(plan, session, spec, text=text, given=())
+    yield and_(chosen, spec["schedule"].is_(None)), begin
 
 
 def _reactivate(
@@ -74,25 +87,27 @@ def _reactivate(
     spec: QueueSpec,
     criterion: Criterion,
     limit: int | None,
-    reactivate: Callable[[Criterion], int],
+    steps: Callable[[Criterion], Iterable[Step]],
     *,
     among: Collection[Status],
 ) -> Reactivated:
-    """Call ``reactivate`` for the rows that satisfy ``criterion``, except those whose key another task has."""
+    """Carry out ``steps`` for the rows that satisfy ``criterion``, except those whose key another task has."""
     taken: list[Identity] = []
 
-    def change_some(some: Criterion) -> int:
-        changed, left = _with_free_keys(session, spec, some, reactivate)
-        taken.extend(left)
+    def reactivate(some: Criterion) -> int:
+        changed = 0
+        for chosen, step in steps(some):
+            done, left = _with_free_keys(session, spec, chosen, step)
+            changed += done
+            taken.extend(left)
         return changed
 
-    if not other_keys(spec):
-        changed = limited(session, spec, criterion, limit, reactivate, among=among)
-    else:
-        changed = limited(session, spec, criterion, limit, change_some, among=among, free=~_is_taken(spec))
-        if limit is not None and changed < limit:  # the others were not even tried
-            left = select(*spec.primary_key).where(criterion, _is_taken(spec)).limit(BATCH)
-            taken = open_(session, spec, Access.CHANGE).rows.keys(session, spec, left)
+    has_keys = bool(other_keys(spec))
+    free = ~_is_taken(spec) if has_keys else None
+    changed = limited(session, spec, criterion, limit, reactivate, among=among, free=free)
+    if has_keys and limit is not None and changed < limit:  # the others were not even tried
+        left = select(*spec.primary_key).where(criterion, _is_taken(spec)).limit(BATCH)
+        taken = open_(session, spec, Access.CHANGE).rows.keys(session, spec, left)
     if changed:
         announce(session, spec)
     if taken:
@@ -101,18 +116,20 @@ def _reactivate(
 
 
 def _with_free_keys(
-    session: Session, spec: QueueSpec, criterion: Criterion, reactivate: Callable[[Criterion], int]
+    session: Session, spec: QueueSpec, criterion: Criterion, step: Callable[[Criterion], int]
 ) -> tuple[int, list[Identity]]:
-    """Call ``reactivate`` for the rows that satisfy ``criterion``; return how many it changed, and the primary keys of
-    those that it had to leave.
+    """Call ``step``, which runs one statement, for the rows that satisfy ``criterion``; return how many it changed, and
+    the primary keys of those that it had to leave.
 
     If there are such rows, those whose ``unique_key`` is seen to be taken are left out.  If two of the others have the
     same key, or another transaction takes one meanwhile, each half is tried by itself.
     """
+    if not other_keys(spec):
+        return step(criterion), []
     adapter = open_(session, spec, Access.CHANGE)
     try:
         with adapter.transactions.tentative(session):
-            return reactivate(criterion), []
+            return step(criterion), []
     except DuplicateTaskError:
         every = select(*spec.primary_key).where(criterion).order_by(*spec.primary_key)
         parts = [list(some) for some in adapter.keys.batches(spec, adapter.rows.keys(session, spec, every))]
@@ -127,7 +144,7 @@ def _with_free_keys(
             continue
         try:
             with adapter.transactions.tentative(session):
-                changed += reactivate(and_(criterion, adapter.keys.key_in(spec, keys)))
+                changed += step(and_(criterion, adapter.keys.key_in(spec, keys)))
         except DuplicateTaskError:
             half = len(keys) // 2
             parts += [keys[half:], keys[:half]] if half else []

@@ -21,6 +21,7 @@ from ..queue.spec import QueueSpec
 from ..sql.clock import utcnow
 from ..transaction.connection import Access, AnySession, open_, session_of
 from ..transaction.notifications import announce
+from .session_criteria import refuse_if_restricted
 
 DEFAULT_LIMIT = 1_000
 """The number of workers that :func:`workers` reads by default."""
@@ -146,7 +147,8 @@ def drain_workers(session: AnySession, target: Target, worker: str | None = None
     status 0, and ``sqlqueue work`` does not replace them, but a service manager that always restarts processes does.
 
     Returns the number of live workers that receive the command.  Raises :class:`.ConfigurationError` if the application
-    has no model for workers, see :class:`.WorkerMixin`.
+    has no model for workers, see :class:`.WorkerMixin`, and :class:`.ArgumentError` in a session that sees only some of
+    the tasks of these queues, because of its criteria or row-level security.
     """
     return _tell(session, target, worker, {"command": Command.DRAIN.value})
 
@@ -181,6 +183,8 @@ def _tell(session: AnySession, target: Target, worker: str | None, values: Mappi
     table = _table_of(spec)
     session = session_of(session)
     adapter = open_(session, spec, Access.CLAIM)
+    for each in specs_of(target):
+        refuse_if_restricted(session, adapter, each, "a command to workers")
     found = workers(session, target, limit=None)
     told = [each.id for each in found if each.is_live and worker in (None, each.id, each.name)]
     statements = [update(table).where(table.c.id == key).values(**values) for key in sorted(told)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -47,7 +46,8 @@ def reschedule(
     if text is not None:
         changed = plan(session, spec, chosen, text, [*given, (spec["schedule"], text)])
     else:
-        changed = replan(session, spec, chosen, given)
+        own = schedules(session, spec, chosen)
+        changed = sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in own)
     if changed:
         announce(session, spec)
     return changed
@@ -78,11 +78,11 @@ def plan(session: Session, spec: QueueSpec, chosen: Criterion, text: str, given:
     return change(session, spec, chosen, planning(spec, first_run(session, spec, text), given))
 
 
-def replan(session: Session, spec: QueueSpec, chosen: Criterion, given: Sequence[Assignment]) -> int:
-    """Schedule the next run of each chosen task that has a schedule, and apply ``given``; return how many changed."""
+def schedules(session: Session, spec: QueueSpec, chosen: Criterion) -> Sequence[str]:
+    """Return the different schedules of the chosen tasks."""
     own = select(spec["schedule"]).where(chosen, spec["schedule"].is_not(None)).distinct()
-    texts: Any = open_(session, spec).rows.execute(session, spec, own).scalars().all()
-    return sum(plan(session, spec, chosen & (spec["schedule"] == each), each, given) for each in texts)
+    found: Sequence[str] = open_(session, spec).rows.execute(session, spec, own).scalars().all()
+    return found
 
 
 def first_run(session: Session, spec: QueueSpec, text: str) -> datetime:

@@ -10,6 +10,8 @@ from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.base import ExecutableOption
 
+from .._support.exc import ArgumentError
+from ..dialects.base import Adapter
 from ..queue.spec import Criterion, QueueSpec, Where
 
 
@@ -27,6 +29,20 @@ def scope_of(session: Session, spec: QueueSpec, options: Sequence[ExecutableOpti
 def within(session: Session, spec: QueueSpec, where: Sequence[Where] = ()) -> tuple[Where, ...]:
     """Return ``where`` together with the session's own criteria, see :func:`scope_of`."""
     return (*where, *scope_of(session, spec))
+
+
+def is_restricted(session: Session, adapter: Adapter, spec: QueueSpec) -> bool:
+    """Return whether the session sees only some of the queue's tasks: by its criteria, or by row-level security."""
+    return bool(scope_of(session, spec)) or adapter.server.hides_rows(session.connection(spec.bind_arguments), spec)
+
+
+def refuse_if_restricted(session: Session, adapter: Adapter, spec: QueueSpec, what: str) -> None:
+    """Raise :class:`.ArgumentError` if the session sees only some of the tasks that ``what`` is for."""
+    if is_restricted(session, adapter, spec):
+        raise ArgumentError(
+            f"{what} is for all tasks of {spec.entity.__name__}, of which this session sees only some, because of its"
+            " criteria or row-level security: use a session that sees all of them"
+        )
 
 
 def _options_shown(

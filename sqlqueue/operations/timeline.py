@@ -103,9 +103,9 @@ def timeline(
     are not counted.  A crashed attempt counts at the time when the crash was detected.
 
     Otherwise the tasks that finished then are counted. Tasks that were deleted, pruned or reactivated since then are
-    not counted, nor are runs of recurring tasks, whose row is scheduled again.  The same applies with ``where`` or
-    criteria of the session, and to a subclass that shares its table, because the history does not store the columns of
-    tasks.
+    not counted, nor are runs of recurring tasks, whose row is scheduled again.  The same applies with ``where``,
+    criteria of the session or row-level security, and to a subclass that shares its table, because the history does not
+    store the columns of tasks.
 
     The waiting time is that of completed tasks in both cases, up to the last attempt.  That of a task that was retried,
     or went through stages, includes its earlier attempts and the time between them; that of a scheduled task includes
@@ -124,7 +124,7 @@ def timeline(
         count("cap", cap)
     session = session_of(session)
     adapter, scoped = open_(session, spec), within(session, spec, where)
-    history = attempts_of(spec, scoped)
+    history = attempts_of(session, adapter, spec, scoped)
     window = _Window(adapter, bucket, since, cap)
     rows = adapter.rows.execute(session, spec, _asked(_tasks(window, spec, scoped), ("ran", "waited"))).all()
     now: datetime = rows[0].moment

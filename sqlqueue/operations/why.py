@@ -11,11 +11,12 @@ from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
-from .._support.engines import separate_session
+from .._support.engines import has_one_connection, separate_session
 from .._support.error_text import key_text
 from ..dialects.base import Adapter
 from ..lifecycle.kind import isolates_suspects, kinds_of
 from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
+from ..model.history import history_of
 from ..model.mixins import QueueMixin
 from ..model.registry import worker_table
 from ..queue.history import AttemptOutcome
@@ -27,10 +28,9 @@ from ..sql.place import COUNTED, before, capped_count
 from ..sql.selection import Pick, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
-from .history import attempts_of
 from .pausing import pauses_of
 from .registry import workers
-from .session_criteria import within
+from .session_criteria import scope_of, within
 from .windows import finds_finished
 
 _MINUTE = timedelta(minutes=1)
@@ -64,7 +64,8 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
 
     Reads a bounded number of rows, however many tasks the queue has, and locks nothing in this transaction.  To find
     out whether another transaction holds the row's lock, a separate connection tries to lock the row and releases it at
-    once: a claim at the same moment skips the task.  This is not done if the session is bound to a ``Connection``.
+    once: a claim at the same moment skips the task.  This is not done if the session is bound to a ``Connection`` or to
+    an in-memory database.  The session's ``after_begin`` listeners prepare that connection, too.
 
     Tasks that come first are counted in the order of the whole queue, up to 1,000.  The estimate is their number
     divided by the number of attempts that ended within the last minute, read from the history; without a
@@ -100,7 +101,8 @@ def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identit
     row = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, named)).one_or_none()
     if row is None:
         return None
-    return SeenTask(spec=spec, identity=identity, now=row[0], columns=dict(zip(columns, row[1:], strict=True)))
+    values: Iterable[tuple[Any, Any]] = zip(columns, row[1:], strict=True)
+    return SeenTask(spec=spec, identity=identity, now=row[0], columns=dict(values), scope=scope_of(session, spec))
 
 
 def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Reason]:
@@ -203,12 +205,15 @@ def _locked(session: Session, adapter: Adapter, seen: SeenTask) -> Reason | None
     spec, identity = seen.spec, seen.identity
     if identity in ledger_of(session).locked(spec.table):
         return Reason(cause=Cause.LOCKED, text="this transaction itself holds its lock", by="this transaction")
-    if isinstance(session.get_bind(**spec.bind_arguments), Connection):
+    bind = session.get_bind(**spec.bind_arguments)
+    if isinstance(bind, Connection) or has_one_connection(bind):
         return None
     named = spec.key(identity)
     pick = Pick(spec=spec, state=(), where=(named,), order=(), limit=1, index=None, exact=True)
     with separate_session(session, spec.bind_arguments) as own:
         if not adapter.rows.exists(own, spec, named):
+            if adapter.server.hides_rows(own.connection(spec.bind_arguments), spec):
+                return None  # a setting that only this transaction has may show the row
             return Reason(cause=Cause.UNCOMMITTED, text="it is not committed: only this transaction sees it")
         own.rollback()
         free = adapter.claims.is_free(own, pick)
@@ -236,7 +241,7 @@ def _order(session: Session, adapter: Adapter, seen: SeenTask) -> Iterator[Reaso
 
 def _lately(adapter: Adapter, spec: QueueSpec) -> list[ColumnElement[int]]:
     """Return the number of attempts, or else of tasks, that ended within the last minute, if an index finds them."""
-    since, history = utcnow(-_MINUTE), attempts_of(spec, ())
+    since, history = utcnow(-_MINUTE), None if spec.inherited is not None else history_of(spec.table.metadata)
     if history is not None:
         table, columns = history.table, {"one": history.table.c.id}
         # crashed attempts ended some time before they were detected

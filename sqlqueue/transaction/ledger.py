@@ -202,6 +202,8 @@ def _refuse_unsettled(session: Session) -> None:
 
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    if transaction.session is not session:
+        return  # a separate connection is being prepared like those of this session
     ledger = ledger_of(session)
     ledger.begun.add(connection.engine)
     ledger.used.add(transaction)

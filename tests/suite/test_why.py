@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import SingletonThreadPool, StaticPool, create_engine
 
-from sqlqueue import Cause, Claim, Explanation, Status
+from sqlqueue import Cause, Claim, Explanation, QueueSession, Status
 from tests.support.harness import Actor, Database
 from tests.support.models import Mail, Order, Outgoing, Seat, Task, Visit
 from tests.support.rows import PAST, TOMORROW, clock, contenders, end_leases
@@ -314,3 +315,15 @@ def test_why_of_an_uncommitted_task(db: Database) -> None:
         assert causes(found) == [Cause.UNCOMMITTED]
         session.rollback()
     assert causes(why(db)) == [Cause.MISSING]
+
+
+def test_why_in_an_in_memory_database() -> None:
+    """Another connection would open another database."""
+    for options in ({"poolclass": StaticPool}, {"poolclass": SingletonThreadPool}):
+        engine = create_engine("sqlite://", **options)
+        Task.metadata.create_all(engine)
+        with QueueSession(engine) as session:
+            session.add(task := Task())
+            session.commit()
+            assert causes(session.why(task)) == [Cause.READY]
+        engine.dispose()

@@ -91,6 +91,10 @@ class Server(ABC):
         """Yield the engine-specific problems of an existing table."""
         return iter(())
 
+    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
+        """Return whether the server shows this session only some rows of the queue's table."""
+        return False
+
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
         """Return the owner of the transaction that has locked a row; ``None`` if this account cannot read it."""
         return None

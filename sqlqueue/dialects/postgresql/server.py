@@ -48,6 +48,10 @@ class PostgreSQLServer(Server):
             fix = f"keep queues in tables that are not distributed: SELECT undistribute_table('{name}')"
             yield Finding.of(spec, Severity.ERROR, "distributed-table", message, fix)
 
+    def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
+        name = live_name(connection, spec.table)
+        return connection.scalar(select(func.row_security_active(func.to_regclass(name)))) is True
+
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
         # the system column xmax shows the transaction that locked a row last, unless several share the lock
         last = select(cast(literal_column("xmax"), String)).where(spec.key(identity)).scalar_subquery()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from ..._support.engines import with_own_pool
+from ..._support.engines import has_one_connection, with_own_pool
 from ..._support.exc import ConfigurationError
 from ...dialects.parts.notifications import Listener
 from ...queue.spec import QueueSpec
@@ -122,7 +121,7 @@ def engine_of(session: Session, spec: QueueSpec) -> Engine:
     bind = session.get_bind(**spec.bind_arguments)
     if isinstance(bind, Connection):
         raise ConfigurationError("a worker needs sessions bound to an engine, not to a connection", model=spec.entity)
-    if isinstance(bind.pool, (SingletonThreadPool, StaticPool)):
+    if has_one_connection(bind):
         raise ConfigurationError(
             "a worker needs a connection for each of its threads, which an in-memory database does not offer: use a"
             " file",

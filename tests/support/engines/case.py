@@ -141,6 +141,8 @@ class EngineCase:
     """Trailing blanks are significant in comparisons, and the empty text is not NULL."""
     drops_blanks: bool = False
     """All collations ignore trailing blanks."""
+    row_security: bool = False
+    """Policies decide which rows a role sees, as in PostgreSQL."""
     schemas: bool = False
     """An account can create and use several schemas."""
     adds_any_column: bool = True

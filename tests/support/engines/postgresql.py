@@ -149,6 +149,7 @@ POSTGRESQL = EngineCase(
     grants="GRANT ALL ON SCHEMA public TO {name}",
     account_sql="CREATE USER {name} PASSWORD '{password}'",
     sequences=True,
+    row_security=True,
     row_version="xmin",
     read_only_sql="SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
     naive_moments="error",
