@@ -39,6 +39,33 @@ def _undisturbed(target: Callable[..., object], *args: object) -> None:
     target(*args)
 
 
+_IN_FORKS: dict[int, Any] = {}
+"""The handlers of signals in the processes that this one forks."""
+
+
+def handle_signal(number: int, handler: Callable[..., object]) -> None:
+    """Handle a signal in this process, but not in processes that are forked from it, such as those of a
+    ``multiprocessing.Pool``, which ends them with SIGTERM."""
+    _IN_FORKS.setdefault(number, signal.signal(number, handler))
+
+
+def restore_signal(number: int, handler: Any) -> None:
+    """Undo :func:`handle_signal`; ``handler`` is the one from before."""
+    signal.signal(number, handler)
+    if _IN_FORKS.get(number) is handler:
+        del _IN_FORKS[number]
+
+
+def _restore_in_fork() -> None:
+    for number, handler in _IN_FORKS.items():
+        signal.signal(number, handler)
+    _IN_FORKS.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_restore_in_fork)
+
+
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
     """Block SIGINT here and in processes that start meanwhile, such as the fork server, whose children inherit this."""
@@ -57,10 +84,10 @@ def lead_group() -> None:
     """Make this process the leader of its own group.  :func:`kill_group`, or the death of its parent, ends the group.
 
     Signals to the parent's group no longer reach it.  SIGTERM and SIGINT have no effect on it, because service managers
-    send them to every process; the programs that it starts react to them.
+    send them to every process; the programs that it starts, and the processes that it forks, react to them.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit
+        handle_signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit
     os.setpgid(0, 0)
     parent = parent_process()
     assert parent is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,38 @@ def write_and_stay(gate: Gate, url: URL) -> None:
         gate.wait()
 
     worker.run()
+
+
+def end_a_fork() -> int:
+    """Fork a process, end it with SIGTERM as `multiprocessing.Pool` does, and return how it ended."""
+    is_ready, ready = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(ready, b"!")
+        time.sleep(LONG.total_seconds())
+        os._exit(0)
+    os.read(is_ready, 1)
+    os.kill(pid, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fork(gate: Gate, url: URL, is_coroutine: bool) -> tuple[int, bool]:
+    """Run a handler that forks a process and ends it; return how that ended, and whether SIGTERM still stops the
+    worker."""
+    worker = Worker(sessionmaker(create_engine(url), class_=QueueSession), name="child")
+    ended: list[int] = []
+
+    def call(task: Task) -> None:
+        ended.append(end_a_fork())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def await_call(task: Task) -> None:
+        call(task)
+
+    worker.handler(Task)(await_call if is_coroutine else call)
+    before = signal.getsignal(signal.SIGTERM)
+    worker.run()
+    return ended[0], signal.getsignal(signal.SIGTERM) is before
 
 
 def load(_: int) -> Worker:

@@ -22,6 +22,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlqueue import AsyncQueueSession, Cancel, Discard, QueueSession, Retry, Snooze, Worker, current_job
 from tests.support.models import Document, Film, Ledger, Task
+from tests.worker.children import end_a_fork
 
 BRIEF = timedelta(seconds=3)
 HOUR = timedelta(hours=1)
@@ -95,6 +96,7 @@ ACTS: Mapping[str, Callable[[Any], Any]] = {
     "wait": lambda _: Context.read().wait(),
     "hang": hang,
     "exit": lambda _: os._exit(7),
+    "fork": lambda _: fail(Even(f"the forked process ended with {end_a_fork()}")),
     "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "grow": grow,
     "log": lambda task: logging.getLogger("tests.handler").warning("hears of %s", current_job()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def test_the_writes_and_the_completion_are_one_commit_of_a_child(db: Database, l
     assert count(db, Ledger) == 1
     assert os.getpid() not in workers_of(db)
     assert errors(db)[2] == "Even: and good"
+
+
+@on_one_engine
+def test_a_process_that_an_isolated_handler_forks_can_be_ended(db: Database, launcher: Launcher) -> None:
+    db.insert(Task, [{"id": 1, "name": "fork"}])
+    launcher.start("calm")
+    eventually(lambda: statuses(db) == {1: "retryable"}, LONG)
+    assert errors(db)[1] == f"Even: the forked process ended with {-signal.SIGTERM}"
 
 
 @on_one_engine

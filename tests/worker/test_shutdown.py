@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from datetime import timedelta
@@ -196,6 +197,17 @@ def test_a_second_sigterm_does_not_wait(sync_db: Database, processes: Processes)
     with sync_db.begin() as other:
         tasks = other.claim_many(Task, limit=2)
     assert sorted((task.attempt, task.max_attempts) for task in tasks) == [(1, 3), (2, 4)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_a_process_that_a_handler_forks_can_be_ended(
+    sync_db: Database, processes: Processes, is_coroutine: bool
+) -> None:
+    sync_db.insert(Task, rows(1))
+    child = processes.spawn(children.fork, sync_db.url, is_coroutine)
+    assert child.result() == (-signal.SIGTERM, True)
+    assert all_are(sync_db, "completed")()
 
 
 @pytest.mark.parametrize("own_pool", [False, True])
