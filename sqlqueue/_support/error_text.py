@@ -34,6 +34,11 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
+def ascii_text(text: str) -> str:
+    """Return ``text`` as an error text that a database of any character set can store."""
+    return error_text(text.encode("ascii", "backslashreplace").decode())
+
+
 def readable(value: object, *, lines: bool = False) -> str:
     """Return the text of ``value`` for a terminal or a log, with invisible characters escaped.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from .._support.claim import Claim
 from .._support.error_text import key_text
-from ..queue.retries import RetryPolicy, policy_for
+from ..queue.retries import RetryPolicy, checked_delay, policy_for
 from ..queue.spec import QueueSpec
 
 
@@ -53,6 +53,11 @@ class Attempt:
     def __str__(self) -> str:
         return f"{task_name(self.claim)}: attempt {self.number}/{self.most}"
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt is left after this one."""
+        return self.number >= self.most
+
     def failing(self, cause: type[BaseException] | None, retry_in: timedelta | None) -> Consequence:
         """Predict what follows a failure with this cause and delay.
 
@@ -60,7 +65,7 @@ class Attempt:
         and the delay that is stored differs by the policy's jitter.
         """
         policy = policy_for(self.spec.options.retry, cause)
-        if self.number >= self.most or (policy is None and retry_in is None):
+        if self.is_last or (policy is None and retry_in is None):
             return given_up(recurs=self.recurs)
         delay = _delay(policy, self.number) if retry_in is None and policy is not None else retry_in
         return Consequence("failed", logging.WARNING, retry_text(delay), delay)
@@ -104,6 +109,6 @@ def brief(text: str) -> str:
 
 def _delay(policy: RetryPolicy, attempt: int) -> timedelta | None:
     try:
-        return policy(attempt)
+        return checked_delay(policy, attempt)
     except Exception:  # the settlement calls the policy as well, and reports the error
         return None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar
 
 from sqlalchemy import literal_column, null
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_dict
 from sqlalchemy.orm.util import identity_key
 
-from .._support.checks import duration
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
 from .._support.json_values import check_json
@@ -29,10 +29,11 @@ from ..lifecycle.transitions import (
     suspected,
 )
 from ..queue.history import AttemptOutcome, HistoryOptions
-from ..queue.retries import policy_for
+from ..queue.retries import DEFAULT_RETRY, RetryPolicy, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment
+from ..sql.changes import Assignment, raised
+from .attempts import Attempt
 from .recording import Told, Traced, stored_traceback
 
 
@@ -121,36 +122,49 @@ class Failing(Settlement):
     """The exception's class, which a retry policy may depend on."""
     retry_in: timedelta | None
     traceback: Traced = None
+    last: Collection[Claim] = ()
+    """Claims known to have no attempt left: the policy is not asked for their delays, which nothing uses."""
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         spec, policy = fence.spec, policy_for(fence.spec.options.retry, self.cause)
-        if self.retry_in is not None:
-            delays = dict.fromkeys(_tries(spec, claims), self.retry_in)
-        elif policy is not None:
-            delays = {number: policy(number) for number in _tries(spec, claims)}
-        else:
+        if policy is None and self.retry_in is None:
             return finishing(fence, Status.DISCARDED, error=self.text)
-        for delay in delays.values():
-            duration("retry", delay, zero=True)
-        return [*failing(fence, delays), (spec["error"], self.text)]
+        going_on = [claim for claim in claims if claim not in self.last]
+        delays = {number: self._delay(spec, policy, number) for number in _tries(spec, going_on)}
+        return [*failing(fence, delays or {1: DEFAULT_RETRY(1)}), (spec["error"], self.text)]
+
+    def _delay(self, spec: QueueSpec, policy: RetryPolicy | None, number: int) -> timedelta:
+        if self.retry_in is not None or policy is None:
+            return self.retry_in or timedelta(0)
+        return delay_after(policy, number, spec.entity.__name__)
 
     def apply(self, fenced: FencedClaims) -> set[Identity]:
         """Schedule the next run of recurring tasks without attempts left; retry or discard the others."""
         spec = fenced.spec
         given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
         going_on, fenced = renewed(fenced, [(spec["error"], self.text)], spent=not given_up)
-        return going_on | super().apply(fenced)
+        informed = replace(self, last={*self.last, *_last(fenced)})
+        return going_on | fenced.update(informed.assignments)
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
 
 
+def _last(fenced: FencedClaims) -> Iterator[Claim]:
+    """Yield the claims that have no attempt left, according to instances of the session."""
+    spec, present = fenced.spec, fenced.session.identity_map
+    for claim in fenced.claims if present else ():
+        task = present.get(identity_key(spec.entity, claim.identity))
+        if task is not None and Attempt.of(spec, claim, instance_dict(task)).is_last:
+            yield claim
+
+
 def _tries(spec: QueueSpec, claims: Sequence[Claim]) -> Iterable[int]:
     """Return the attempt numbers that need a delay.  Numbers beyond the last use the last one's delay."""
     attempts = sorted({claim.attempt for claim in claims})
-    if earlier_attempts(spec) is None:
+    if earlier_attempts(spec) is None or not attempts:
         return attempts
-    return range(1, min(attempts[-1], spec.options.max_attempts) + 1)
+    return range(1, min(attempts[-1], max(1, spec.options.max_attempts - 1)) + 1)
 
 
 @dataclass(frozen=True)
@@ -251,9 +265,19 @@ class Snoozing(Settlement):
     how = "snoozed"
     outcome = AttemptOutcome.SNOOZED
     delay: timedelta
+    text: str | None = None
+    """The error because of which they are postponed, if it was one."""
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
-        return handing_back(fence, self.delay)
+        spec, back = fence.spec, handing_back(fence, self.delay)
+        if self.text is None:
+            return back
+        if fence.only_locked:  # otherwise the row would not tell how often it was postponed
+            back += [(spec["max_attempts"], raised(spec["max_attempts"])), *fence.written()]
+        return [*back, (spec["error"], self.text)]
+
+    def told(self, options: HistoryOptions) -> Told:
+        return Told(self.outcome, self.text)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ def fail(session: AnySession, tasks: Tasks, error: BaseException | str, retry_in
 
     A task is discarded at once where the model's :class:`.RetryByError` says so.  A recurring task is never discarded:
     its next run is scheduled instead, and the error stays until a run succeeds.  ``error`` is stored as text, an
-    exception as ``"TypeName: message"``.  For the transaction and errors see :func:`complete`.
+    exception as ``"TypeName: message"``.  If the model's retry policy raises or returns no valid delay, that is logged,
+    and the default backoff applies.  For the transaction and errors see :func:`complete`.
     """
     if retry_in is not None:
         duration("retry_in", retry_in, zero=True)

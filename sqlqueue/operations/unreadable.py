@@ -6,14 +6,12 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
 from sqlalchemy import null, select
 from sqlalchemy.orm import Session
 
-from .._support.checks import duration
 from .._support.claim import Claim
 from .._support.error_text import error_text
 from .._support.logs import logger_of
@@ -24,8 +22,7 @@ from ..lifecycle.reactivation import revived
 from ..lifecycle.transitions import ending, taking_over
 from ..model.history import history_of
 from ..queue.history import AttemptOutcome
-from ..queue.options import QueueOptions
-from ..queue.retries import ExponentialBackoff
+from ..queue.retries import delay_after
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment, raised, write
@@ -101,16 +98,10 @@ def _aside(spec: QueueSpec, error: Exception, before: str | None) -> _Aside:
     times = int(found[1]) + 1 if found else 1
     reason = PREFIX + brief(error_text(error))
     if times <= MOST:
-        return _Aside(f"{reason} ({times} of {MOST})", _delay(spec.options, times))
+        return _Aside(f"{reason} ({times} of {MOST})", delay_after(spec.options.retry, times, spec.entity.__name__))
     if recurs(spec):  # another run follows
-        return _Aside(f"{reason} ({MOST} of {MOST})", _delay(spec.options, MOST))
+        return _Aside(f"{reason} ({MOST} of {MOST})", delay_after(spec.options.retry, MOST, spec.entity.__name__))
     return _Aside(f"{reason} (given up after {MOST} times)", None)
-
-
-def _delay(options: QueueOptions, times: int) -> timedelta:
-    with suppress(Exception):  # a policy of the application
-        return duration("retry", options.retry(times), zero=True)
-    return ExponentialBackoff()(times)
 
 
 def _write(

@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any, TypeAlias
 
 from .._support.exc import ArgumentError
+from ..worker.concurrency.event_loop import in_task
 from ..worker.concurrency.threads import DaemonThreads
 from ..worker.handling.jobs import Job
 from ..worker.handling.outcomes import COMPLETED, Outcome, outcome_of
@@ -64,12 +65,15 @@ class Delivery:
             job.begin()
         running = self._reports.running(jobs[0]) if len(jobs) == 1 else None
         with running or nullcontext():
+            context = copy_context()
             if not self._is_coroutine:
-                loop, context = asyncio.get_running_loop(), copy_context()
+                loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, lambda: context.run(self._call, messages))
             try:
-                await self._publish(messages)  # type: ignore[misc]
-            except Exception as error:
+                await in_task(context.run(self._publish, messages), context)  # type: ignore[arg-type]
+            except BaseException as error:
+                if _cancels(error):
+                    raise
                 return error
             return None
 
@@ -86,8 +90,14 @@ class Delivery:
 
     def _note(self, job: Job, error: BaseException | None, outcomes: dict[Job, Outcome]) -> None:
         job.end()
-        outcomes[job] = COMPLETED if error is None else outcome_of(error)
+        outcomes[job] = COMPLETED if error is None else outcome_of(error, is_last=job.attempt.is_last)
         self._reports.finished(job, outcomes[job], error)
+
+
+def _cancels(error: BaseException) -> bool:
+    """Return whether the calling task is to end; otherwise, something that the publisher awaited was cancelled."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _lines(jobs: Sequence[Job]) -> Iterable[list[Job]]:

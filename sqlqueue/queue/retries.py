@@ -12,6 +12,9 @@ from typing import Protocol
 
 from .._support.checks import duration
 from .._support.exc import ArgumentError
+from .._support.logs import logger_of
+
+logger = logger_of("sqlqueue")
 
 
 class RetryPolicy(Protocol):
@@ -136,3 +139,26 @@ def _about(seconds: float, jitter: float) -> timedelta:
 def _share(policy: RetryPolicy, jitter: float) -> None:
     if not 0 <= jitter <= 1:
         raise ArgumentError(f"{policy!r}: give a jitter from 0 to 1")
+
+
+DEFAULT_RETRY = ExponentialBackoff()
+"""The policy of queues that have none, and for failures whose policy fails."""
+
+
+def checked_delay(policy: RetryPolicy, attempt: int) -> timedelta:
+    """Return the delay of ``policy``.  Raises :class:`.ArgumentError` if what it returns is none."""
+    return duration("the delay of the retry policy", policy(attempt), zero=True)
+
+
+def delay_after(policy: RetryPolicy, attempt: int, queue: str) -> timedelta:
+    """Return the delay of the policy of ``queue``.
+
+    If there is none, because the policy raises or returns something else, log that and return the default policy's:
+    the failure of the task must be recorded.
+    """
+    try:
+        return checked_delay(policy, attempt)
+    except Exception as error:
+        text = "the retry policy of %s has no delay after attempt %d, so the default backoff applies"
+        logger.error(text, queue, attempt, exc_info=error)
+        return DEFAULT_RETRY(attempt)

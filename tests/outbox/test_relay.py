@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from asyncio import CancelledError
 from collections.abc import Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -63,6 +65,31 @@ def test_a_call_publishes_at_most_a_batch(sync_db: Database) -> None:
     relay = relay_of(sync_db, notes, batch=2)
     assert [once(sync_db, relay) for _ in range(4)] == [2, 2, 1, 0]
     assert notes.calls == [ids[:2], ids[2:4], ids[4:]]
+
+
+@pytest.mark.parametrize("error", [CancelledError(), SystemExit()])
+def test_a_publisher_whose_request_is_cancelled_has_failed(db: Database, error: BaseException) -> None:
+    """Something that it awaited was cancelled, not the publisher itself."""
+    bad, _ = fill(db, "a", "b", max_attempts=1)
+    relay = relay_of(db, Notes(lambda message: message.id == bad, error))
+    assert once(db, relay) == 1
+    assert states(db) == {bad: "discarded"}
+    assert count(db, Outgoing, Outgoing.error == type(error).__name__) == 1
+
+
+def test_a_publisher_does_not_see_what_another_call_has_set(db: Database) -> None:
+    fill(db, "a", "b", "c")
+    tenant: ContextVar[str] = ContextVar("tenant", default="")
+    seen: list[str] = []
+
+    def publish(messages: Sequence[Any]) -> None:
+        seen.append(tenant.get())
+        tenant.set(messages[0].message_key)
+        if len(messages) > 1:
+            raise ValueError("one by one")
+
+    once(db, relay_of(db, publish))
+    assert seen == [""] * 4
 
 
 def test_a_failing_message_holds_back_only_its_key(db: Database) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -27,6 +28,24 @@ async def happens_within(event: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def in_task(awaitable: Awaitable[R], context: Context) -> R:
+    """Await ``awaitable`` in a task of its own, with this context, and return its result.
+
+    Whatever it does to its task stays there: variables of the context, and cancellations that nobody requested here.
+    """
+
+    async def caught() -> tuple[R | None, BaseException | None]:
+        try:
+            return await awaitable, None
+        except BaseException as error:  # asyncio would end the event loop with a SystemExit
+            return None, error
+
+    result, error = await asyncio.create_task(caught(), context=context)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:

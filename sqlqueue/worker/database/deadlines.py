@@ -139,6 +139,11 @@ class Deadline:
         if turn is not None:
             turn.release()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the deadline has passed, so that the transaction is being ended."""
+        return self._is_silent
+
     def check(self) -> None:
         """Raise :class:`NoResponse` if the deadline has passed: late results are not committed."""
         if self._is_silent:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 
 from ...queue.spec import Identity
 from ..concurrency.event_loop import soon
 from ..concurrency.threads import DaemonThreads
 from ..handling.handlers import Handler
+from ..reporting.reports import logger
 from .base import BaseFetcher
 from .context import WorkerContext
 from .locking_executor import LockingExecutor
@@ -31,6 +33,8 @@ class LockModeFetcher(BaseFetcher):
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
         self._busy = 0
+        self._failure: BaseException | None = None
+        """The error of a loop that has failed."""
 
     @property
     def is_idle(self) -> bool:
@@ -59,6 +63,7 @@ class LockModeFetcher(BaseFetcher):
 
     def abandon(self, reason: str) -> None:
         """Cancel coroutines, which roll back.  Threads end with the process, which rolls back their transactions."""
+        self._executor.abandoned = True
         for slot in self._slots.values():
             slot.cancel(reason)
 
@@ -67,12 +72,17 @@ class LockModeFetcher(BaseFetcher):
         self._threads.shutdown()
 
     async def run(self) -> None:
-        """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops."""
+        """Work until :meth:`drain`.  While there is nothing to do, one poller serves all loops.
+
+        Raises the error of a loop that has failed.
+        """
         self._work.set()
         self._start()
         backoff = self._context.claim_backoff(self._handler)
         while not self._draining:
             await self._none.wait()
+            if self._failure is not None:
+                raise self._failure
             self._none.clear()
             try:
                 await self._poller.wait()
@@ -86,7 +96,17 @@ class LockModeFetcher(BaseFetcher):
         """Start the loops that are missing."""
         for number in range(self.slots):
             if number not in self._slots or self._slots[number].done():
-                self._slots[number] = asyncio.create_task(self._slot(number))
+                self._slots[number] = slot = asyncio.create_task(self._slot(number))
+                slot.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, slot: asyncio.Task[None]) -> None:
+        """Start a loop again that something has cancelled; let :meth:`run` raise the error of one that has failed."""
+        if not slot.cancelled():
+            self._failure = self._failure or slot.exception()
+            self._none.set()
+        elif not self._draining:
+            logger.error("a slot of the handler %s was cancelled, and is started again", self._handler.name)
+            self._start()
 
     async def _slot(self, number: int) -> None:
         backoff = self._context.claim_backoff(self._handler)
@@ -122,6 +142,6 @@ class LockModeFetcher(BaseFetcher):
 
                 await greenlet_spawn(work)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
         finally:
             self._busy -= 1

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ... import operations
-from ..._support.claim import Claim
 from ..._support.exc import ArgumentError
 from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
@@ -22,11 +22,12 @@ from ...operations.unreadable import unreadable_rows
 from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
 from ...transaction.ledger import has_used
+from ..concurrency.event_loop import in_task
 from ..database.deadlines import Deadline
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, write_outcomes
-from ..running.executor import Executor, close
+from ..handling.outcomes import COMPLETED, Outcome, crashed_too_often, plain_failure, write_outcomes
+from ..running.executor import TRIES, Executor, close
 from .context import WorkerContext
 from .durations import CallDurations
 from .fetcher import AHEAD
@@ -37,6 +38,15 @@ _OPEN = (
 )
 
 
+class _End(NamedTuple):
+    """The end of a task whose transaction is still open."""
+
+    outcome: Outcome
+    error: BaseException | None = None
+    is_written: bool = False
+    """Whether the transaction has written the outcome, together with the handler's writes."""
+
+
 @dataclass(slots=True)
 class _Transaction:
     """A transaction that has locked some tasks."""
@@ -45,16 +55,10 @@ class _Transaction:
     handed: object
     """The session passed to the handler: this one, or the asynchronous session that contains it."""
     deadline: Deadline
+    context: Context = field(default_factory=copy_context)
+    """The context of the last call, in which the session's events run too."""
     started: list[Job] = field(default_factory=list)
-    unwritten: list[tuple[Claim, Outcome]] = field(default_factory=list)
-    """The outcomes to write before the commit."""
-    reports: list[Callable[[], object]] = field(default_factory=list)
-    """What to report after the commit."""
-
-    def forget(self) -> None:
-        """Forget the outcomes, since the transaction was rolled back: their tasks are run again."""
-        self.unwritten.clear()
-        self.reports.clear()
+    ends: dict[Job, _End] = field(default_factory=dict)
 
 
 class LockingExecutor(Executor):
@@ -62,6 +66,9 @@ class LockingExecutor(Executor):
 
     Usually, a transaction runs one task.  As long as no call has used its session, so that there are only completions
     to commit, a transaction locks several short tasks and completes them in one statement.
+
+    If such a transaction fails, its tasks are free again, with nothing written.  Each is then locked once more, and its
+    outcome written in a transaction of its own.
     """
 
     def __init__(self, handler: Handler, context: WorkerContext, suspect: Callable[[Identity], None]) -> None:
@@ -74,6 +81,8 @@ class LockingExecutor(Executor):
         """Whether each transaction runs one task; a limited queue would count the others as running."""
         self._durations = CallDurations()
         self.ending = self.held = False
+        self.abandoned = False
+        """Whether coroutines are being cancelled."""
 
     def work(self, found: Callable[[], bool]) -> None:
         """Run one task after the other until none is left; ``found``, called after each, returns whether to go on."""
@@ -83,10 +92,12 @@ class LockingExecutor(Executor):
 
     def work_alone(self, identity: Identity) -> None:
         """Run the task of this key, a suspect, while nothing else runs in this process."""
+        self._transact(self._named(identity), 1, alone=True)
+
+    def _named(self, identity: Identity) -> ClaimQuery | None:
+        """Return the query for the task of this key."""
         query = self._context.claim_query(self.handler)
-        if query is not None:
-            named = query.narrowed([*query.where, self.handler.spec.key(identity)], named=True)
-            self._transact(named, 1, alone=True)
+        return query and query.narrowed([*query.where, self.handler.spec.key(identity)], named=True)
 
     @property
     def _is_stopped(self) -> bool:
@@ -99,30 +110,46 @@ class LockingExecutor(Executor):
             return 1
         return max(1, min(self.handler.batch, self._durations.calls_within(AHEAD)))
 
-    def _transact(self, query: ClaimQuery | None, limit: int, *, alone: bool = False) -> bool:
+    def _transact(self, query: ClaimQuery | None, limit: int, *, alone: bool = False, tries: int = TRIES) -> bool:
         """Claim and run up to ``limit`` tasks.  Returns whether to claim more at once."""
         if query is None:
             return False
         handed, session = self.database.open()
-        with self.watched() as deadline:
-            transaction = _Transaction(session, handed, deadline)
-            try:
-                tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
-                self.reports.unreadable(unreadable_rows(session))
-                if not tasks:
-                    session.commit()  # rows that cannot be read have been postponed
-                if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
-                    return False
-                goes_on = self._run_all(transaction, tasks, alone=alone)
-                write_outcomes(session, transaction.unwritten)
-                session.commit()
-            finally:
-                for job in transaction.started:
-                    self._in_flight.remove(job)
-                close(session)
-        for report in transaction.reports:
-            report()
+        transaction = _Transaction(session, handed, self.watched())
+        try:
+            with transaction.deadline:
+                goes_on = self._claim_and_run(transaction, query, limit, alone=alone)
+        except BaseException as error:
+            if self._cancels(transaction, error) or not (transaction.ends or transaction.started):
+                raise
+            self._recover(transaction, error, alone=alone, tries=tries)
+            return True
+        finally:
+            for job in transaction.started:
+                self._in_flight.remove(job)
+        for job, end in transaction.ends.items():
+            self._report(job, end)
         return goes_on
+
+    def _claim_and_run(self, transaction: _Transaction, query: ClaimQuery, limit: int, *, alone: bool) -> bool:
+        session = transaction.session
+        try:
+            tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
+            self.reports.unreadable(unreadable_rows(session))
+            if not tasks:
+                session.commit()  # rows that cannot be read have been postponed
+            if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
+                return False
+            goes_on = self._run_all(transaction, tasks, alone=alone)
+            transaction.context.run(self._commit, transaction)
+            return goes_on
+        finally:
+            close(session)
+
+    def _commit(self, transaction: _Transaction) -> None:
+        ends = transaction.ends.items()
+        write_outcomes(transaction.session, [(job.claim, end.outcome) for job, end in ends if not end.is_written])
+        transaction.session.commit()
 
     def _run_all(self, transaction: _Transaction, tasks: Sequence[Any], *, alone: bool) -> bool:
         """Run the tasks until one has used its session.  Returns whether to claim more at once."""
@@ -132,7 +159,7 @@ class LockingExecutor(Executor):
             getattr(task, self.handler.spec.attributes["crashes"])  # loader options may have deferred it
             job = Job(self.handler, task)
             if job.crashes >= self.handler.spec.options.max_crashes:
-                self._discard_crashed(transaction, job)
+                transaction.ends[job] = _End(crashed_too_often(job.task, job.crashes))
             elif job.crashes and not alone:
                 has_suspects = True
                 self._suspect(job.claim.identity)
@@ -143,11 +170,6 @@ class LockingExecutor(Executor):
             settle(transaction.session, task, "released")  # nothing is written: the commit unlocks it
         return not has_suspects
 
-    def _discard_crashed(self, transaction: _Transaction, job: Job) -> None:
-        outcome = crashed_too_often(job.task, job.crashes)
-        transaction.unwritten.append((job.claim, outcome))
-        transaction.reports.append(partial(self.reports.crashed_too_often, job, outcome.error or ""))
-
     def _run(self, transaction: _Transaction, job: Job) -> None:
         """Call the handler in a savepoint, so that the transaction that holds the row can record its failure."""
         self.reports.claimed([job])
@@ -157,65 +179,126 @@ class LockingExecutor(Executor):
         savepoint = transaction.session.begin_nested()
         job.begin()
         try:
-            self._call(transaction, job, savepoint)
-        except asyncio.CancelledError:
-            raise
+            is_written = self._call(transaction, job, savepoint)
         except BaseException as error:
             job.end()
-            if self._is_over(job, error):
+            if self._cancels(transaction, error) or self._is_over(error):
                 raise  # the whole transaction is gone, so its tasks are free again
-            self._record(transaction, job, savepoint, error)
+            self._fail(transaction, job, savepoint, error)
         else:
             job.end()
-            transaction.reports.append(partial(self.reports.finished, job, COMPLETED))
+            transaction.ends[job] = _End(COMPLETED, is_written=is_written)
         self._durations.add(job.seconds)
 
-    def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> None:
-        session = transaction.session
+    def _call(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction) -> bool:
+        """Call the handler.  Returns whether the transaction has written the completion."""
         with transaction.deadline.suspended(self.time_limit), self.call_context(job):
-            result = self.call(transaction.handed, job.task)
+            transaction.context = copy_context()
+            result = self._call_within(transaction.context, transaction.handed, job.task)
+        return transaction.context.run(self._end_call, transaction.session, job, savepoint, result)
+
+    def _call_within(self, context: Context, *arguments: Any) -> object:
+        """Call the handler in this context."""
+        result = context.run(self._invoke, *arguments)
+        if self.handler.is_coroutine:
+            from sqlalchemy.util import await_only  # noqa: PLC0415
+
+            result = await_only(in_task(result, context))
+        return self._stored(result)
+
+    def _end_call(self, session: Session, job: Job, savepoint: SessionTransaction, result: object) -> bool:
         is_open = session.get_nested_transaction() is savepoint
         if not is_open and not is_settled(job.task):
             raise ArgumentError(_OPEN)
-        if is_open and result is None and is_unsettled(job.task) and not has_used(session, savepoint):
-            transaction.unwritten.append((job.claim, COMPLETED))
-        else:
+        is_left = is_open and result is None and is_unsettled(job.task) and not has_used(session, savepoint)
+        if not is_left:
             self._runs_one = True
             if is_unsettled(job.task):
                 operations.complete(session, job.task, result)
         if is_open:
             savepoint.commit()
+        return not is_left
 
-    def _record(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction, error: BaseException) -> None:
-        """Record the outcome of an exception, locking the task again if the handler ended the transaction."""
+    def _fail(self, transaction: _Transaction, job: Job, savepoint: SessionTransaction, error: BaseException) -> None:
+        """Note the outcome of an exception, to be written at the commit."""
         session = transaction.session
-        claim: Claim | None = job.claim
-        if session.get_nested_transaction() is savepoint:
-            self._runs_one = self._runs_one or has_used(session, savepoint)
-            savepoint.rollback()
-        else:
+        if session.get_nested_transaction() is not savepoint:
             self._runs_one = True
-            transaction.forget()
-            claim = self._claim_again(session, job)
+            raise error  # the handler has ended the transaction, so its tasks are free again
+        self._runs_one = self._runs_one or has_used(session, savepoint)
+        savepoint.rollback()
         outcome = self.judge(job, error)
         if outcome is None:
             self.reports.lost(job)
-        elif claim is not None:
-            transaction.unwritten.append((claim, outcome))
-            transaction.reports.append(partial(self.reports.finished, job, outcome, error))
+        else:
+            transaction.ends[job] = _End(outcome, error)
 
-    def _claim_again(self, session: Session, job: Job) -> Claim | None:
-        session.rollback()
-        spec, name = self.handler.spec, self._context.name
-        task = operations.claim(session, self.handler.entity, spec.key(job.claim.identity), lease=None, claimed_by=name)
-        return None if task is None else claim_of(task)
+    def _cancels(self, transaction: _Transaction, error: BaseException) -> bool:
+        """Return whether the worker has cancelled the call; otherwise, something that the handler awaited was."""
+        return isinstance(error, asyncio.CancelledError) and (self.abandoned or transaction.deadline.is_silent)
 
-    def _is_over(self, job: Job, error: BaseException) -> bool:
-        """Return whether the engine ended the transaction or wants it to be restarted."""
-        if not isinstance(error, DBAPIError):
-            return False
-        if self.adapter.errors.is_transient(error):
+    def _is_over(self, error: BaseException) -> bool:
+        """Return whether the engine may have ended the transaction, or wants it to be restarted."""
+        return isinstance(error, DBAPIError) and self.may_pass(error)
+
+    def _recover(self, transaction: _Transaction, error: BaseException, *, alone: bool, tries: int) -> None:
+        """Write the outcomes of tasks whose transaction has failed.
+
+        Those that used nothing of it keep theirs; the last one may have caused the failure.  After a conflict, it is
+        run again at once.  Raises an error if the database does not respond: the tasks are free, and will be run again.
+        """
+        culprit: Job | None = transaction.started[-1] if transaction.started else None
+        if culprit in transaction.ends and not transaction.ends[culprit].is_written:
+            culprit = None
+        for job, end in transaction.ends.items():
+            if not end.is_written:
+                self._settle_apart(job, end)
+        if culprit is None:
+            return
+        if tries > 1 and isinstance(error, DBAPIError) and self.adapter.errors.is_transient(error):
             self._runs_one = True
-            self.reports.retried(job, error)
-            return True
-        return self.adapter.errors.is_outage(error)
+            self.reports.retried(culprit, error)
+            self._sleep(random.uniform(0, 0.1 * (1 + TRIES - tries)))
+            self._transact(self._named(culprit.claim.identity), 1, alone=alone, tries=tries - 1)
+            return
+        outcome = self.judge(culprit, error)
+        if outcome is None:
+            self.reports.lost(culprit)
+        else:
+            self._settle_apart(culprit, _End(outcome, error))
+
+    def _settle_apart(self, job: Job, end: _End) -> None:
+        """Lock the task again, and write how it ended; a plain failure if that cannot be written."""
+        try:
+            is_held = self._write_apart(job, end.outcome)
+        except Exception as error:
+            if self.may_pass(error):
+                raise
+            end = _End(plain_failure(end.outcome, error, job.attempt.number), error)
+            is_held = self._write_apart(job, end.outcome)
+        if is_held:
+            self._report(job, end)
+        else:
+            self.reports.lost(job)
+
+    def _write_apart(self, job: Job, outcome: Outcome) -> bool:
+        """Write the outcome of a task that is free.  Returns false if another worker has run it in the meantime."""
+        spec, name = self.handler.spec, self._context.name
+        _, session = self.database.open()
+        with self.watched():
+            try:
+                named = spec.key(job.claim.identity)
+                task = operations.claim(session, self.handler.entity, named, lease=None, claimed_by=name)
+                if task is None or claim_of(task).attempt != job.claim.attempt:
+                    return False
+                write_outcomes(session, [(claim_of(task), outcome)])
+                session.commit()
+                return True
+            finally:
+                close(session)
+
+    def _report(self, job: Job, end: _End) -> None:
+        if end.outcome.kind == "crashed":
+            self.reports.crashed_too_often(job, end.outcome.error or "")
+        else:
+            self.reports.finished(job, end.outcome, end.error)

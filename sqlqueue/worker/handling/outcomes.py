@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from ..._support.claim import Claim
-from ..._support.error_text import error_text
+from ..._support.error_text import ascii_text, error_text
 from ...operations.crashes import too_many_crashes
 from ...operations.settlements import (
     Cancelling,
@@ -28,6 +28,7 @@ from ...operations.settlements import (
 )
 from ...operations.settling import settle_some
 from ...operations.upkeep import still_held
+from ...queue.retries import DEFAULT_RETRY
 from ...queue.spec import spec_of
 from .signals import Cancel, Discard, Retry, Signal, Snooze
 
@@ -55,6 +56,8 @@ class Outcome:
     result: Result | None = None
     traceback: str | None = None
     """For the history."""
+    is_last: bool = field(default=False, compare=False)
+    """Whether no attempt is left after this one, so that a failure needs no delay."""
 
     def __hash__(self) -> int:
         if self.error is None and self.result is None:  # nearly always one of two objects
@@ -90,18 +93,36 @@ def completed(result: object) -> Outcome:
     return COMPLETED if result is None else Outcome("completed", result=Result(result))
 
 
-def outcome_of(error: BaseException) -> Outcome:
-    """Return the outcome that an exception of a handler stands for."""
+def outcome_of(error: BaseException, *, is_last: bool = False) -> Outcome:
+    """Return the outcome that an exception of a handler stands for.
+
+    ``is_last``: whether it was the last attempt.
+    """
     match error:
         case Retry():
-            return Outcome("failed", str(error), error.in_)
+            return Outcome("failed", str(error), error.in_, is_last=is_last)
         case Snooze():
             return Outcome("snoozed", delay=error.in_)
         case Discard():
             return Outcome("discarded", str(error))
         case Cancel():
             return Outcome("cancelled")
-    return Outcome("failed", error_text(error), cause=type(error))
+    return Outcome("failed", error_text(error), cause=type(error), is_last=is_last)
+
+
+def plain_failure(outcome: Outcome | None, error: BaseException, attempt: int) -> Outcome:
+    """Return what to write instead of ``outcome``, which cannot be written because of ``error``.
+
+    It is a failure that every database can store, and depends on nothing that the application provides: the text is
+    ASCII, the delay is that of the default policy, and there is no traceback.
+    """
+    told = outcome and outcome.error
+    kind: OutcomeKind = outcome.kind if outcome and outcome.kind in _KEPT else "failed"
+    return Outcome(kind, ascii_text(told or error_text(error)), DEFAULT_RETRY(attempt) if kind == "failed" else None)
+
+
+_KEPT: Collection[OutcomeKind] = ("discarded", "suspected", "crashed")
+"""The kinds of outcomes, besides failures, that consist of an error text alone."""
 
 
 def is_signal(error: BaseException) -> bool:
@@ -109,16 +130,16 @@ def is_signal(error: BaseException) -> bool:
     return isinstance(error, Signal)
 
 
-_SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome], Settlement]] = {
-    "completed": lambda how: Completing(how.result and how.result.value),
-    "failed": lambda how: Failing(how.error or "", how.cause, how.delay, how.traceback),
-    "discarded": lambda how: Discarding(how.error or ""),
-    "cancelled": lambda _: Cancelling(),
-    "released": lambda _: Returning(),
-    "uncounted": lambda _: UncountingCrash(),
-    "suspected": lambda how: ReleasingCrashed(how.error or ""),
-    "crashed": lambda how: DiscardingCrashed(how.error or ""),
-    "snoozed": lambda how: Snoozing(how.delay or timedelta(0)),
+_SETTLEMENTS: dict[OutcomeKind, Callable[[Outcome, frozenset[Claim]], Settlement]] = {
+    "completed": lambda how, _: Completing(how.result and how.result.value),
+    "failed": lambda how, last: Failing(how.error or "", how.cause, how.delay, how.traceback, last),
+    "discarded": lambda how, _: Discarding(how.error or ""),
+    "cancelled": lambda *_: Cancelling(),
+    "released": lambda *_: Returning(),
+    "uncounted": lambda *_: UncountingCrash(),
+    "suspected": lambda how, _: ReleasingCrashed(how.error or ""),
+    "crashed": lambda how, _: DiscardingCrashed(how.error or ""),
+    "snoozed": lambda how, _: Snoozing(how.delay or timedelta(0), how.error),
 }
 
 
@@ -129,12 +150,16 @@ def write_outcomes(session: Session, outcomes: Iterable[tuple[Claim, Outcome]], 
     others have locked are returned as well.
     """
     alike: defaultdict[tuple[Any, Outcome], list[Claim]] = defaultdict(list)
+    last: list[Claim] = []
     for claim, outcome in outcomes:
         alike[claim.entity, outcome].append(claim)
+        if outcome.is_last:
+            last.append(claim)
+    spent = frozenset(last)
     return [
         claim
         for (_, outcome), claims in alike.items()
-        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome), waits=waits)
+        for claim in settle_some(session, claims, _SETTLEMENTS[outcome.kind](outcome, spent), waits=waits)
     ]
 
 

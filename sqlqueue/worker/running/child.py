@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
+from contextvars import copy_context
 from dataclasses import replace
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
@@ -97,9 +98,10 @@ class _JobRunner:
         return ended
 
     def _attempt(self, job: Job) -> Ended:
+        context = copy_context()  # for this job alone
         if self._loop_runner is None:
-            return self._executor.attempt(job)
-        return self._loop_runner.run(self._executor.attempt_coroutine(job))
+            return context.run(self._executor.attempt, job)
+        return self._loop_runner.run(self._executor.attempt_coroutine(job), context=context)
 
     def close(self) -> None:
         if self._loop_runner is not None:

@@ -15,7 +15,7 @@ from ..database.backoff import Backoff, passes, until_success
 from ..database.base import Database
 from ..database.deadlines import transaction_limit
 from ..handling.jobs import InFlight, Job
-from ..handling.outcomes import Outcome, Written, outcome_of, write_what_is_free
+from ..handling.outcomes import Outcome, Written, plain_failure, write_what_is_free
 from ..reporting.reports import Reports
 
 GATHER = 0.003
@@ -31,6 +31,8 @@ WAITING = ("failed", "snoozed")
 class _Pending(NamedTuple):
     job: Job
     outcome: Outcome
+    is_plain: bool = False
+    """Whether the outcome replaces one that cannot be written."""
 
 
 class Completer:
@@ -94,13 +96,13 @@ class Completer:
             await self._write_each(batch, error)
             return
         locked = [each for each in batch if written.locked and each.job.claim in written.locked]
-        kept = {job for job, _ in locked}
-        for job, _ in batch:
+        kept = {each.job for each in locked}
+        for job, *_ in batch:
             if written.lost and job.claim in written.lost:
                 self._reports.lost(job)
             if job not in kept:
                 self._in_flight.remove(job)
-        spread({channel_of(job.handler.spec) for job, outcome in batch if outcome.kind in WAITING})
+        spread({channel_of(job.handler.spec) for job, outcome, _ in batch if outcome.kind in WAITING})
         self._postpone(locked)
 
     def _passes(self, error: BaseException) -> bool:
@@ -115,8 +117,8 @@ class Completer:
         )
 
     async def _settle(self, batch: Sequence[_Pending]) -> Written:
-        outcomes = [(job.claim, outcome) for job, outcome in batch]
-        within = transaction_limit(min([job.handler.lease for job, _ in batch]))
+        outcomes = [(job.claim, outcome) for job, outcome, _ in batch]
+        within = transaction_limit(min([job.handler.lease for job, *_ in batch]))
         return await self._database.run(lambda session: write_what_is_free(session, outcomes), within)
 
     def _postpone(self, batch: Sequence[_Pending]) -> None:
@@ -133,16 +135,19 @@ class Completer:
     async def _write_each(self, batch: Sequence[_Pending], error: Exception) -> None:
         """Write each outcome separately, so that one that cannot be written does not block the others.
 
-        The lease of a task whose outcome cannot be written will expire.
+        Instead of that one, for example a result that is not JSON, an error text beyond the database's character set,
+        or a completion that a trigger rejects, a plain failure is written.  If the database rejects that too, the lease
+        of the task will expire.
         """
         if len(batch) > 1:
             for each in batch:
                 await self._write([each])
             return
         (one,) = batch
-        if one.outcome.result is not None:  # not JSON, or JSON that the database rejects
-            self.put(one.job, failure := outcome_of(error))
-            self._reports.finished(one.job, failure, error)
+        if one.is_plain:
+            self._reports.broken(f"settle {one.job}", error)
+            self._in_flight.remove(one.job)
             return
-        self._reports.broken(f"settle {one.job}", error)
-        self._in_flight.remove(one.job)
+        failure = plain_failure(one.outcome, error, one.job.attempt.number)
+        self._reports.finished(one.job, failure, error)
+        await self._write([_Pending(one.job, failure, is_plain=True)])

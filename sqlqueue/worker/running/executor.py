@@ -16,12 +16,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from ... import operations
+from ..._support.error_text import error_text
 from ..._support.exc import ArgumentError, ClaimLostError
 from ..._support.json_values import check_json
 from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
 from ...operations.recording import stored_traceback
+from ...queue.retries import delay_after
 from ...transaction.claims import is_unsettled
 from ...transaction.ledger import carry, may_have_written
 from ..concurrency.event_loop import soon
@@ -29,7 +31,7 @@ from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import Ended, Outcome, completed, outcome_of
+from ..handling.outcomes import Ended, Outcome, completed, outcome_of, plain_failure
 from ..reporting.reports import Reports
 from .call_context import CallContext
 from .started import StartedTasks
@@ -64,11 +66,7 @@ class Executor:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         job.begin(lambda: soon(loop, task.cancel))
-        try:
-            return self._reported(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
-        except Exception as error:
-            self.reports.broken(f"determine the outcome of {job}", error)
-            return None
+        return self._reported(job, Ended(None) if job.is_lost else await self.attempt_coroutine(job))
 
     def perform(self, job: Job) -> Outcome | None:
         """Call the handler.  Returns the outcome to write, or ``None`` if it is written already or the task is lost."""
@@ -76,19 +74,18 @@ class Executor:
         return self._perform(job)
 
     def _perform(self, job: Job) -> Outcome | None:
-        try:
-            # it may have been lost while it was queued
-            return self._reported(job, Ended(None) if job.is_lost else self.attempt(job))
-        except Exception as error:  # for example from a retry policy; the thread must survive it
-            self.reports.broken(f"determine the outcome of {job}", error)
-            return None
+        # it may have been lost while it was queued
+        return self._reported(job, Ended(None) if job.is_lost else self.attempt(job))
 
     def _reported(self, job: Job, ended: Ended) -> Outcome | None:
         """Report the end of a job.  Returns the outcome that is left to write."""
-        if ended.outcome is None:
-            self.reports.lost(job)
-            return None
-        self.reports.finished(job, ended.outcome, ended.error)
+        try:
+            if ended.outcome is None:
+                self.reports.lost(job)
+            else:
+                self.reports.finished(job, ended.outcome, ended.error)
+        except Exception as error:  # for example from an exporter of the application
+            self.reports.broken(f"report the end of {job}", error)
         return None if ended.is_written else ended.outcome
 
     def attempt(self, job: Job) -> Ended:
@@ -126,7 +123,11 @@ class Executor:
 
     def _raised(self, job: Job, error: BaseException) -> Ended:
         job.end()
-        return Ended(self.judge(job, error), error)
+        try:
+            return Ended(self.judge(job, error), error)
+        except BaseException as broken:  # whatever it is, the failure is recorded
+            self.reports.broken(f"determine the outcome of {job}", broken)
+            return Ended(plain_failure(None, broken, job.attempt.number), error)
 
     def _try(self, job: Job) -> Ended:
         """Call the handler with a session, and again after a deadlock."""
@@ -228,14 +229,26 @@ class Executor:
         """Return the outcome that ``error`` stands for, or ``None`` if the task is lost."""
         if job.is_lost or (isinstance(error, ClaimLostError) and job.claim in error.claims):
             return None
-        if isinstance(error, (PoolTimeoutError, NoResponse)):
-            return self.uncounted()
-        if isinstance(error, DBAPIError):
-            if self.adapter.errors.is_outage(error):
-                return self.uncounted()
-            if self.adapter.errors.is_transient(error) and self._was_returned(job) < RETURNS:
-                return self.uncounted()
-        return self._traced(outcome_of(error), error)
+        if self.may_pass(error) and self.may_return(job):
+            return self.uncounted(error)
+        return self._traced(outcome_of(error, is_last=job.attempt.is_last), error)
+
+    def may_pass(self, error: BaseException) -> bool:
+        """Return whether an error is due to other transactions, or looks like an outage of the database.
+
+        It may be another database's, or the outage may be caused by the task itself, for example by a statement that is
+        too large for the server.
+        """
+        errors = self.adapter.errors
+        is_conflict = isinstance(error, DBAPIError) and errors.is_transient(error)
+        return is_conflict or errors.is_outage(error) or isinstance(error, (PoolTimeoutError, NoResponse))
+
+    def may_return(self, job: Job) -> bool:
+        """Return whether the task may be handed back without counting the attempt.
+
+        Its row tells how often it was: each time allows one more attempt.
+        """
+        return job.attempt.most - self.handler.spec.options.max_attempts < RETURNS
 
     def _traced(self, outcome: Outcome, error: BaseException) -> Outcome:
         """Add the traceback of a failure if the application has a history."""
@@ -244,13 +257,10 @@ class Executor:
             return outcome
         return replace(outcome, traceback=stored_traceback(error, history.options))
 
-    def _was_returned(self, job: Job) -> int:
-        """Return how often the task was handed back, according to its row: each time allows one more attempt."""
-        return job.attempt.most - self.handler.spec.options.max_attempts
-
-    def uncounted(self) -> Outcome:
+    def uncounted(self, error: BaseException) -> Outcome:
         """Return the outcome for an error that is not the task's fault; with a delay, in case it is after all."""
-        return Outcome("snoozed", delay=self.handler.spec.options.retry(1))
+        spec = self.handler.spec
+        return Outcome("snoozed", error_text(error), delay_after(spec.options.retry, 1, spec.entity.__name__))
 
 
 def _refuse_deletion(session: Session, task: Any) -> None:

@@ -36,15 +36,15 @@ class IsolatedExecutor(Executor):
                 if ended.error is not None:
                     raise ended.error
         except BaseException as error:
-            ended = ended or Ended(self.judge(job, error), error)
+            ended = ended or self._raised(job, error)
         if job.is_lost and not job.settling:  # just when the child had ended
             ended = Ended(None)
         job.end()
         return ended
 
     def judge(self, job: Job, error: BaseException) -> Outcome | None:
-        if isinstance(error, BlamelessError) and not job.is_lost:
-            return self.uncounted()
+        if isinstance(error, BlamelessError) and not job.is_lost and self.may_return(job):
+            return self.uncounted(error)
         if isinstance(error, ProcessDiedError) and not job.is_lost:
             if job.crashes >= self.handler.spec.options.max_crashes:
                 return Outcome("crashed", too_many_crashes(job.crashes, str(error)))

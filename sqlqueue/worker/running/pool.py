@@ -1,4 +1,8 @@
-"""Pools in which handlers run: threads for functions, event loop tasks for coroutines."""
+"""Pools in which handlers run: threads for functions, event loop tasks for coroutines.
+
+Each job has its own copy of the context in which the pool was created: variables that a handler sets are not seen by
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Protocol
 
 from ..handling.jobs import Job
@@ -48,6 +53,7 @@ class ThreadPool:
         self._done = done
         self._jobs: deque[Job] = deque()
         self._name = name
+        self._context = copy_context()
         self._changed = threading.Condition(threading.Lock())
         """Notified of new jobs and of changes to the number of threads.  Held to wait, to notify, and to change that
         number."""
@@ -87,7 +93,7 @@ class ThreadPool:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._done(job, self._executor.perform(job))
+            self._done(job, self._context.copy().run(self._executor.perform, job))
 
     def _next(self) -> Job | None:
         """Wait for a job.  Returns ``None`` if there are too many threads, so that the calling one has to end."""
@@ -112,6 +118,7 @@ class CoroutinePool:
         self._executor = executor
         self._done = done
         self._jobs: deque[Job] = deque()
+        self._context = copy_context()
         self._count = self._free = count
         self._running: set[asyncio.Task[None]] = set()
 
@@ -144,7 +151,8 @@ class CoroutinePool:
     def _start(self) -> None:
         while self._free > 0 and self._jobs:
             self._free -= 1
-            self._running.add(asyncio.create_task(self._work(self._jobs.popleft())))
+            work = self._work(self._jobs.popleft())
+            self._running.add(asyncio.create_task(work, context=self._context.copy()))
 
     async def _work(self, job: Job) -> None:
         try:

@@ -223,6 +223,8 @@ class EngineCase:
     """Raises the error of a deadlock victim."""
     failing_sql: Mapping[str, str] = field(default_factory=dict)
     """Statements that raise errors of a cluster, and their class: "transient" or "outage"."""
+    narrow_options: Mapping[str, str] = field(default_factory=dict)
+    """The driver's options for a connection whose character set has no euro sign."""
     idle_sql: str | None = None
     """Makes the server end a session that stays idle in a transaction, with an error."""
     strict_snapshots: bool = False

@@ -144,6 +144,7 @@ POSTGRESQL = EngineCase(
     slow_sql=("SET LOCAL statement_timeout = '50ms'", "SELECT pg_sleep(60)"),
     impatient_sql="SET lock_timeout = '100ms'",
     conflict_sql="DO $$BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END$$",
+    narrow_options={"client_encoding": "LATIN1"},
     idle_sql="SET idle_in_transaction_session_timeout = '50ms'",
     strict_snapshots=True,
     grants="GRANT ALL ON SCHEMA public TO {name}",

@@ -1,0 +1,152 @@
+"""An outcome that the database does not accept is replaced by a failure that it accepts, in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import CheckConstraint, Connection, Identity, String, event, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlqueue import ConstantBackoff, Discard, QueueMixin, QueueOptions, Retry
+from tests.support import tables
+from tests.support.harness import Database
+from tests.support.models import Task
+from tests.support.rows import count
+from tests.support.workers import Workers, eventually, nothing, raising, statuses, with_session, without_session
+
+EURO = "costs 5 \N{EURO SIGN}"
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Delivery(QueueMixin, Base):
+    __tablename__ = "picky_delivery"
+    __table_args__ = (
+        CheckConstraint("name <> 'refused' OR status <> 'completed'"),
+        CheckConstraint("error NOT LIKE '%\N{EURO SIGN}%'"),
+    )
+    __queue__ = QueueOptions(max_attempts=1, retry=ConstantBackoff(timedelta(0)))
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(20))
+
+
+class Effect(Base):
+    __tablename__ = "picky_effect"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(String(20))
+
+
+@pytest.fixture
+def queue(db: Database) -> Iterator[Database]:
+    tables.make(db.engine, Base.metadata)
+    yield db
+    db.end_test()
+    Base.metadata.drop_all(db.engine)
+
+
+def errors(db: Database) -> dict[int, str | None]:
+    with db.engine.connect() as connection:
+        return {row.id: row.error for row in connection.execute(select(Delivery.id, Delivery.error))}
+
+
+def fill(db: Database, *names: str) -> None:
+    db.insert(Delivery, [{"id": number, "name": name} for number, name in enumerate(names, 1)])
+
+
+RAISED = {"euro": ValueError(EURO), "retry": Retry(reason=EURO), "discard": Discard(EURO)}
+
+
+def act(task: Any) -> None:
+    if task.name in RAISED:
+        raise RAISED[task.name]
+
+
+def handler(db: Database, kind: str) -> Any:
+    if kind == "no session":
+        return without_session(db, act)
+    return with_session(db, write if kind == "writes" else nothing, during=act)
+
+
+def write(session: Any, task: Any) -> None:
+    session.add(Effect(name=task.name))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("lease", "no session"),
+        ("lease", "session"),
+        ("lease", "writes"),
+        ("lock", "session"),
+        ("lock", "writes"),
+    ],
+)
+def test_it_is_replaced_by_a_plain_failure(queue: Database, workers: Workers, mode: Any, kind: str) -> None:
+    names = ["fine", "refused", "fine", *RAISED, "fine"]
+    fill(queue, *names)
+    worker = workers.make()
+    worker.handler(Delivery, mode=mode, concurrency=1)(handler(queue, kind))
+    workers.start(worker)
+    expected = {number: "completed" if name == "fine" else "discarded" for number, name in enumerate(names, 1)}
+    eventually(lambda: statuses(queue, Delivery) == expected)
+    found = errors(queue)
+    assert {found[n] for n in (1, 3, 7)} == {None}
+    assert "Error" in (found[2] or "")
+    assert [found[n] for n in (4, 5, 6)] == [f"ValueError: {ESCAPED}", ESCAPED, ESCAPED]
+    with queue.engine.connect() as connection:
+        written = connection.scalars(select(Effect.name)).all()
+    assert written == (["fine"] * 3 if kind == "writes" else [])
+
+
+ESCAPED = "costs 5 \\u20ac"
+
+
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_an_error_at_the_commit_belongs_to_its_task(queue: Database, workers: Workers, mode: Any) -> None:
+    fill(queue, "fine", "fine", "late", "fine")
+    calls: list[int] = []
+
+    def write_late(session: Any, task: Any) -> None:
+        calls.append(task.id)
+        if task.name == "late":
+            write(session, task)
+            session.flush()
+            session.connection().info["is late"] = True
+
+    engine = queue.variant(pool_size=20)
+    worker = workers.make(engine=engine)
+    worker.handler(Delivery, mode=mode, concurrency=1)(with_session(queue, write_late))
+    event.listen(engine.session_engine, "commit", reject_late)
+    workers.start(worker)
+    eventually(lambda: statuses(queue, Delivery) == dict(enumerate(ENDED, 1)))
+    assert errors(queue) == {1: None, 2: None, 3: "ValueError: rejected at the commit", 4: None}
+    assert sorted(calls) == [1, 2, 3, 4]
+    with queue.engine.connect() as connection:
+        assert connection.scalars(select(Effect.name)).all() == []
+
+
+ENDED = ("completed", "completed", "discarded", "completed")
+
+
+def reject_late(connection: Connection) -> None:
+    if connection.info.pop("is late", False):
+        connection.connection.rollback()  # as the server does that rejects a commit
+        raise ValueError("rejected at the commit")
+
+
+@pytest.mark.requires("narrow_options")
+@pytest.mark.parametrize("mode", ["lease", "lock"])
+def test_a_connection_whose_character_set_lacks_the_error(db: Database, workers: Workers, mode: Any) -> None:
+    db.insert(Task, [{"id": 1, "max_attempts": 1}])
+    worker = workers.make(engine=db.variant(pool_size=20, connect_args=db.case.narrow_options))
+    worker.handler(Task, mode=mode)(raising(db, ValueError(EURO)))
+    workers.start(worker)
+    eventually(lambda: statuses(db) == {1: "discarded"})
+    assert count(db, Task, Task.error == f"ValueError: {ESCAPED}") == 1
