@@ -83,14 +83,14 @@ class CockroachDBServer(PostgreSQLServer):
     """Reads the version from the banner: the dialect reports a PostgreSQL version."""
 
     def banner(self, connection: Connection) -> str:
-        return str(connection.scalar(select(func.version())))
+        return str(connection.scalar(select(func.pg_catalog.version())))
 
     def judge(self, version: tuple[Any, ...], banner: str) -> None:
         found = _VERSION.search(banner)
         super().judge(tuple(map(int, found.groups())) if found else version, banner)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
-        if connection.scalar(select(func.current_setting("default_transaction_read_only"))) == "on":
+        if connection.scalar(select(func.pg_catalog.current_setting("default_transaction_read_only"))) == "on":
             yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:

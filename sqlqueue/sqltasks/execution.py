@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import URL, Connection, create_engine
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from .._support.checks import count, duration
 from .._support.logs import logger_of
+from .._support.sockets import Socket
 from .._support.urls import database_url, parsed_url
 from ..dialects import adapter_for
 from ..dialects.base import Adapter
 from .response import response
 from .watchdog import RequestFailed, Watchdog
 
+CONNECTING = timedelta(seconds=30)
+"""How long it may take until a new connection is ready for its request."""
 logger = logger_of("sqlqueue")
 
 
@@ -69,9 +73,8 @@ class RequestExecutor:
         """
         url, limit = self.users.url(user), self._within(timeout)
         adapter = adapter_for(url.get_dialect()())
-        engine = create_engine(url, poolclass=NullPool, connect_args=adapter.requests.connect_arguments(url))
         try:
-            with engine.connect() as connection:
+            with _connected(url, adapter) as connection:
                 return self._executed(connection, request, limit)
         except DBAPIError as error:
             if adapter.errors.is_outage(error):
@@ -81,12 +84,13 @@ class RequestExecutor:
     def _executed(self, connection: Connection, request: str, limit: timedelta) -> str:
         """Execute and commit, or roll back if the time runs out first."""
         adapter = adapter_for(connection.dialect)
+        watchdog = Watchdog(limit)  # first: a request that another limit ends has run out of time, too
+        watchdog.close = _closing(adapter, connection.connection.driver_connection)
         with connection.begin() as transaction:
-            interrupt = adapter.requests.interruption(connection)
-            watchdog = Watchdog(limit, interrupt)  # first: a request that another limit ends has run out of time, too
-            adapter.requests.limit_time(connection, limit)
             try:
                 with watchdog:
+                    watchdog.interrupt = adapter.requests.interruption(connection)
+                    adapter.requests.limit_time(connection, limit)
                     with adapter.requests.answer(connection, request) as answer:
                         told = response(answer, self.limit)
                     watchdog.check()
@@ -106,6 +110,37 @@ class RequestExecutor:
         if not timeout > 0:
             raise RequestFailed(f"timeout={timeout}: give a positive number of seconds", code="timeout")
         return min(timedelta(seconds=min(timeout, self.timeout.total_seconds())), self.timeout)
+
+
+def _connected(url: URL, adapter: Adapter) -> Connection:
+    """Return a new connection.
+
+    A connection that is not ready in time is closed, which raises an outage: the host may be silent, or the user may
+    have settings with which the first statements of a session do not end.
+    """
+    limits = adapter.network.connect_limits(url.get_driver_name(), CONNECTING)
+    unset = {name: limit for name, limit in limits.items() if name not in url.query}
+    arguments = {**unset, **adapter.requests.connect_arguments(url)}
+    engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
+    watchdog = Watchdog(CONNECTING)
+
+    def opened(driver: Any, _: object) -> None:
+        adapter.network.lift_limits(driver, unset)
+        watchdog.close = _closing(adapter, driver)
+
+    event.listen(engine, "connect", opened, insert=True, once=True)  # before statements that prepare the connection
+    with watchdog:
+        return engine.connect()
+
+
+def _closing(adapter: Adapter, driver: Any) -> Callable[[], object] | None:
+    """Return a function that shuts the socket of a driver's connection down; ``None`` if there is none or it is
+    unknown."""
+    try:
+        descriptor = adapter.network.descriptor(driver) if adapter.network.is_there else None
+        return None if descriptor is None else Socket(descriptor).shut_down
+    except Exception:
+        return None  # a driver may raise anything if the connection was just lost; the next statement will fail
 
 
 def _failed(adapter: Adapter, error: DBAPIError) -> RequestFailed:

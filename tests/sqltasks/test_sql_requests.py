@@ -200,17 +200,23 @@ def test_a_timeout_beyond_all_limits(sync_db: Database) -> None:
 
 
 def test_the_watchdog_cancels_until_the_statement_ends() -> None:
-    """It cancels repeatedly until the block is left, and finally closes the connection."""
+    """It cancels repeatedly until the block is left, then has the server close the connection, and then closes it."""
     tries: list[bool] = []
-    forced = Event()
-
-    def interrupt(by_force: bool) -> None:
-        tries.append(by_force)
-        if by_force:
-            forced.set()
-
-    with Watchdog(timedelta(milliseconds=1), interrupt) as watchdog:
-        assert forced.wait(60)
+    closed = Event()
+    watchdog = Watchdog(timedelta(milliseconds=1))
+    watchdog.interrupt, watchdog.close = tries.append, closed.set
+    with watchdog:
+        assert closed.wait(60)
         with pytest.raises(RequestFailed, match=r"timeout: stopped after 0\.001 s"):
             watchdog.check()
     assert tries[0] is False
+    assert tries[-1] is True
+
+
+def test_the_watchdog_ends_although_the_server_does_not_respond() -> None:
+    closed, never = Event(), Event()
+    watchdog = Watchdog(timedelta(milliseconds=1))
+    watchdog.interrupt, watchdog.close = lambda _: bool(never.wait()), closed.set
+    with watchdog:
+        assert closed.wait(60)
+    never.set()

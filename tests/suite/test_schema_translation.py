@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -100,9 +100,10 @@ WHERES = [
 
 @pytest.mark.parametrize("where", WHERES)
 def test_every_operation(db: Database, tables: dict[str, Any], where: str) -> None:
-    def begin() -> Any:
-        return session_of(db, tables, where)
+    every_operation(lambda: session_of(db, tables, where))
 
+
+def every_operation(begin: Callable[[], AbstractContextManager[Actor]]) -> None:
     with begin() as actor:
         for on_conflict in ("ignore", "replace", "rerun"):
             actor.enqueue(Guest(unique_key="k", limit_key="new"), on_conflict=on_conflict)

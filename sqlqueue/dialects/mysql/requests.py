@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, func, select, text
 
 from ..._support.exc import ArgumentError
-from ..parts.requests import Interrupt, Requests, milliseconds
+from ..parts.requests import Interrupt, Requests, StatementResult, milliseconds
 
 _UNSAFE: Mapping[str, Collection[str]] = {
     "pymysql": ("local_infile", "client_flag"),
@@ -47,6 +48,16 @@ class KilledRequests(Requests):
 
         return interrupt
 
+    @contextmanager
+    def answer(self, connection: Connection, request: str) -> Iterator[StatementResult]:
+        driver: Any = connection.connection.driver_connection
+        with super().answer(connection, request) as answer:
+            try:
+                yield answer
+            except BaseException:
+                _forget_rows(driver)
+                raise
+
     def type_name(self, code: Any) -> str:
         try:
             from pymysql.constants import FIELD_TYPE  # noqa: PLC0415  # a user of MySQL may have another driver
@@ -65,6 +76,13 @@ class MySQLRequests(KilledRequests):
 
     def lift_limit(self, connection: Connection) -> None:
         connection.execute(text("SET SESSION max_execution_time = DEFAULT"))
+
+
+def _forget_rows(driver: Any) -> None:
+    """Keep PyMySQL from reading the remaining rows of a result from a closed connection, which raises errors."""
+    unread = getattr(driver, "_result", None)
+    if unread is not None and driver._sock is None:
+        unread.unbuffered_active = False
 
 
 def _as_sent() -> dict[Any, Any]:

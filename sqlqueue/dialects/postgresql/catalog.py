@@ -59,4 +59,4 @@ def added_at(connection: Connection, to: Column[Any]) -> datetime | None:
 
 
 def _oid(connection: Connection, of: Table) -> ColumnElement[int]:
-    return cast(func.to_regclass(live_name(connection, of)), postgresql.OID)
+    return cast(func.pg_catalog.to_regclass(live_name(connection, of)), postgresql.OID)

@@ -134,7 +134,9 @@ def _listed(rows: CTE, names: Sequence[str], order: Sequence[Any]) -> TableValue
     """Return these columns of ``rows``, as arrays and then as rows again, with the ``position`` of each in a total
     ``order``."""
     arrays = [func.array(select(rows.c[name]).order_by(*order).scalar_subquery()) for name in names]
-    return func.unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
+    # the grammar knows unnest with several arrays, without a schema alone; with one, it is an ordinary function
+    unnest = func.pg_catalog.unnest if len(arrays) == 1 else func.unnest
+    return unnest(*arrays).table_valued(*names, with_ordinality="position").render_derived(name="picked")
 
 
 def _is_whole(taking: Taking) -> bool:

@@ -28,7 +28,7 @@ class PostgreSQLInserts(Inserts):
         """Return one statement with an array for each column that differs, because a list of rows is executed row by
         row."""
         fixed = (bindparam(name, type_=table.c[name].type) for name in same)
-        lists = (func.unnest(bindparam(name, type_=ARRAY(table.c[name].type))) for name in different)
+        lists = (func.pg_catalog.unnest(bindparam(name, type_=ARRAY(table.c[name].type))) for name in different)
         rows = select(*fixed, *lists, utcnow())
         return insert(table).from_select([*same, *different, timed], rows, include_defaults=False)
 

@@ -31,7 +31,7 @@ class PostgreSQLKeys(Keys):
             bindparam(name, value, type_=ARRAY(column.type), required=value is None)
             for name, value, column in zip(names, values, columns, strict=True)
         ]
-        return tuple_(*columns).in_(select(*map(func.unnest, lists))).is_(true())
+        return tuple_(*columns).in_(select(*map(func.pg_catalog.unnest, lists))).is_(true())
 
     def row_names(self, rows: Sequence[Identity]) -> dict[str, Any]:
         return {f"{ROWS}_{n}": list(given) for n, given in enumerate(zip(*rows, strict=True))}

@@ -51,7 +51,10 @@ class PostgreSQLNetwork(Network):
         return super().descriptor(connection) if transport is None else socket_of(transport)
 
     def server_advice(self, connection: Connection) -> Iterator[tuple[str, str]]:
-        if connection.scalar(select(func.current_setting("idle_in_transaction_session_timeout"))) in _FOREVER:
+        if (
+            connection.scalar(select(func.pg_catalog.current_setting("idle_in_transaction_session_timeout")))
+            in _FOREVER
+        ):
             message = (
                 "idle_in_transaction_session_timeout is not set: a client that disappears during a transaction keeps"
                 " its locks until TCP closes the connection, after two hours by default"

@@ -26,7 +26,7 @@ class PostgreSQLNotifications(Notifications):
         if connection.dialect.driver in PSYCOPG and _sends_begin_next(driver):
             _begin_and_notify(connection, driver, name)
         else:
-            connection.execute(select(func.pg_notify(CHANNEL, name)))
+            connection.execute(select(func.pg_catalog.pg_notify(CHANNEL, name)))
 
     def listener(self, driver: str) -> Listener | None:
         return PsycopgListener() if driver in PSYCOPG else None
@@ -50,7 +50,7 @@ def _begin_and_notify(connection: Connection, driver: Any, name: str) -> None:
 
     level = driver.isolation_level
     begin = "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
-    request = begin.encode() + SQL("; SELECT pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
+    request = begin.encode() + SQL("; SELECT pg_catalog.pg_notify({}, {})").format(CHANNEL, name).as_bytes(driver)
     try:
         with wrapping(connection.dialect, driver):
             driver.pgconn.send_query(request)

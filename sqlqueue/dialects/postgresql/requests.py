@@ -19,7 +19,7 @@ class PsycopgRequests(Requests):
     request_drivers: ClassVar[Mapping[str, Mapping[str, Any]] | None] = {"psycopg": {}}
 
     def limit_time(self, connection: Connection, timeout: timedelta) -> None:
-        setting = func.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
+        setting = func.pg_catalog.set_config("statement_timeout", f"{milliseconds(timeout)}ms", True)
         connection.execute(select(setting))
 
     def answer(self, connection: Connection, request: str) -> AbstractContextManager[StatementResult]:
@@ -38,10 +38,10 @@ class PostgreSQLRequests(PsycopgRequests):
     """Ends statements by the process id of their server process."""
 
     def interruption(self, connection: Connection) -> Interrupt:
-        process = connection.scalar(select(func.pg_backend_pid()))
+        process = connection.scalar(select(func.pg_catalog.pg_backend_pid()))
 
         def interrupt(by_force: bool) -> None:
-            end = func.pg_terminate_backend if by_force else func.pg_cancel_backend
+            end = func.pg_catalog.pg_terminate_backend if by_force else func.pg_catalog.pg_cancel_backend
             with connection.engine.connect() as other:
                 other.execute(select(end(process)))
 

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, String, and_, cast, column, func, literal_column, select, table, true
+from sqlalchemy import (
+    Connection,
+    Select,
+    String,
+    and_,
+    any_,
+    cast,
+    column,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+    true,
+)
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from ...queue.findings import Finding, Severity
@@ -19,6 +34,8 @@ _SESSIONS = table(
     *map(column, ("pid", "usename", "application_name", "state", "backend_xid")),
     schema="pg_catalog",
 )
+_SCHEMAS = table("pg_namespace", *map(column, ("nspname", "nspowner", "nspacl")), schema="pg_catalog")
+_ROLES = table("pg_roles", *map(column, ("oid", "rolname", "rolsuper")), schema="pg_catalog")
 _DISTRIBUTED = table("pg_dist_partition", *map(column, ("logicalrelid", "partmethod")))
 """The catalog of Citus.  The method of a table that is not distributed is 'n'."""
 
@@ -28,18 +45,27 @@ class PostgreSQLServer(Server):
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         standby, default = connection.execute(
-            select(func.pg_is_in_recovery(), func.current_setting("default_transaction_read_only"))
+            select(
+                func.pg_catalog.pg_is_in_recovery(), func.pg_catalog.current_setting("default_transaction_read_only")
+            )
         ).one()
         if standby:
             yield read_only("this server is a hot standby", "connect to the primary")
         if default == "on":
             yield read_only("transactions start read-only", "set default_transaction_read_only to off for this role")
+        for schema, role in connection.execute(_intruders()):
+            message = (
+                f"{role or 'every role'} may create functions and operators in the schema {schema}, which is in the"
+                " search_path: this account's statements could call them instead of built-in ones"
+            )
+            fix = f"REVOKE CREATE ON SCHEMA {schema} FROM {role or 'PUBLIC'}, or leave it out of the search_path"
+            yield Finding(severity=Severity.WARNING, code="open-schema", message=message, fix=fix)
 
     def table_findings(self, connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-        if connection.scalar(select(cast(func.to_regclass(_DISTRIBUTED.name), String))) is None:
+        if connection.scalar(select(cast(func.pg_catalog.to_regclass(_DISTRIBUTED.name), String))) is None:
             return
         name = live_name(connection, spec.table)
-        relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.to_regclass(name), String)
+        relation = cast(_DISTRIBUTED.c.logicalrelid, String) == cast(func.pg_catalog.to_regclass(name), String)
         if connection.scalar(select(_DISTRIBUTED.c.partmethod != "n").where(relation)):
             message = (
                 f"{spec.table.fullname} is distributed by Citus, which rejects FOR UPDATE across shards: nothing"
@@ -66,7 +92,7 @@ class PostgreSQLServer(Server):
         self, connection: Connection, spec: QueueSpec, live: Sequence[ReflectedColumn]
     ) -> Sequence[str]:
         schema = connection.schema_for_object(spec.table)
-        if schema and not connection.scalar(select(func.has_schema_privilege(schema, "USAGE"))):
+        if schema and not connection.scalar(select(func.pg_catalog.has_schema_privilege(schema, "USAGE"))):
             return [f"USAGE on the schema {schema}"]
         # privileges on single columns are enough, if they cover the needed columns
         name = live_name(connection, spec.table)
@@ -74,17 +100,32 @@ class PostgreSQLServer(Server):
         present = [column["name"] for column in live]
         needed = {"SELECT": present, "INSERT": present, "UPDATE": [each for each in present if each in of_queue]}
         rights = {
-            privilege: and_(*(func.has_column_privilege(name, each, privilege) for each in columns))
+            privilege: and_(*(func.pg_catalog.has_column_privilege(name, each, privilege) for each in columns))
             for privilege, columns in needed.items()
         }
-        rights["DELETE"] = func.has_table_privilege(name, "DELETE")
+        rights["DELETE"] = func.pg_catalog.has_table_privilege(name, "DELETE")
         for each in live:
             if "nextval(" in (each["default"] or ""):  # an identity needs no separate privilege
-                sequence = func.pg_get_serial_sequence(name, each["name"])
-                right = func.coalesce(func.has_sequence_privilege(sequence, "USAGE"), true())
+                sequence = func.pg_catalog.pg_get_serial_sequence(name, each["name"])
+                right = func.coalesce(func.pg_catalog.has_sequence_privilege(sequence, "USAGE"), true())
                 rights[f"USAGE on the sequence of {each['name']}"] = right
         granted = connection.execute(select(*(right.label(None) for right in rights.values()))).one()
         return [privilege for privilege, has in zip(rights, granted, strict=True) if not has]
+
+
+def _intruders() -> Select[Any]:
+    """Return a query for the schemas of the search_path in which others may create objects, with each such role, or
+    ``None`` for all roles.  Owners and superusers are trusted."""
+    granted = func.pg_catalog.aclexplode(_SCHEMAS.c.nspacl).table_valued("grantee", "privilege_type", name="granted")
+    searched = _SCHEMAS.c.nspname == any_(func.pg_catalog.current_schemas(true()))
+    may_create = and_(granted.c.privilege_type == "CREATE", granted.c.grantee != _SCHEMAS.c.nspowner)
+    trusted = func.coalesce(or_(_ROLES.c.rolsuper, _ROLES.c.rolname == func.current_user()), false())
+    return (
+        select(_SCHEMAS.c.nspname, _ROLES.c.rolname)
+        .select_from(_SCHEMAS.join(granted, true()).outerjoin(_ROLES, _ROLES.c.oid == granted.c.grantee))
+        .where(searched, may_create, ~trusted)
+        .order_by(_SCHEMAS.c.nspname, _ROLES.c.rolname)
+    )
 
 
 class PostgreSQLPlans(Plans):
@@ -95,7 +136,7 @@ class PostgreSQLPlans(Plans):
             return _plan(connection, statement)
         with connection.begin_nested() as savepoint:
             for way in ("seqscan", "sort", "bitmapscan"):
-                connection.execute(select(func.set_config(f"enable_{way}", "off", true())))
+                connection.execute(select(func.pg_catalog.set_config(f"enable_{way}", "off", true())))
             plan = _plan(connection, statement)
             savepoint.rollback()  # resets the settings
         return plan

@@ -14,9 +14,9 @@ class PostgreSQLTypes(Types):
 
     def now(self, seconds: ColumnElement[float] | None) -> ColumnElement[Any]:
         # not clock_timestamp(): a volatile function cannot bound an index scan
-        now = func.statement_timestamp()
+        now = func.pg_catalog.statement_timestamp()
         parts = [literal_column("0", Integer)] * 6  # years, months, weeks, days, hours, minutes
-        return now if seconds is None else now + func.make_interval(*parts, seconds, type_=Interval())
+        return now if seconds is None else now + func.pg_catalog.make_interval(*parts, seconds, type_=Interval())
 
     def default(self) -> ColumnElement[Any]:
         return func.current_timestamp()  # the column stores the zone
@@ -24,4 +24,4 @@ class PostgreSQLTypes(Types):
     def microseconds(self, earlier: ColumnElement[Any], later: ColumnElement[Any]) -> ColumnElement[int]:
         # rounded: some versions return seconds as floating-point numbers
         seconds = extract("epoch", later - earlier)
-        return cast(func.round(seconds * literal_column("1000000")), BigInteger)
+        return cast(func.pg_catalog.round(seconds * literal_column("1000000")), BigInteger)

