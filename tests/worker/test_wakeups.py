@@ -13,7 +13,9 @@ from sqlalchemy import func, insert, select, text
 from sqlqueue import Retry
 from sqlqueue.dialects import adapter_for
 from sqlqueue.evaluation.bench.proxy import Proxy, proxy
+from sqlqueue.transaction.notifications import channel_of, spread
 from sqlqueue.worker.fetching import poller
+from sqlqueue.worker.fetching.poller import Poller
 from tests.support.harness import Database
 from tests.support.models import Spool, Task
 from tests.support.rows import clock, count, rows
@@ -132,6 +134,25 @@ def test_an_idle_worker_is_quiet(sync_db: Database, workers: Workers, monkeypatc
         workers.start(worker)
         eventually(lambda: any("task" in each[2] for each in before))
     eventually(is_quiet)
+
+
+def test_notifications_in_vain_do_not_keep_a_worker_busy(
+    sync_db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs may send any number of them.  Work that then comes is still begun at once."""
+    idle(sync_db, workers, notify=False)
+    claims: list[float] = []
+    expect = Poller.expect
+    monkeypatch.setattr(Poller, "expect", lambda self: claims.append(time.monotonic()) or expect(self))
+    begun = time.monotonic()
+    while time.monotonic() < begun + 3:
+        spread([channel_of(Task.__queue_spec__)])
+        time.sleep(0.001)
+    allowed = poller.WAKE_UPS + (time.monotonic() - begun) / poller.WAKE_UP_EVERY + 2
+    assert poller.WAKE_UPS < len(claims) <= allowed
+    with sync_db.begin() as actor:
+        actor.add(Task())
+    done_at_once(sync_db)
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------

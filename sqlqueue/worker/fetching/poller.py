@@ -18,6 +18,10 @@ from .readiness import MAX_CHANGES
 
 FIRST_LOOK = 0.1
 """Seconds after which an idle worker queries again; the pauses grow from there."""
+WAKE_UPS = 10
+"""How many wake-ups in a row may find nothing before the next ones are delayed: anyone may send notifications."""
+WAKE_UP_EVERY = 0.05
+"""Seconds between further wake-ups, on average."""
 NOW = timedelta(0)
 SETTLING_PAUSE = timedelta(milliseconds=5)
 """A pause after a claim: handlers can start, and a notification in the meantime saves the query."""
@@ -39,6 +43,8 @@ class Poller:
         self._in_vain = False
         """Whether a claim found nothing although the query saw work, because others have locked it."""
         self._saw_nothing = False
+        self._woken = 0.0
+        """When the recent wake-ups that found nothing would have ended if each had taken :data:`WAKE_UP_EVERY`."""
         self._unsubscribe = subscribe([channel_of(handler.spec)], self.wake)
 
     def wake(self) -> None:
@@ -65,9 +71,17 @@ class Poller:
         """Reset the pauses after a claim that found work."""
         self._looks = self._pauses()
         self._in_vain = False
+        self._woken = 0.0
 
     async def wait(self) -> None:
         """Wait until a claim is worth trying."""
+        await self._wait()
+        if self._news.is_set() and not self._closed:
+            now = self._loop.time()
+            self._woken = max(self._woken, now) + WAKE_UP_EVERY
+            await asyncio.sleep(self._woken - now - WAKE_UPS * WAKE_UP_EVERY)  # a negative pause is none
+
+    async def _wait(self) -> None:
         if await self._heard(SETTLING_PAUSE):
             return
         while not self._news.is_set():
