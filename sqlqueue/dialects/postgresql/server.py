@@ -76,7 +76,7 @@ class PostgreSQLServer(Server):
 
     def hides_rows(self, connection: Connection, spec: QueueSpec) -> bool:
         name = live_name(connection, spec.table)
-        return connection.scalar(select(func.row_security_active(func.to_regclass(name)))) is True
+        return connection.scalar(select(func.pg_catalog.row_security_active(func.pg_catalog.to_regclass(name)))) is True
 
     def lock_owner(self, connection: Connection, spec: QueueSpec, identity: Identity) -> str | None:
         # the system column xmax shows the transaction that locked a row last, unless several share the lock
