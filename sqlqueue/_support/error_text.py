@@ -13,6 +13,10 @@ _LONGEST = 2000
 """Maximum length in UTF-16 code units, the unit of the strictest engine."""
 
 
+UNREADABLE = "cannot be read: "
+"""The beginning of the error of a row that was set aside because it cannot be read."""
+
+
 def error_text(error: BaseException | str) -> str:
     """Return ``"TypeName: message"`` for an exception, or the string.  Works even if the exception's ``__str__`` fails.
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import inspect, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from .. import operations
@@ -17,6 +17,7 @@ from .._support.error_text import key_text
 from ..lifecycle.reasons import Reason, moment_text
 from ..model.history import history_of
 from ..operations.attempts import spoken
+from ..operations.finding import find_all, key_of
 from ..operations.history import PastAttempt
 from ..operations.text_values import identity
 from ..queue.spec import Criterion, Identity, QueueSpec
@@ -81,8 +82,7 @@ def list_tasks(
         found = transact(
             url,
             lambda session: [
-                _facts(spec, task)
-                for task in operations.find(session, spec.entity, *chosen, limit=limit, order_by=terms)
+                _facts(spec, task) for task in find_all(session, spec.entity, *chosen, limit=limit, order_by=terms)
             ],
         )
     if as_json:
@@ -160,7 +160,7 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 def _one(session: Session, spec: QueueSpec, where: Sequence[Criterion]) -> tuple[list[dict[str, Any]], datetime]:
-    found = [_facts(spec, task) for task in operations.find(session, spec.entity, *where)]
+    found = [_facts(spec, task) for task in find_all(session, spec.entity, *where)]
     return found, session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
 
 
@@ -184,10 +184,10 @@ def _print_past(past: Sequence[PastAttempt]) -> None:
 def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
     """Return all columns of ``task`` as ``--json`` prints them."""
     roles = set(spec.attributes.values())
-    own = [prop.key for prop in inspect(type(task)).column_attrs if prop.key not in roles]
+    own = [prop.key for prop in spec.mapper.column_attrs if prop.key not in roles]
     return {
         "queue": spec.table.fullname,
-        "key": key_text(spec.identity_of(task)),
+        "key": key_text(key_of(spec, task)),
         **{role: getattr(task, name) for role, name in spec.attributes.items()},
         "columns": {name: getattr(task, name) for name in own},
     }
@@ -196,5 +196,8 @@ def _facts(spec: QueueSpec, task: object) -> dict[str, Any]:
 def _lease(facts: dict[str, Any], now: datetime) -> str:
     if facts["status"] != Status.RUNNING:
         return "none"
-    left = timedelta(seconds=round((facts["available_at"] - now).total_seconds()))
+    until = facts["available_at"]
+    if not isinstance(until, datetime):
+        return str(until)
+    left = timedelta(seconds=round((until - now).total_seconds()))
     return f"expires in {left}" if left > timedelta(0) else f"expired {-left} ago: the next claim takes it over"

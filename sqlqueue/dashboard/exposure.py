@@ -13,6 +13,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from .._support.exc import ArgumentError
 from ..dialects.base import Adapter
 from ..operations.filtering import column
+from ..operations.finding import Damaged
 from ..queue.spec import Identity, QueueSpec, spec_of
 
 Columns: TypeAlias = Mapping[type[Any], Sequence[str]]
@@ -58,7 +59,9 @@ class Exposure:
         characters.  ``cut``: what :meth:`texts` has read for ``task``."""
         names = self.columns.get(spec.entity, ())
         values = {name: cut[name] if name in cut else getattr(task, name) for name in names}
-        if self.redact is not None:
+        if self.redact is not None and isinstance(task, Damaged):  # the application's function expects a task
+            values = dict.fromkeys(names, "(its row cannot be read)")
+        elif self.redact is not None:
             values = {name: self.redact(task, name, value) for name, value in values.items()}
         return {name: None if value is None else shortened(str(value), longest) for name, value in values.items()}
 
@@ -108,5 +111,5 @@ class Exposure:
 
     def link_to(self, task: object) -> str | None:
         """Return the URL of the application's own page for ``task``, if it is safe to follow."""
-        found = None if self.link is None else self.link(task)
+        found = None if self.link is None or isinstance(task, Damaged) else self.link(task)
         return found if found is not None and found.startswith(("https://", "http://", "/")) else None

@@ -65,10 +65,10 @@ def _two(seconds: float, large: int, of_large: str, small: int, of_small: str) -
     return f"{whole} {of_large} {rest // small} {of_small}" if rest >= small else f"{whole} {of_large}"
 
 
-def moment(value: datetime | None) -> Markup:
-    """Return a time in UTC, for people and for programs."""
-    if value is None:
-        return Markup("-")
+def moment(value: datetime | str | None) -> Markup:
+    """Return a time in UTC, for people and for programs; or the text that says why it cannot be read."""
+    if not isinstance(value, datetime):
+        return Markup("{}").format("-" if value is None else readable(value))
     return Markup('<time datetime="{}">{}</time>').format(value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S}Z")
 
 

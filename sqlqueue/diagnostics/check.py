@@ -31,6 +31,7 @@ from .schema_drift import (
     helpful_indexes,
 )
 from .unadopted import of_contents
+from .unreadable import set_aside
 
 Target: TypeAlias = Any
 """A declarative base or any object with a ``metadata``, a ``MetaData``, or a single queue model."""
@@ -41,8 +42,8 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
     ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model.  Findings about
     the server come first, then those of each table: missing or different parts of the schema, privileges, whether
-    claims use their indexes, and whether there are rows that prune() keeps; then those of the tables of the history and
-    of the workers, and queues that no live worker serves.
+    claims use their indexes, whether there are rows that prune() keeps, and rows that cannot be read; then those of the
+    tables of the history and of the workers, and queues that no live worker serves.
 
     Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
     With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
@@ -142,6 +143,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
         if not any(finding.severity is Severity.ERROR for finding in (*of_server, *found)):
             yield from unserved_claims(connection, adapter, spec)
             yield from of_contents(connection, spec)
+            yield from set_aside(connection, spec)
     beside = list(of_companions(connection, specs[0].table.metadata))
     yield from beside
     if not any(finding.severity is Severity.ERROR for finding in beside):

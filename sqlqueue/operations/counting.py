@@ -13,7 +13,7 @@ from ..dialects.base import Adapter
 from ..lifecycle.kind import kinds_of
 from ..queue.spec import Criterion, QueueSpec, Where
 from ..queue.status import DUE, FINAL, Status
-from ..sql.clock import utcnow
+from ..sql.clock import representable, utcnow
 from ..sql.criteria import only
 from ..sql.states import is_available, is_due, is_early, is_final, is_hung
 from .windows import Window, Windows
@@ -83,7 +83,8 @@ def counted(spec: QueueSpec, where: Iterable[Where], asked: Sequence[Portion], c
         *(_measured(portion, _looked_at(spec, portion, criteria, cap), flags, moments) for portion in asked)
     ).subquery("found")
     # read the clock once: within the subquery, SQLite would read it for each row
-    return select(*found.c, utcnow().label("moment"))
+    shown = (representable(each).label(each.name) if each.name in moments else each for each in found.c)
+    return select(*shown, utcnow().label("moment"))
 
 
 def _looked_at(spec: QueueSpec, portion: Portion, where: Sequence[Where], cap: int | None) -> Subquery:

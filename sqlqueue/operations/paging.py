@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.base import ExecutableOption
 
 from .._support.checks import count
+from .._support.error_text import UNREADABLE
 from ..dialects.base import Adapter
 from ..model.mixins import T
 from ..queue.spec import Identity, Where, spec_of
 from ..queue.status import Status
 from ..transaction.connection import AnySession, open_, session_of
-from .finding import find
+from .finding import Damaged, find_all, key_of
 from .session_criteria import within
 from .windows import SCAN, Position, Window, Windows
 
@@ -24,8 +25,8 @@ from .windows import SCAN, Position, Window, Windows
 class Page(Generic[T]):
     """A page of tasks, and the positions of the previous and next page."""
 
-    tasks: Sequence[T]
-    """The tasks, in order."""
+    tasks: Sequence[T | Damaged]
+    """The tasks, in order, with stand-ins for those that cannot be read."""
     next: Position | None
     """The ``after`` of the next page; ``None`` on the last one."""
     previous: Position | None
@@ -64,8 +65,7 @@ def page(
         if len(keys) > limit or (end := part.end(adapter, session)) is not None:
             break
     shown = _loaded(adapter, session, entity, keys[:limit] if before is None else keys[:limit][::-1], options)
-    ends = [_position(window, task) for task in (*shown[:1], *shown[-1:])]
-    first, last = ends if ends else (None, None)
+    first, last = _position(window, shown), _position(window, shown[::-1])
     more = len(keys) > limit
     if before is not None:
         return Page(tasks=shown, next=last, previous=end or (first if more else None), is_cut=end is not None)
@@ -79,17 +79,22 @@ def _loaded(
     entity: type[T],
     keys: Sequence[Identity],
     options: Sequence[ExecutableOption],
-) -> Sequence[T]:
+) -> Sequence[T | Damaged]:
     """Return the tasks with these keys that still exist, in the order of the keys."""
     if not keys:
         return []
     spec = spec_of(entity)
     # without other criteria or an order, for which SQLite might scan another index
     criterion = adapter.keys.key_in(spec, keys)
-    found = {spec.identity_of(task): task for task in find(session, entity, criterion, options=options)}
+    found = {key_of(spec, task): task for task in find_all(session, entity, criterion, options=options)}
     return [found[key] for key in keys if key in found]
 
 
-def _position(window: Window, task: object) -> Position:
+def _position(window: Window, tasks: Sequence[object]) -> Position | None:
+    """Return the position of the first of ``tasks`` that can be read, if there is one."""
     names: Mapping[Any, str] = {prop.columns[0]: prop.key for prop in window.spec.mapper.column_attrs}
-    return tuple(getattr(task, names[term.column]) for term in window.places)
+    for task in tasks:
+        position = tuple(getattr(task, names[term.column]) for term in window.places)
+        if not isinstance(task, Damaged) or not any(str(each).startswith(f"({UNREADABLE}") for each in position):
+            return position
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 from sqlalchemy import Table, select, update
 
@@ -200,16 +200,32 @@ def _info(row: Mapping[str, Any]) -> WorkerInfo:
         **{key: row[key] for key in (*same, "last_claim_at", "memory", "concurrency")},
         is_live=row["seen_at"] >= row["now"] - LIVE,
         handlers=handlers_of(row["handlers"]),
-        command=None if row["command"] is None else Command(row["command"]),
+        command=Command(row["command"]) if row["command"] in tuple(Command) else None,
     )
 
 
-def handlers_of(stored: Sequence[Mapping[str, Any]]) -> tuple[HandlerInfo, ...]:
-    """Return handlers as values, from JSON."""
+def handlers_of(stored: object) -> tuple[HandlerInfo, ...]:
+    """Return handlers as values, from JSON, which another release may have written: of a handler, only the queue must
+    be known."""
+    known = [each for each in stored if isinstance(each, Mapping) and "queue" in each] if _is_list(stored) else []
     return tuple(
-        HandlerInfo(**{**each, "functions": None if each["functions"] is None else tuple(each["functions"])})
-        for each in stored
+        HandlerInfo(
+            queue=str(each["queue"]),
+            functions=tuple(map(str, names)) if _is_list(names := each.get("functions")) else None,
+            whole=bool(each.get("whole", False)),
+            slots=_number(each.get("slots")),
+            busy=_number(each.get("busy")),
+        )
+        for each in known
     )
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _table_of(spec: QueueSpec) -> Table:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, and_, case, func, literal_column, select
+from sqlalchemy import ColumnElement, String, and_, case, cast, func, literal_column, null, select
 from sqlalchemy.orm import QueryableAttribute, Session
 from sqlalchemy.sql.elements import SQLCoreOperations
 
@@ -108,7 +108,8 @@ def stats_by(
     """Return the number of tasks in each state for each value of ``by``: ``stats_by(session, Email, Email.topic)``.
 
     ``by`` is a column of the model, or an expression of its columns.  The result is sorted by value and contains only
-    values that occur, ``None`` included.  Reads all rows.  Raises :class:`.ArgumentError` if ``by`` belongs to another
+    values that occur, ``None`` included.  If one of them cannot be read, all are returned as text.  Reads all rows.
+    Raises :class:`.ArgumentError` if ``by`` belongs to another
     table.
     """
     spec = spec_of(entity)
@@ -128,10 +129,20 @@ def stats_by(
         .subquery("each_task")
     )
     counts = func.count(), func.count(each.c.hung), func.count(each.c.waits)
-    by_value = select(each.c.divided_by, each.c.status, *counts)
-    grouped = by_value.group_by(each.c.divided_by, each.c.status).order_by(each.c.divided_by)
+    grouped = (each.c.divided_by, each.c.status)
+
+    def read(value: ColumnElement[Any]) -> Sequence[Any]:
+        statement = select(value, each.c.status, *counts).group_by(*grouped).order_by(each.c.divided_by)
+        return adapter.rows.execute(session, spec, statement).all()
+
+    try:
+        found = read(each.c.divided_by)
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+        found = read(cast(each.c.divided_by, String(255)))
     rows: dict[V, list[Any]] = {}
-    for row in adapter.rows.execute(session, spec, grouped):
+    for row in found:
         rows.setdefault(row[0], []).append(row[1:])
     return {found: _stats(some) for found, some in rows.items()}
 
@@ -201,9 +212,18 @@ class _Count:
 
     def read(self, asked: Sequence[Portion]) -> tuple[Sequence[Any], set[str]]:
         """Return the rows of the statement that counts, and which counts are lower bounds."""
-        statement = counted(self.spec, self.where, asked, self.cap)
-        rows = self.adapter.rows.execute(self.session, self.spec, statement).all()
+        try:
+            rows = self._rows(asked)
+        except Exception as error:
+            if not self.adapter.errors.is_of_row(error):
+                raise
+            none = cast(null(), self.spec["available_at"].type)  # instead of a time that cannot be read
+            rows = self._rows([replace(each, moments=dict.fromkeys(each.moments, none)) for each in asked])
         return rows, capped(rows, asked, self.cap) | cut(self.adapter, self.session, asked)
+
+    def _rows(self, asked: Sequence[Portion]) -> Sequence[Any]:
+        statement = counted(self.spec, self.where, asked, self.cap)
+        return self.adapter.rows.execute(self.session, self.spec, statement).all()
 
 
 def _looking_over(counting: _Count) -> list[Portion]:

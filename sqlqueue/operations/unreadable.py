@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import defaultdict
@@ -13,7 +14,7 @@ from sqlalchemy import null, select
 from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
-from .._support.error_text import error_text
+from .._support.error_text import UNREADABLE, error_text
 from .._support.logs import logger_of
 from ..dialects.base import Adapter
 from ..dialects.parts.rows import Unreadable
@@ -34,11 +35,9 @@ from .recording import Told, last_claims, record
 
 logger = logger_of("sqlqueue")
 
-PREFIX = "cannot be read: "
-"""The beginning of the error of a row that was set aside."""
 MOST = 10
 """How often a row is postponed before it becomes a dead letter."""
-_COUNTED = re.compile(rf"{PREFIX}.* \((\d+) of {MOST}\)", re.DOTALL)
+_COUNTED = re.compile(rf"{UNREADABLE}.* \((\d+) of {MOST}\)", re.DOTALL)
 _SAY_AGAIN = 3600.0
 """Seconds until another line is logged for the same row."""
 _MOST_SAID = 10_000
@@ -68,9 +67,15 @@ def set_aside(
         for identity, error in some:
             aside = _aside(spec, error, errors.get(identity))
             alike[aside].append(identity)
-            _say(spec, identity, aside)
+            then = "discarded" if aside.delay is None else f"postponed by {spoken(aside.delay)}"
+            say(spec, identity, f"{aside.error}, {then}")
         for aside, identities in alike.items():
             _write(adapter, session, spec, identities, aside, claimed=claimed)
+
+
+def was_set_aside(error: str | None) -> bool:
+    """Return whether the ``error`` of a row says that it could not be read."""
+    return error is not None and error.startswith(UNREADABLE)
 
 
 def unreadable_rows(session: Session) -> int:
@@ -96,7 +101,7 @@ def _errors(
 def _aside(spec: QueueSpec, error: Exception, before: str | None) -> _Aside:
     found = _COUNTED.fullmatch(before or "")
     times = int(found[1]) + 1 if found else 1
-    reason = PREFIX + brief(error_text(error))
+    reason = UNREADABLE + brief(error_text(error))
     if times <= MOST:
         return _Aside(f"{reason} ({times} of {MOST})", delay_after(spec.options.retry, times, spec.entity.__name__))
     if recurs(spec):  # another run follows
@@ -130,15 +135,13 @@ def _write(
     adapter.rows.execute(session, spec, adapter.keys.by_key(spec, write(spec, named, values)))
 
 
-def _say(spec: QueueSpec, identity: Identity, aside: _Aside) -> None:
-    """Log what happens to a row, once an hour."""
+def say(spec: QueueSpec, identity: Identity, text: str) -> None:
+    """Log what is wrong with a row, once an hour."""
     key, now = (spec.table.fullname, identity), time.monotonic()
-    if now - _said.get(key, -_SAY_AGAIN) < _SAY_AGAIN:
+    if now - _said.get(key, -math.inf) < _SAY_AGAIN:
         return
     if len(_said) >= _MOST_SAID:
         _said.clear()
     _said[key] = now
-    then = "discarded" if aside.delay is None else f"postponed by {spoken(aside.delay)}"
-    claim = Claim(spec.entity, identity, attempt=0)
     facts = {"queue": spec.entity.__name__, "identity": identity}
-    logger.error("%s %s, %s", task_name(claim), aside.error, then, extra=facts)
+    logger.error("%s %s", task_name(Claim(spec.entity, identity, attempt=0)), text, extra=facts)

@@ -21,7 +21,7 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..queue.status import Status
 from ..sql.changes import write
-from ..sql.clock import utcnow
+from ..sql.clock import representable, utcnow
 from ..sql.selection import Pick, exhausted_picks, picks
 from ..sql.states import has_attempts, has_come, is_available, is_due, is_early, present_status, state
 from ..transaction.connection import Access, AnySession, open_, session_of
@@ -50,9 +50,14 @@ def poll(session: AnySession, entity: type[QueueMixin], *where: Where) -> Poll:
     adapter = open_(session, spec)
     ready, due = (step(1) for step in picks(spec, within(session, spec, where), ()))
     waiting = replace(due, state=(*_waits(spec), has_attempts(spec)))
-    if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
-        return seen
-    row: Any = adapter.rows.execute(session, spec, select(*_moments(ready, waiting), utcnow())).one()
+    try:
+        if ready.divided is not None and (seen := _poll_whole(session, adapter, ready, waiting)) is not None:
+            return seen
+        row: Any = adapter.rows.execute(session, spec, select(*_moments(ready, waiting), utcnow())).one()
+    except Exception as error:
+        if not adapter.errors.is_of_row(error):
+            raise
+        return Poll(timedelta(0), early=False)  # a time that cannot be read, such as text or February 30
     return _result(*row)
 
 
@@ -74,11 +79,13 @@ def _poll_whole(session: Session, adapter: Adapter, ready: Pick, waiting: Pick) 
 
 def _moments(ready: Pick, waiting: Pick) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     moment = ready.spec["available_at"]
-    first, waits = (each.first(moment).scalar_subquery() for each in (ready, waiting))
+    shown = representable(moment).label("moment")
+    first, waits = (each.first(shown).scalar_subquery() for each in (ready, waiting))
     # evaluated only if no task is ready: there can be a great many ready tasks, with early ones among them
     each = [select(func.min(moment)).where(is_early(ready.spec), *part.where) for part in ready.parts]
-    early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("early").c[0]))
-    return func.coalesce(first, early.scalar_subquery(), type_=moment.type), waits
+    early = each[0] if len(each) == 1 else select(func.min(union_all(*each).subquery("every_early").c[0]))
+    least = select(representable(early.subquery("early").c[0])).scalar_subquery()
+    return func.coalesce(first, least, type_=moment.type), waits
 
 
 def _result(available: datetime | None, scheduled: datetime | None, now: datetime) -> Poll:

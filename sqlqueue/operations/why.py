@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from .._support.claim import Claim
 from .._support.engines import has_one_connection, separate_session
-from .._support.error_text import key_text
+from .._support.error_text import error_text, key_text
 from ..dialects.base import Adapter
 from ..lifecycle.kind import isolates_suspects, kinds_of
 from ..lifecycle.reasons import Cause, Reason, SeenTask, moment_text
@@ -20,17 +20,19 @@ from ..model.history import history_of
 from ..model.mixins import QueueMixin
 from ..model.registry import worker_table
 from ..queue.history import AttemptOutcome
-from ..queue.spec import Criterion, Identity, QueueSpec, spec_of
+from ..queue.spec import QUEUE_ROLES, Criterion, Identity, QueueSpec, spec_of
 from ..queue.status import FINAL, Status
 from ..sql.attempts import ended
-from ..sql.clock import utcnow
+from ..sql.clock import UTCDateTime, representable, utcnow
 from ..sql.place import COUNTED, before, capped_count
 from ..sql.selection import Pick, picks
 from ..transaction.connection import AnySession, open_, session_of
 from ..transaction.ledger import ledger_of
+from .attempts import brief
 from .pausing import pauses_of
 from .registry import workers
 from .session_criteria import scope_of, within
+from .unreadable import was_set_aside
 from .windows import finds_finished
 
 _MINUTE = timedelta(minutes=1)
@@ -44,8 +46,8 @@ class Explanation:
     """The model of the task."""
     identity: Identity
     """Its primary key."""
-    status: Status | None
-    """Its state; ``None`` if there is no such row."""
+    status: Status | str | None
+    """Its state, or another text that is stored instead; ``None`` if there is no such row."""
     reasons: tuple[Reason, ...]
     """At least one reason. All of them must be resolved before the task can run; the decisive one comes first."""
     at: datetime
@@ -82,7 +84,7 @@ def why(session: AnySession, task: QueueMixin | Claim) -> Explanation:
     return Explanation(
         entity=spec.entity,
         identity=identity,
-        status=Status(seen.values["status"]),
+        status=_status(seen),
         reasons=tuple(_reasons(session, adapter, seen)),
         at=seen.now,
     )
@@ -97,15 +99,35 @@ def _named(task: QueueMixin | Claim) -> tuple[QueueSpec, Identity]:
 
 def _read(session: Session, adapter: Adapter, spec: QueueSpec, identity: Identity) -> SeenTask | None:
     columns = dict.fromkeys([*spec.columns.values(), *spec.primary_key, *(term.column for term in spec.ready_order)])
-    named = select(utcnow(), *columns).where(*within(session, spec, (spec.key(identity),)))
-    row = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, named)).one_or_none()
-    if row is None:
+    read = (representable(each) if isinstance(each.type, UTCDateTime) else each for each in columns)
+    found = adapter.rows.values(session, spec, within(session, spec, (spec.key(identity),)), [utcnow(), *read])
+    if found is None:
         return None
-    values: Iterable[tuple[Any, Any]] = zip(columns, row[1:], strict=True)
-    return SeenTask(spec=spec, identity=identity, now=row[0], columns=dict(values), scope=scope_of(session, spec))
+    now, *values = found
+    shown: Iterable[tuple[Any, Any]] = zip(columns, values, strict=True)
+    return SeenTask(spec=spec, identity=identity, now=now, columns=dict(shown), scope=scope_of(session, spec))
+
+
+def _status(seen: SeenTask) -> Status | str:
+    stored = str(seen.values["status"])
+    return Status(stored) if stored in tuple(Status) else stored
+
+
+def _damage(seen: SeenTask) -> Iterator[Reason]:
+    """Yield the reasons why the queue cannot work with the row at all."""
+    for role, value in seen.values.items():
+        if isinstance(value, Exception) and role in QUEUE_ROLES:
+            text = f"its {role} cannot be read: {brief(error_text(value))}"
+            yield Reason(cause=Cause.UNREADABLE, text=text)
+    if not isinstance(status := _status(seen), Status):
+        states = ", ".join(Status)
+        text = f"its status is {status!r}, which is none of the states: {states}"
+        yield Reason(cause=Cause.UNKNOWN_STATUS, text=text)
 
 
 def _reasons(session: Session, adapter: Adapter, seen: SeenTask) -> Iterable[Reason]:
+    if damage := list(_damage(seen)):
+        return damage
     state = _state(seen)
     if state is not None and state.cause is Cause.NOT_DUE:
         return [state, *_obstacles(session, seen)]
@@ -138,6 +160,8 @@ def _state(seen: SeenTask) -> Reason | None:
         return Reason(cause=Cause.RUNNING, text=text, since=since, until=moment, by=values["claimed_by"])
     if moment > seen.now:
         failed = f"attempt {tries} of {values['max_attempts']} failed, and " if status is Status.RETRYABLE else ""
+        if was_set_aside(values["error"]):
+            failed = f"it {values['error']}, and "
         return Reason(cause=Cause.NOT_DUE, text=f"{failed}it is not due before {moment_text(moment)}", until=moment)
     if status is not Status.AVAILABLE and tries >= values["max_attempts"] and values["claim_token"] >= 0:
         text = f"attempt {tries} was the last one, and ended without a result: rescue() discards it, as workers do"

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from ..operations.unreadable import unreadable_rows
 from ..worker.database.backoff import keep_running
 from ..worker.database.deadlines import transaction_limit
 from ..worker.fetching.base import BaseFetcher
@@ -105,7 +104,7 @@ class RelayFetcher(BaseFetcher):
 
         def take(session: Session) -> Sequence[Any]:
             found = claim(session, entity, *where)
-            self._context.reports.unreadable(unreadable_rows(session))
+            self._context.note_claim(handler, session)
             return found
 
         messages = await self._context.database.run(take, transaction_limit(handler.lease))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import DateTime, Float, bindparam
+from sqlalchemy import DateTime, Float, bindparam, case
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -16,6 +16,10 @@ from .wrapped_types import WrappedType
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 """The ``available_at`` of rows from before the table became a queue.  A claim that scans the index for due rows stops
 before them, however many there are."""
+
+
+_REACH = timedelta(days=24_000)
+"""Nearly the longest time that SQL Server can add to a time, in seconds of 31 bits."""
 
 
 class UTCDateTime(WrappedType[datetime]):
@@ -84,3 +88,10 @@ class utcdefault(FunctionElement[datetime]):
     name = "utcdefault"
     inherit_cache = True
     type = UTCDateTime.wrapping(DateTime, timezone=True)
+
+
+def representable(moment: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return ``moment``, or the nearest time within 65 years: other programs may insert infinity, zero dates and years
+    beyond 9999, which some engines store and Python has not."""
+    first, last = utcnow(-_REACH), utcnow(_REACH)
+    return case((moment < first, first), (moment > last, last), else_=moment)

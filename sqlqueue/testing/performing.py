@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, overload
 
-from sqlalchemy import select
+from sqlalchemy import literal, select
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from .. import operations
@@ -22,7 +22,7 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import Identity, QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.changes import write
-from ..sql.clock import utcnow
+from ..sql.clock import NEVER, utcnow
 from ..sql.criteria import only
 from ..sql.states import state
 from ..transaction.claims import claim_of, is_unsettled
@@ -203,6 +203,7 @@ def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identit
     """Return the rows that are not due yet: their spec, key, due time, and the time until then."""
     waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
     asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
+    asked = asked.where(spec["available_at"] < literal(NEVER, spec["available_at"].type))
     rows: Iterable[Any] = open_(session, spec).rows.execute(session, spec, asked)
     return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError, Cause, Command, ConfigurationError, HandlerInfo, Severity, check
@@ -165,3 +165,26 @@ def test_why_reports_that_no_live_worker_takes_a_task(fleet: Database) -> None:
     assert causes(call) == [(Cause.UNSERVED, "no live worker has registered the function 'shop.mail'")]
     register(fleet, "right", handler("fleet_call", "shop.mail"))
     assert [cause for cause, _ in causes(call)] == [Cause.READY]
+
+
+def test_rows_of_other_releases(fleet: Database) -> None:
+    """Of a handler that another release has registered, only the queue must be known."""
+    whole = handler("errand_of_fleet")
+    register(fleet, "newer", {**whole, "mood": "good"}, {"mood": "bad"})
+    register(fleet, "older", {"queue": "errand_of_fleet"})
+    register(fleet, "own", whole)
+    with fleet.engine.begin() as connection:
+        connection.execute(update(FleetWorker).where(FleetWorker.name == "newer").values(command="dance"))
+    with fleet.begin() as actor:
+        found = {each.name: each for each in actor.workers(Errand)}
+        assert actor.drain_workers(Errand) == 3
+    assert found["newer"].command is None
+    assert found["newer"].handlers == found["own"].handlers
+    (least,) = found["older"].handlers
+    assert (least.queue, least.functions, least.whole, least.slots, least.busy) == (
+        "errand_of_fleet",
+        None,
+        False,
+        0,
+        0,
+    )

@@ -14,6 +14,7 @@ from sqlalchemy import event, func, select, text, update
 from sqlqueue import claim_in_turns
 from sqlqueue.operations import unreadable
 from sqlqueue.outbox import claim_messages
+from sqlqueue.sql.clock import representable
 from tests.outbox.messages import fill
 from tests.support.harness import Database
 from tests.support.models import Listing, Outgoing, Sign, Spool, Task, Visit
@@ -57,9 +58,18 @@ def signs(db: Database, *symbols: str, **columns: Any) -> None:
 def seen(db: Database, model: Any = Sign) -> dict[int, Any]:
     """The state of each row, read without its own columns."""
     table = model.__table__
-    roles = ("status", "attempt", "max_attempts", "error", "claimed_by", "available_at", "finished_at")
+    roles = ("status", "attempt", "max_attempts", "error", "claimed_by", "finished_at")
     with db.engine.connect() as connection:
-        return {row.id: row for row in connection.execute(select(table.c.id, *(table.c[role] for role in roles)))}
+        moment = representable(table.c.available_at).label("available_at")
+        read = select(table.c.id, moment, *(table.c[role] for role in roles)).order_by(table.c.id)
+        return {row.id: row for row in connection.execute(read)}
+
+
+def states(db: Database, model: Any = Sign) -> dict[int, str]:
+    """The status of each row."""
+    with db.engine.connect() as connection:
+        rows = connection.execute(select(model.id, model.status).order_by(model.id))
+        return {row.id: row.status for row in rows}
 
 
 def waits(db: Database, row: Any, number: int = 1, delay: timedelta = timedelta(minutes=10)) -> bool:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
+from ...operations.finding import key_of
 from ...operations.paging import Page, page
 from ...operations.windows import SCAN, places_of
 from ...queue.spec import Identity, QueueSpec
@@ -95,7 +96,7 @@ async def _table(site: Site, spec: QueueSpec, chosen: Filter, after: str | None,
         found = page(
             session, spec.entity, *criteria, status=state, after=start, before=end, limit=ROWS, options=options
         )
-        cut = site.exposure.texts(adapter, session, spec, [spec.identity_of(task) for task in found.tasks], CELL)
+        cut = site.exposure.texts(adapter, session, spec, [key_of(spec, task) for task in found.tasks], CELL)
         return _shown(site.exposure, spec, found, cut)
 
     key = ("tasks", spec, tuple(chosen.query.items()), after, before)
@@ -107,7 +108,7 @@ def _shown(
 ) -> TaskTable:
     rows = []
     for task in found.tasks:
-        key = spec.identity_of(task)
+        key = key_of(spec, task)
         own = {role: getattr(task, spec.attributes[role]) for role in SHOWN if role in spec.attributes}
         named = exposure.named(spec, task, cut.get(key, {}), CELL)
         rows.append(TaskRow(key=key_text(key), own=_in_cells(own), named=_in_cells(named)))

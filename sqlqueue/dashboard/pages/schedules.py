@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
 from ...lifecycle.kind import recurs
+from ...operations.finding import key_of
 from ...operations.paging import page
 from ...queue.schedules import parse
 from ...queue.spec import QueueSpec
@@ -50,7 +51,7 @@ def _read(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]
     found = page(session, spec.entity, spec["schedule"].is_not(None), limit=ROWS, options=[shown])
     tasks = [
         RecurringTask(
-            key=key_text(spec.identity_of(task)),
+            key=key_text(key_of(spec, task)),
             status=getattr(task, names["status"]),
             schedule=(schedule := getattr(task, names["schedule"])),
             runs=list(_runs(schedule, getattr(task, names["status"]), getattr(task, names["available_at"]))),
@@ -63,7 +64,7 @@ def _read(session: Session, spec: QueueSpec) -> tuple[list[RecurringTask], bool]
 
 def _runs(schedule: str, status: str, moment: datetime) -> Iterator[datetime]:
     """Yield the next runs of a waiting task."""
-    if status not in ("scheduled", "available", "retryable"):
+    if status not in ("scheduled", "available", "retryable") or not isinstance(moment, datetime):
         return
     with suppress(ArgumentError):  # another program may have stored an invalid schedule
         for _ in range(RUNS):

@@ -15,7 +15,8 @@ from ..._support.claim import Claim
 from ..._support.error_text import key_text
 from ..._support.exc import ArgumentError
 from ...model.history import history_of
-from ...operations import Explanation, find, why
+from ...operations import Explanation, why
+from ...operations.finding import find_all
 from ...operations.history import PastAttempt, history
 from ...operations.text_values import identity
 from ...queue.spec import Identity, QueueSpec
@@ -62,7 +63,7 @@ def identity_in(request: Request, spec: QueueSpec) -> Identity:
 
 
 def _read(session: Session, exposure: Exposure, spec: QueueSpec, key: Identity) -> Detail | None:
-    found = find(session, spec.entity, spec.key(key), options=[exposure.loading(spec, spec.attributes)])
+    found = find_all(session, spec.entity, spec.key(key), options=[exposure.loading(spec, spec.attributes)])
     if not found:
         return None
     (task,), claim = found, Claim(spec.entity, key, attempt=0)
@@ -70,7 +71,7 @@ def _read(session: Session, exposure: Exposure, spec: QueueSpec, key: Identity) 
     return Detail(
         key=key_text(key),
         own=exposure.own(spec, task),
-        named=exposure.named(spec, task, cut.get(spec.identity_of(task), {}), LONGEST),
+        named=exposure.named(spec, task, cut.get(key, {}), LONGEST),
         link=exposure.link_to(task),
         why=why(session, claim),
         past=history(session, claim, limit=ATTEMPTS) if history_of(spec.table.metadata) is not None else (),

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from sqlalchemy import CursorResult, Delete, Select, Update, select
+from sqlalchemy import ColumnElement, CursorResult, Delete, Select, Update, select
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.util import identity_key
 from sqlalchemy.sql.base import ExecutableOption
 
 from ..._support.exc import ArgumentError
 from ..._support.logs import clear_frames
-from ...queue.spec import Criterion, Identity, QueueSpec
+from ...queue.spec import Criterion, Identity, QueueSpec, Where
 from ...sql.changes import remove
 from ...sql.selection import Pick
 from .errors import Errors
@@ -175,6 +175,28 @@ class Rows:
                 clear_frames(error)
                 unreadable.append(Unreadable(key, error))
         return found
+
+    def values(
+        self, session: Session, spec: QueueSpec, where: Sequence[Where], columns: Sequence[ColumnElement[Any]]
+    ) -> list[Any] | None:
+        """Return the values of these columns of the row that ``where`` selects by primary key, or ``None`` if there is
+        no such row.
+
+        An error stands for a value that cannot be read.
+        """
+        named = select(*columns).select_from(spec.mapper.persist_selectable).where(*where)
+        try:
+            row = self.execute(session, spec, self._keys.by_key(spec, named)).one_or_none()
+        except Exception as error:
+            if not self.errors.is_of_row(error):
+                raise
+            clear_frames(error)
+            if len(columns) == 1:
+                return [error]
+        else:
+            return None if row is None else list(row)
+        each = [self.values(session, spec, where, [column]) for column in columns]
+        return None if None in each else [value for some in each for value in some or ()]
 
     def delete(self, session: Session, spec: QueueSpec, identities: Sequence[Identity]) -> None:
         """Delete the rows with these primary keys."""

@@ -66,6 +66,8 @@ class PostgreSQLClaims(Claims):
             if not self.rows.errors.is_of_row(error):
                 raise
             keys = self.lock(session, pick)  # returns the same rows: they are locked by this transaction
+            if not keys:
+                raise
             forget_unfinished(session, pick.spec, keys, error)
             return self.rows.load(session, pick.spec, keys, latest=True, unreadable=taking.unreadable)
 
@@ -83,6 +85,8 @@ class PostgreSQLClaims(Claims):
             if not self.rows.errors.is_of_row(error):
                 raise
             keys = self._written(session, taking)
+            if not keys:  # the error is not about a row
+                raise
             forget_unfinished(session, spec, keys, error)
             return self.rows.load(session, spec, keys, unreadable=taking.unreadable)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
@@ -45,8 +45,12 @@ def is_conflict(error: BaseException, adapter: Adapter) -> bool:
 class Backoff:
     """The growing pauses between attempts at an operation that is retried until it succeeds."""
 
-    def __init__(self, what: str, reports: Reports, *adapters: Adapter) -> None:
+    def __init__(
+        self, what: str, reports: Reports, *adapters: Adapter, claims: tuple[str, Hashable] | None = None
+    ) -> None:
+        """``claims``: if these are claims, the table of the queue and the handler."""
         self._what = what
+        self._claims = claims
         self._reports = reports
         self._adapters = adapters
         self.reset()
@@ -64,6 +68,8 @@ class Backoff:
     async def pause_after(self, error: Exception) -> None:
         """Report ``error`` and pause: briefly after a conflict, and longer each time while the server cannot be
         reached."""
+        if self._claims is not None:
+            self._reports.liveness.claims_fail(*self._claims)
         if any(is_conflict(error, adapter) for adapter in self._adapters):
             pause = next(self._after_conflicts)
             self._reports.conflict(self._what, error, pause)

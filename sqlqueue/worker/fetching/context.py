@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from sqlalchemy.orm import Session
+
 from ..._support.claim import WorkerTokens
 from ...dialects import adapter_for
 from ...dialects.base import Adapter
 from ...operations.claim_query import ClaimQuery
+from ...operations.unreadable import unreadable_rows
 from ...queue.spec import QueueSpec, Where
 from ..database.backoff import Backoff
 from ..database.base import Database
@@ -56,12 +59,19 @@ class WorkerContext:
 
     def claim_backoff(self, handler: Handler) -> Backoff:
         """Return the pauses of a fetcher whose claims fail."""
-        return Backoff(f"claim {handler.entity.__name__}", self.reports, self.adapter(handler.spec))
+        what, claims = f"claim {handler.entity.__name__}", (handler.spec.table.fullname, handler)
+        return Backoff(what, self.reports, self.adapter(handler.spec), claims=claims)
+
+    def note_claim(self, handler: Handler, session: Session) -> None:
+        """Report that a claim of the handler has succeeded, and the rows that it has set aside."""
+        self.reports.liveness.claims_work(handler.spec.table.fullname, handler)
+        self.reports.unreadable(handler.spec, unreadable_rows(session))
 
     def claim_query(self, handler: Handler) -> ClaimQuery | None:
         """Return the parameters of the handler's claims, or ``None`` while its queue is paused."""
         more = self.paused.where(handler.spec)
         if more is None:
+            self.reports.liveness.claims_work(handler.spec.table.fullname, handler)  # there are none that could fail
             return None
         kept = self._queries.get(handler)
         if kept is None or kept[0] is not more:

@@ -15,7 +15,6 @@ from ...operations.claiming import claim_matching
 from ...operations.consuming import consume_matching
 from ...operations.settlements import CountingCrash
 from ...operations.settling import settle_some
-from ...operations.unreadable import unreadable_rows
 from ..concurrency.event_loop import soon
 from ..database.backoff import Backoff, keep_running, passes, until_success
 from ..database.deadlines import transaction_limit
@@ -189,7 +188,7 @@ class Fetcher(BaseFetcher):
 
     def _take(self, session: Session, query: ClaimQuery, limit: int) -> Sequence[Any]:
         tasks = self._matching(session, query, limit)
-        self._context.reports.unreadable(unreadable_rows(session))
+        self._context.note_claim(self.handler, session)
         crashes = self.handler.spec.attributes["crashes"]
         if tasks and crashes in instance_state(tasks[0]).unloaded:  # loader options have deferred it
             for task in tasks:

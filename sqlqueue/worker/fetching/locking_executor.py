@@ -18,7 +18,6 @@ from ..._support.exc import ArgumentError
 from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
 from ...operations.claiming import claim_matching
-from ...operations.unreadable import unreadable_rows
 from ...queue.spec import Identity
 from ...transaction.claims import claim_of, is_settled, is_unsettled, settle
 from ...transaction.ledger import has_used
@@ -135,7 +134,7 @@ class LockingExecutor(Executor):
         session = transaction.session
         try:
             tasks = claim_matching(session, query, limit, lease=None, claimed_by=self._context.name)
-            self.reports.unreadable(unreadable_rows(session))
+            self._context.note_claim(self.handler, session)
             if not tasks:
                 session.commit()  # rows that cannot be read have been postponed
             if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped

@@ -9,10 +9,13 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from ..._support.error_text import error_text
 from ...diagnostics.check import verify_companions, verify_queues
 from ...diagnostics.unadopted import unintended_tasks
 from ...dialects import adapter_for
+from ...operations.attempts import brief
 from ...operations.crashes import Crash, recover
+from ...queue.findings import Finding
 from ...queue.spec import QueueSpec
 from ..database.backoff import Backoff, passes, until_success
 from ..database.deadlines import SHORTEST_MAINTENANCE, maintenance_limit
@@ -54,10 +57,23 @@ class Preparation:
         self._schema_within = min(2 * within, LONGEST_SCHEMA_CHECK)  # for the next try, if this one times out
         for spec in self._specs:
             await run(partial(_check_queue, spec=spec, needs_locks=spec in self._locked), within)
+            await self._warn(spec, within)
         engine = self._context.database.engine
         for spec in {(engine(spec), spec.table.metadata): spec for spec in self._specs}.values():
             await run(partial(_check_companions, spec=spec), within)
         await self._context.paused.verify()
+
+    async def _warn(self, spec: QueueSpec, within: timedelta) -> None:
+        """Log findings that do not keep the worker from starting, and nor does an error while they are looked for."""
+        try:
+            found = await self._context.database.run(partial(_unintended_tasks, spec=spec), within)
+        except Exception as error:
+            if self._passes(error):
+                raise
+            logger.warning("cannot check the rows of %s: %s", spec.table.fullname, brief(error_text(error)))
+            return
+        for finding in found:
+            logger.warning("%s; %s", finding.message, finding.fix)
 
     async def _recover(self, crash: Crash) -> None:
         """Release the tasks of a process before anything is claimed: one that only a lock held could be claimed again
@@ -80,8 +96,10 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
     if needs_locks:
         adapter_for(connection.dialect).server.check_locks(connection)
     verify_queues(connection, [spec])
-    for finding in unintended_tasks(connection, spec):
-        logger.warning("%s; %s", finding.message, finding.fix)
+
+
+def _unintended_tasks(session: Session, spec: QueueSpec) -> list[Finding]:
+    return unintended_tasks(session.connection(spec.bind_arguments), spec)
 
 
 def _check_companions(session: Session, spec: QueueSpec) -> None:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -23,11 +23,14 @@ class Health:
     """Whether its event loop runs, its heartbeat thread is alive, and not all of its threads are waiting for the
     database in calls that nothing can interrupt.  If not, only a new process will help."""
     ready: bool
-    """Whether its database also responds: it has not been silent for a lease, or for 30 seconds."""
+    """Whether its database also responds, and claims succeed: neither has failed for a lease, or for 30 seconds."""
     stalled_seconds: float
     """Seconds since the event loop last ran."""
     away_seconds: float
     """Seconds for which the database has not responded."""
+    failing_seconds: Mapping[str, float]
+    """Seconds for which every claim of a handler has failed, by the table of its queue; if the last one succeeded, the
+    queue is left out."""
     running: int
     """The number of tasks it holds."""
     counts: Mapping[str, int]
@@ -58,6 +61,7 @@ class Liveness:
     def __init__(self) -> None:
         self._turned = time.monotonic()
         self._away: float | None = None
+        self._failing: dict[tuple[str, Hashable], float] = {}
         self.ready_within = STALLED
         """Seconds without a response after which a worker is not ready."""
 
@@ -82,15 +86,32 @@ class Liveness:
         if self._away is None:
             self._away = time.monotonic()
 
+    @property
+    def failing_seconds(self) -> dict[str, float]:
+        """The seconds for which every claim of a handler has failed, by the table of its queue."""
+        now, longest = time.monotonic(), dict[str, float]()
+        for (queue, _), since in self._failing.copy().items():
+            longest[queue] = max(now - since, longest.get(queue, 0.0))
+        return longest
+
+    def claims_fail(self, queue: str, by: Hashable) -> None:
+        """Record that a claim ``by`` a handler from a queue has failed, for any reason."""
+        self._failing.setdefault((queue, by), time.monotonic())
+
+    def claims_work(self, queue: str, by: Hashable) -> None:
+        """Record that a claim has succeeded, whether or not it found a task."""
+        self._failing.pop((queue, by), None)
+
     def health(self, *, beats: bool, running: int, counts: Mapping[str, int]) -> Health:
         """Return the worker's health; ``beats``: whether its heartbeats work, ``running``: how many tasks run."""
-        stalled, away = time.monotonic() - self._turned, self.away_seconds
+        stalled, away, failing = time.monotonic() - self._turned, self.away_seconds, self.failing_seconds
         alive = beats and stalled < STALLED
         return Health(
             alive=alive,
-            ready=alive and away < self.ready_within,
+            ready=alive and max(away, *failing.values(), 0) < self.ready_within,
             stalled_seconds=round(stalled, 3),
             away_seconds=round(away, 3),
+            failing_seconds={queue: round(seconds, 3) for queue, seconds in failing.items()},
             running=running,
             counts=dict(counts),
         )

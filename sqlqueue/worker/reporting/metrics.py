@@ -37,6 +37,8 @@ class _Metrics:
         self.lost = self._count("sqlqueue_claims_lost", "Claims taken over, cancelled or deleted.", "queue")
         self.retries = self._count("sqlqueue_task_retries", "Handlers called again after a conflict.", "queue")
         self.overdue = self._count("sqlqueue_tasks_overdue", "Handlers that exceeded their timeout.", "queue")
+        text = "Rows that claims have set aside because they cannot be read."
+        self.unreadable = self._count("sqlqueue_rows_unreadable", text, "queue")
         self.errors = self._count("sqlqueue_database_errors", "Errors of the worker's own statements.")
         seconds = Histogram(
             "sqlqueue_task_duration_seconds", "Time in the handler.", ["queue"], buckets=BUCKETS, registry=self.registry
@@ -83,6 +85,13 @@ class PrometheusReports(Reports):
         for queue, total in totals.items():
             slots.add_metric([queue], total["slots"])
             busy.add_metric([queue], total["busy"])
+        failing = GaugeMetricFamily(
+            "sqlqueue_claims_failing_seconds", "Seconds for which every claim has failed.", labels=["queue"]
+        )
+        seconds = self.liveness.failing_seconds
+        for queue in {*totals, *seconds}:
+            failing.add_metric([queue], seconds.get(queue, 0.0))
+        yield failing
         away = "Seconds for which the database has not responded to the worker."
         yield from (slots, busy, GaugeMetricFamily("sqlqueue_database_away_seconds", away, self.liveness.away_seconds))
         yield from queue_metrics(self._overviews if self.wants_overview else {})
@@ -111,6 +120,11 @@ class PrometheusReports(Reports):
     def crashed_too_often(self, job: Job, text: str) -> None:
         super().crashed_too_often(job, text)
         self._metrics.finished(_queue(job), "crashed").inc()
+
+    def unreadable(self, spec: QueueSpec, number: int) -> None:
+        super().unreadable(spec, number)
+        if number:
+            self._metrics.unreadable.labels(spec.table.fullname).inc(number)
 
     def lost(self, job: Job) -> None:
         super().lost(job)

@@ -163,7 +163,7 @@ class Reports:
         limit = job.handler.timeout
         self._say(logging.WARNING, "%s has been running for more than %s, and a thread cannot be stopped", job, limit)
 
-    def unreadable(self, number: int) -> None:
+    def unreadable(self, spec: QueueSpec, number: int) -> None:
         """Count rows that a claim has set aside, which it has logged."""
         if number:
             self.counts["unreadable"] += number

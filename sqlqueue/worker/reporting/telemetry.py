@@ -31,8 +31,9 @@ class Telemetry(Reports):
     a span for each call of a handler, within the trace in which the task was enqueued (``TraceMixin``);
     ``sqlqueue.task.wait`` and ``sqlqueue.task.duration``: seconds from creation to start, and in the handler;
     ``sqlqueue.tasks``: how many have ended, by outcome; ``sqlqueue.claims.lost``; ``sqlqueue.tasks.retries``: handlers
-    called again because their transaction lost a conflict; ``sqlqueue.database.errors``; ``sqlqueue.depth``: tasks by
-    status, sampled periodically.
+    called again because their transaction lost a conflict; ``sqlqueue.database.errors``; ``sqlqueue.rows.unreadable``:
+    rows that claims have set aside because they cannot be read; ``sqlqueue.depth``: tasks by status, sampled
+    periodically.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,9 @@ class Telemetry(Reports):
         )
         self._errors = meter.create_counter(
             "sqlqueue.database.errors", description="Errors of the worker's own statements."
+        )
+        self._unreadable = meter.create_counter(
+            "sqlqueue.rows.unreadable", description="Rows that claims have set aside because they cannot be read."
         )
         self._depth = meter.create_gauge("sqlqueue.depth", description="Tasks by status.")
 
@@ -110,6 +114,11 @@ class Telemetry(Reports):
     def lost(self, job: Job) -> None:
         super().lost(job)
         self._lost.add(1, {"sqlqueue.queue": job.handler.spec.table.fullname})
+
+    def unreadable(self, spec: QueueSpec, number: int) -> None:
+        super().unreadable(spec, number)
+        if number:
+            self._unreadable.add(number, {"sqlqueue.queue": spec.table.fullname})
 
     def retried(self, job: Job, error: BaseException | str) -> None:
         super().retried(job, error)

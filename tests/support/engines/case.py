@@ -138,6 +138,10 @@ class EngineCase:
     """Sets a session's time zone to an `{offset}` from UTC, or the offset in `{hours}`, if sessions have one."""
     own_clock_default: bool = False
     """CURRENT_TIMESTAMP as a column default uses the time zone of the session or the server."""
+    odd_times: tuple[str, ...] = ()
+    """Literals that a time column accepts, and that have no time in Python, the first in the past."""
+    odd_mode: str | None = None
+    """The statement after which a session accepts them."""
     truncate: tuple[str, ...] = ()
     """Statements that empty a large `{table}` quickly, despite foreign keys."""
     loose_collation: str | None = None

@@ -83,6 +83,8 @@ _MANY_ROWS = ", ".join(f"information_schema.columns {name}" for name in "abcd")
 
 MYSQL = EngineCase(
     name="mysql",
+    odd_times=("'0000-00-00'", "'2024-00-00'"),
+    odd_mode="SET SESSION sql_mode = ''",
     loose_collation="utf8mb4_general_ci",
     statements_row="on MySQL, MariaDB",
     hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",

@@ -107,6 +107,7 @@ _POSTGRESQL_LIFTINGS = (
 
 POSTGRESQL = EngineCase(
     name="postgresql",
+    odd_times=("'-infinity'", "'0044-03-15 BC'", "'infinity'", "'20000-01-01'"),
     tells_lock_owners=True,
     statements_row="statements on PostgreSQL",
     partial_indexes=True,

@@ -19,6 +19,7 @@ def _sqlite(directory: Path) -> str:
 
 SQLITE = EngineCase(
     name="sqlite",
+    odd_times=("'0'", "5", "'soon'", "''"),
     statements_row="on SQLite",
     partial_indexes=True,
     sync_driver="sqlite+pysqlite",
