@@ -3,7 +3,6 @@ operations."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from .._support.error_text import readable
+from .._support.logs import logger_of
 from ..operations import pause, reschedule, resume, set_limit, stats
 from ..operations.windows import SCAN
 from .access import ON_TASKS, Action, Viewer
@@ -21,7 +21,7 @@ from .forms import fields_of, whole_number
 from .requested import RequestedAction, checked, requested_action
 from .site import CAP, links_of, respond, site_of, viewer_of
 
-logger = logging.getLogger("sqlqueue.dashboard")
+logger = logger_of("sqlqueue.dashboard")
 LONGEST_NAME = 128
 
 
@@ -49,7 +49,7 @@ async def act(request: Request) -> Response:
     if what.action in ON_TASKS:
         return await _change_tasks(request, what)
     site, viewer = site_of(request), viewer_of(request)
-    logger.info("%s: %s", readable(viewer.name), _in_words(what))
+    logger.info("%s: %s", viewer.name, _in_words(what))
     await site.change(_work(what, viewer))
     return RedirectResponse(_back(request, what), 303)
 
@@ -61,7 +61,7 @@ async def stop(request: Request) -> Response:
     if change is None:
         raise HTTPException(404, "Nothing was stopped: the change is not running in this server process. Try again.")
     change.stop = True
-    logger.info("%s: stop: %s", readable(viewer.name), readable(change.what))
+    logger.info("%s: stop: %s", viewer.name, change.what)
     return RedirectResponse(f"{links_of(request)()}?change={change.id}", 303)
 
 

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from .._support.exc import SQLQueueError
+from .._support.logs import logger_of
 from ..diagnostics.check import Target, specs_of
 from . import actions, commands
 from .access import Authorize, nobody
 from .database import session_runner
 from .exposure import Columns, Exposure, Link, Redact
 from .pages import errors, kinds, limits, metrics, overview, queue, schedules, task, workers
-from .security import Permission, SameOrigin, StrictHeaders
+from .security import Permission, SameOrigin, StrictHeaders, is_static
 from .site import Site, respond
 
 if TYPE_CHECKING:
     from ..worker.database.base import Sessions
 
-logger = logging.getLogger("sqlqueue.dashboard")
-_STATIC = Path(__file__).with_name("static")
+logger = logger_of("sqlqueue.dashboard")
+_STATIC = {path.name: path.read_bytes() for path in Path(__file__).with_name("static").iterdir() if path.is_file()}
 
 
 class Dashboard:
@@ -83,10 +83,12 @@ class Dashboard:
             exception_handlers={
                 HTTPException: _refused,
                 SQLQueueError: _failed,
+                DataError: _unsuitable,
                 SQLAlchemyError: _failed,
                 OSError: _failed,
             },
         )
+        self._app.router.redirect_slashes = False  # it would redirect to the Host header, which is not trusted
         self._app.state.site = Site(
             target=target,
             database=session_runner(sessions),
@@ -104,14 +106,30 @@ class Dashboard:
             await self._app(scope, receive, send)
 
 
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    return Response(_STATIC[name], media_type=guess_type(name)[0])
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if is_static(request.scope):  # which everyone may request: there is no viewer to show a page to
+        return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=error.headers)
     return respond(request, "problem.html", status=error.status_code, problem=error.detail)
+
+
+async def _unsuitable(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DataError)
+    logger.warning("%s failed: %s", request.scope["path"], error.orig)
+    text = "The database rejected a value of this request, such as a number that is too large for its column."
+    return respond(request, "problem.html", status=400, problem=text)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Respond without the error's text, which may contain host names, accounts and values."""
-    logger.error("%s failed", request.url.path, exc_info=error)
+    logger.error("%s failed", request.scope["path"], exc_info=error)
     text = "The database did not respond or rejected the request. See the log of this server process for details."
     return respond(request, "problem.html", status=503, problem=text)
 
@@ -132,5 +150,5 @@ _ROUTES = [
     Route("/queue/{queue}/confirm/{action}", actions.confirm),
     Route("/queue/{queue}/{action}", actions.act, methods=["POST"]),
     Route("/changes/{id}/stop", actions.stop, methods=["POST"]),
-    Mount("/static", StaticFiles(directory=_STATIC)),
+    Route("/static/{name}", _static),
 ]

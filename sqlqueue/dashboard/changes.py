@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,12 +10,12 @@ from typing import Literal, TypeAlias
 
 from sqlalchemy.orm import Session
 
-from .._support.error_text import readable
+from .._support.logs import logger_of
 from ..operations.batches import Batch
 from .access import Viewer
 from .database import SessionRunner
 
-logger = logging.getLogger("sqlqueue.dashboard")
+logger = logger_of("sqlqueue.dashboard")
 MAX_CHANGES = 100
 """The maximum number of changes that are kept."""
 SOON = 1.0
@@ -78,7 +77,7 @@ class Changes:
         batches: Batches,
         then: Callable[[], None],
     ) -> None:
-        by = readable(change.by.name)
+        by = change.by.name
         logger.info("%s: %s", by, change.what)
         try:
             await database.run(lambda session: _carry_out(change, batches(session)))

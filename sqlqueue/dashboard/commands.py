@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from .._support.error_text import readable
+from .._support.logs import logger_of
 from ..diagnostics.check import Target
 from ..operations.registry import WorkerInfo, drain_workers, set_concurrency, stop_workers, workers
 from .access import ON_WORKERS, Action
@@ -20,7 +20,7 @@ from .forms import fields_of, whole_number
 from .requested import permitted
 from .site import links_of, respond, site_of, viewer_of
 
-logger = logging.getLogger("sqlqueue.dashboard")
+logger = logger_of("sqlqueue.dashboard")
 FEW = 5
 """The maximum number of worker names in a log line."""
 
@@ -47,7 +47,7 @@ async def act(request: Request) -> Response:
     command = _command(request, await fields_of(request))
     site, viewer = site_of(request), viewer_of(request)
     told = await _concerned(request, command)
-    logger.info("%s: %s", readable(viewer.name), _in_words(command, told))
+    logger.info("%s: %s", viewer.name, _in_words(command, told))
     if not await site.change(_work(command, site.target)):
         raise HTTPException(409, "This worker is no longer live.")
     return RedirectResponse(links_of(request)("workers"), 303)

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement
 from starlette.datastructures import MultiDict, QueryParams
 
+from .._support import checks
 from .._support.exc import ArgumentError
 from ..operations.filtering import criteria
 from ..operations.text_values import age, moment, value
@@ -71,6 +72,8 @@ class Filter:
     def criteria(self, spec: QueueSpec) -> list[Criterion]:
         """Return its criteria besides :attr:`state`.  Raises :class:`.ArgumentError` if they are invalid for this
         queue."""
+        for name, given in self.query.items():
+            checks.text(name, given)
         if self.status and self.state is None:
             raise ArgumentError(f"{self.status!r} is not a state")
         return criteria(
@@ -106,7 +109,7 @@ def position(columns: Sequence[ColumnElement[Any]], text: str | None) -> Positio
         return None
     try:
         texts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (binascii.Error, ValueError) as error:
+    except (binascii.Error, ValueError, RecursionError) as error:
         raise ArgumentError("this URL does not identify a page of the queue") from error
     if not isinstance(texts, list) or len(texts) != len(columns) or not all(isinstance(each, str) for each in texts):
         raise ArgumentError("this URL does not identify a page of the queue")

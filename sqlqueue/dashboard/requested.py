@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import or_
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .._support.exc import ArgumentError
+from ..operations.filtering import of_keys
 from ..operations.mass_changes import CANCEL, RERUN, RETRY, RUN_NOW, MassChange, discarding, in_states
-from ..operations.text_values import identity
 from ..queue.spec import Criterion, QueueSpec
 from .access import ON_QUEUES, ON_TASKS, Action
 from .filters import Filter, Query
 from .site import site_of, viewer_of
 
-MAX_KEYS = 1_000
+MAX_KEYS = 500
+"""The maximum number of tasks selected one by one: pages show fewer, and SQLite could not compare many more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RequestedAction:
             state = self.filter.state
             in_state = [] if state is None else [in_states(self.spec, [state], hung=False)]
             return [*self.filter.criteria(self.spec), *in_state]
-        return [or_(*(self.spec.key(identity(self.spec, key)) for key in self.keys))]
+        return [of_keys(self.spec, self.keys)]
 
     @property
     def change(self) -> MassChange:
@@ -73,8 +73,10 @@ def requested_action(request: Request, fields: Query) -> RequestedAction:
     spec = site.queue(request)
     by_filter = fields.get("scope") == "filter"
     keys = [] if by_filter else [key for name, key in fields.multi_items() if name == "key" and key]
-    if action in ON_TASKS and not by_filter and not 0 < len(keys) <= MAX_KEYS:
+    if action in ON_TASKS and not by_filter and not keys:
         raise HTTPException(400, "Select tasks first.")
+    if len(keys) > MAX_KEYS:
+        raise HTTPException(400, f"Select at most {MAX_KEYS} tasks, or all that match a filter.")
     chosen = Filter.of(fields, site.exposure.filters_of(spec)) if by_filter else Filter()
     return RequestedAction(action=action, spec=spec, filter=chosen, keys=keys, texts=fields)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from urllib.parse import urlsplit
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .._support.logs import logger_of
 from .access import Authorize, Viewer, decide
 
-logger = logging.getLogger("sqlqueue.dashboard")
+logger = logger_of("sqlqueue.dashboard")
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self';"
@@ -65,8 +63,9 @@ def _is_same_origin(headers: Headers) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
-    origin, host = headers.get("origin"), headers.get("host")
-    return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
+    host = headers.get("host", "").lower()
+    # a proxy may have ended TLS: this server does not know the scheme that the browser uses
+    return host != "" and headers.get("origin", "").lower() in (f"http://{host}", f"https://{host}")
 
 
 class Permission:

@@ -161,10 +161,11 @@ def respond(request: Request, template: str, *, status: int = 200, **content: An
         viewer=viewer,
         Action=Action,
         link=links_of(request),
-        here=request.url.path,
+        here=request.scope["path"],
+        can_log_out=getattr(request.state, "can_log_out", False),
         change=site.changes.find(asked, viewer),
         is_change_asked=bool(asked),
-        without_change="?".join([request.url.path, urlencode(rest)] if rest else [request.url.path]),
+        without_change=f"?{urlencode(rest)}",  # without the path, which could name another host: //example.org/
         pages=site.pages,
         **content,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from sqlalchemy import Column, Row, and_, insert, null, or_, select
 from sqlalchemy.orm import Session
 
 from .._support.exc import ArgumentError, DuplicateTaskError
+from .._support.logs import logger_of
 from ..dialects.base import Adapter
 from ..kinds import RecurringMixin
 from ..lifecycle.reactivation import overwriting
@@ -28,7 +28,7 @@ from .rescheduling import first_run, plan, recurring_spec, stop
 from .schedule_declaration import Declaration, plain_key
 from .session_criteria import scope_of, within
 
-logger = logging.getLogger("sqlqueue")
+logger = logger_of("sqlqueue")
 
 NOT_DECLARED = "no longer declared"
 """The ``error`` of a task that a declaration has ended.  It distinguishes such a task from one ended by an operator."""

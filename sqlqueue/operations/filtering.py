@@ -37,7 +37,7 @@ def criteria(
     return [
         *([spec["status"].in_([state(each) for each in status])] if status else []),
         *([_topic(spec, topic)] if topic is not None else []),
-        *([or_(*(spec.key(identity(spec, each)) for each in ids))] if ids else []),
+        *([of_keys(spec, ids)] if ids else []),
         *([spec["error"].like(error)] if error is not None else []),
         *([spec["created_at"] <= utcnow(-older_than)] if older_than is not None else []),
         *([spec["created_at"] >= utcnow(-newer_than)] if newer_than is not None else []),
@@ -46,6 +46,14 @@ def criteria(
         *(_equal(spec, name, text) for name, text in (equal or {}).items()),
         *([is_hung(spec)] if hung else []),
     ]
+
+
+def of_keys(spec: QueueSpec, texts: Sequence[str]) -> Criterion:
+    """Return the criterion of the tasks with these primary keys.  Raises :class:`.ArgumentError` for other text."""
+    keys = [identity(spec, each) for each in texts]
+    if len(spec.primary_key) == 1 and len(keys) > 1:  # SQLite allows fewer than 1,000 conditions joined by OR
+        return spec.primary_key[0].in_([key for (key,) in keys])
+    return or_(*map(spec.key, keys))
 
 
 def column(spec: QueueSpec, name: str) -> ColumnElement[Any]:

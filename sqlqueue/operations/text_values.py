@@ -13,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement
 
+from .._support import checks
 from .._support.exc import ArgumentError
 from ..queue.spec import Identity, QueueSpec
 
@@ -26,16 +27,19 @@ def age(text: str) -> timedelta:
     text."""
     if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
         raise ArgumentError(f"{text!r} is not a duration: write 90s, 15m, 2h, 7d or 1h30m")
-    return timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
+    found = timedelta(**{_UNITS[unit]: int(number) for number, unit in re.findall(r"(\d+)(\w)", text)})
+    if found > checks.LONGEST_DURATION:
+        raise ArgumentError(f"{text!r} is longer than 100 years")
+    return found
 
 
 def moment(text: str) -> datetime:
     """Parse a time such as ``2027-01-31T08:30``, by default in UTC.  Raises :class:`.ArgumentError` for other text."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         raise ArgumentError(f"{text!r} is not a time: write 2027-01-31T08:30") from error
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
 def identity(spec: QueueSpec, text: str) -> Identity:
@@ -75,6 +79,17 @@ def _kind(column: ColumnElement[Any]) -> type[Any]:
         return object
 
 
+def _text(text: str) -> str:
+    if not checks.is_storable(text):
+        raise ValueError(text)
+    return text
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is None else found.astimezone(UTC)
+
+
 def _integer(text: str) -> int:
     number = int(text)
     if abs(number) >= _LARGEST:
@@ -88,11 +103,11 @@ def _truth(text: str) -> bool:
 
 _READERS: dict[type[Any], Callable[[str], Any]] = {
     int: _integer,
-    str: str,
+    str: _text,
     float: float,
     bool: _truth,
     Decimal: Decimal,
     UUID: UUID,
     date: date.fromisoformat,
-    datetime: datetime.fromisoformat,
+    datetime: _time,
 }

@@ -222,6 +222,17 @@ def test_invalid_worker_commands_are_rejected(app: TestClient, sessions: session
     assert told(sessions) == {"web": (None, None)}
 
 
+def test_only_a_queue_that_is_not_paused_can_be_paused(app: TestClient, sessions: sessionmaker[Any]) -> None:
+    pause = 'href="/queue/email/confirm/pause"'
+    assert pause in app.get("/queue/email").text
+    app.post("/queue/email/pause", data={"topic": "news"})
+    assert pause in app.get("/queue/email").text  # other topics
+    app.post("/queue/email/pause", data={})
+    assert pause not in app.get("/queue/email").text
+    app.post("/queue/email/resume", data={})
+    assert pause in app.get("/queue/email").text
+
+
 @pytest.mark.parametrize(
     ("limit", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.routing import Mount
 
 from sqlqueue.dashboard import Action, Dashboard, Viewer, only_this_machine
 from sqlqueue.dashboard.access import ON_WORKERS
-from tests.dashboard.clients import LOCAL, OWN, client, protected
+from tests.dashboard.clients import LOCAL, OWN, TOKEN, client, protected
 from tests.dashboard.models import Base, Email, Event
 from tests.dashboard.serving import HOSTILE, dashboard, register
 
@@ -146,7 +147,11 @@ def test_each_action_needs_its_permission(sessions: sessionmaker[Any]) -> None:
         ({"sec-fetch-site": "none"}, False),
         ({"sec-fetch-site": "cross-site", "origin": "http://localhost:8090"}, False),
         ({"origin": "http://localhost:8090"}, True),
+        ({"origin": "https://localhost:8090"}, True),
         ({"origin": "http://localhost:9999"}, False),
+        ({"origin": "ftp://localhost:8090"}, False),
+        ({"origin": "http://[::1"}, False),
+        ({"origin": "null", "host": ""}, False),
         ({"origin": "null"}, False),
         ({}, False),
     ],
@@ -181,6 +186,102 @@ def test_each_response_has_strict_headers(sessions: sessionmaker[Any]) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 404, 200, 404, 200, 403, 403, 200, 401]
     for answer in answers:
         assert {name: answer.headers[name] for name in STRICT} == STRICT
+
+
+def test_anonymous_requests_cause_no_errors(sessions: sessionmaker[Any], caplog: pytest.LogCaptureFixture) -> None:
+    apps = [client(dashboard(sessions, authorize=lambda _: None)), protected(sessions)]
+    apps += [client(Starlette(routes=[Mount("/ops", dashboard(sessions, authorize=lambda _: None))]))]
+    for app, prefix in zip(apps, ("", "", "/ops"), strict=True):
+        for method, path, status in [
+            ("GET", "/static/nope", 404),
+            ("GET", "/static/", 404),
+            ("GET", "/static/..%2fapp.py", 404),
+            ("GET", "/static/%00", 404),
+            ("POST", "/static/dashboard.js", 405),
+            ("DELETE", "/static/nope", 405),
+            ("GET", "/static/dashboard.css/", 404),
+        ]:
+            answer = app.request(method, prefix + path, headers=OWN)
+            assert answer.status_code == status
+            assert {name: answer.headers[name] for name in STRICT} == STRICT
+        for headers in ({"host": "[::1"}, {"origin": "http://[::1"}, {"cookie": "a=" * 1_000}, {"accept": "text/html"}):
+            for method in ("GET", "POST"):
+                answer = app.request(method, f"{prefix}/queue/email", headers=headers, follow_redirects=False)
+                assert answer.status_code in (303, 401, 403)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_no_link_leads_to_another_host(sessions: sessionmaker[Any]) -> None:
+    app = client(dashboard(sessions))
+    text = app.get("http://localhost:8090//evil.example.org/?change=x&topic=a").text
+    assert "Progress unknown" in text
+    assert "evil.example.org" not in text
+    assert 'href="?topic=a">Dismiss' in text
+
+
+def test_no_response_redirects_to_the_host_of_the_request(sessions: sessionmaker[Any]) -> None:
+    for app in (client(dashboard(sessions)), protected(sessions, Authorization=f"Bearer {TOKEN}")):
+        for path in ("/queue/email/", "/static", "/login/", "/workers/"):
+            answer = app.get(path, headers={"host": "evil.example.org"}, follow_redirects=False)
+            assert answer.status_code == 404
+            assert "location" not in answer.headers
+
+
+def cursor_of(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+ODD = [
+    ("/queue/email?after=" + cursor_of("[" * 40_000), 400),
+    ("/queue/email?after=" + cursor_of("[" + "9" * 5_000 + "]"), 400),
+    ("/queue/email?status=scheduled&after=" + cursor_of('["0001-01-01T00:00:00+14:00", "1"]'), 400),
+    ("/queue/page?after=" + cursor_of('["\\u0000"]'), 400),
+    ("/queue/email?since=0001-01-01T00:00%2B14:00", 400),
+    ("/queue/email?until=9999-12-31T23:59:59-14:00", 400),
+    ("/queue/email?older=99999w", 400),
+    ("/queue/email?topic=%00", 400),
+    ("/queue/email?error=a%00", 400),
+    ("/queue/email?message=%00", 400),
+    ("/queue/email?column.recipient=%00", 400),
+    ("/queue/page?key=%00", 400),
+    ("/queue/page/task?key=%00", 404),
+    ("/queue/page/task?key=%ED%A0%80", 404),
+    ("/queue/%00", 404),
+]
+
+
+@pytest.mark.parametrize(("path", "status"), ODD)
+def test_odd_requests_are_rejected_with_a_sentence(
+    sessions: sessionmaker[Any], path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = client(dashboard(sessions)).get(path)
+    assert answer.status_code == status
+    assert "database did not respond" not in answer.text
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("queue", ["email", "page"])
+def test_many_tasks_can_be_selected_but_not_very_many(sessions: sessionmaker[Any], queue: str) -> None:
+    app = client(dashboard(sessions), **OWN)
+    keys = {"key": [str(number) for number in range(500)]}
+    assert app.post(f"/queue/{queue}/cancel", data=keys, follow_redirects=False).status_code == 303
+    answer = app.post(f"/queue/{queue}/cancel", data={"key": [*keys["key"], "500"]})
+    assert answer.status_code == 400
+    assert "Select at most 500 tasks" in answer.text
+
+
+def test_logged_errors_are_escaped(sessions: sessionmaker[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def link(task: Any) -> str:
+        raise OSError("first\nada: forged \x1b[31m\u202e")
+
+    app = client(dashboard(sessions, link=link))
+    assert app.get("/queue/email/task?key=1").status_code == 503
+    (record,) = caplog.records
+    text = record.exc_text or ""
+    assert "forged" in text
+    assert "\nada" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
 
 
 def test_only_named_columns_are_shown(sessions: sessionmaker[Any]) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
+import httpx2
 import pytest
 from sqlalchemy.orm import sessionmaker
 from typer.testing import CliRunner
 
 from sqlqueue import ArgumentError
 from sqlqueue.cli import application
-from sqlqueue.dashboard import Action, standalone
-from sqlqueue.dashboard.standalone import Token
+from sqlqueue.dashboard import Action, Dashboard, standalone
+from sqlqueue.dashboard.standalone import Token, with_login
 from tests.dashboard.clients import ELSEWHERE, LOCAL, OWN, TOKEN, client, protected
+from tests.dashboard.models import Base
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -46,6 +49,87 @@ def test_over_tls_the_cookie_is_sent_only_over_tls(sessions: sessionmaker[Any]) 
     app = protected(sessions, base="https://queues.example.org")
     answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
     assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_behind_a_tls_proxy_the_cookie_is_sent_only_over_tls(sessions: sessionmaker[Any]) -> None:
+    """The server itself sees http."""
+    app = protected(sessions)
+    headers = {**OWN, "origin": "https://10.0.0.1:8090"}
+    answer = app.post("/login", data={"token": TOKEN}, headers=headers, follow_redirects=False)
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-sqlqueue_dashboard=")
+    assert "Secure" in cookie
+    assert "Path=/;" in cookie
+    assert "Domain" not in cookie
+    assert app.get("/", headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
+
+
+def test_logging_out_ends_the_login(sessions: sessionmaker[Any]) -> None:
+    app = protected(sessions)
+    answer = app.post("/login", data={"token": TOKEN}, headers=OWN, follow_redirects=False)
+    login = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+    app.cookies.clear()
+    assert 'action="/logout"' in app.get("/", headers=login).text
+    assert app.get("/logout", headers=login, follow_redirects=False).status_code == 404
+    assert app.post("/logout", headers=login).status_code == 403  # from another site
+    assert app.get("/", headers=login).status_code == 200
+    answer = app.post("/logout", headers={**OWN, **login}, follow_redirects=False)
+    assert answer.headers["location"] == "/login"
+    assert app.get("/", headers=login).status_code == 401
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    assert "/logout" not in app.get("/", headers=bearer).text
+
+
+def test_wrong_tokens_are_logged_with_the_address(
+    sessions: sessionmaker[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standalone, "DELAY", 0)
+    app = protected(sessions)
+    app.post("/login", data={"token": "wrong-token"}, headers={**OWN, "x-forwarded-for": "203.0.113.9"})
+    app.get("/", headers={"Authorization": "Bearer wrong-token"})
+    app.get("/", headers={"Authorization": f"Bearer {TOKEN}"})
+    app.get("/", headers={"Cookie": "sqlqueue_dashboard=wrong"})
+    assert caplog.messages == ["wrong token from 10.0.0.7 (forwarded for 203.0.113.9)", "wrong token from 10.0.0.7"]
+
+
+def test_each_wrong_token_delays_all_attempts(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    order: list[int] = []
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+        await pause(0.05)
+
+    monkeypatch.setattr(standalone.asyncio, "sleep", sleep)
+    token = Token(TOKEN, [])
+    app = with_login(Dashboard(sessions, Base, authorize=token), token)
+
+    async def attempt(number: int, given: str) -> None:
+        peer = (f"10.0.0.{number}", 1)
+        transport = httpx2.ASGITransport(app, client=peer)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://10.0.0.1") as one:
+            answer = await one.post("/login", data={"token": given}, headers=OWN)
+        assert answer.status_code == (303 if given == TOKEN else 403)
+        order.append(number)
+
+    async def attempts() -> None:
+        underway = []
+        for number, given in enumerate(["no"] * 7 + [TOKEN]):
+            underway.append(asyncio.create_task(attempt(number, given)))
+            await pause(0.02)
+        await asyncio.gather(*underway)
+
+    asyncio.run(attempts())
+    assert delays == [0.5, 1, 2, 4, 8, 8, 8]
+    assert order == list(range(8))  # the right one, too, waits for those before it
+
+
+def test_too_many_attempts_at_once_are_refused(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standalone, "LINE", 0)
+    app = protected(sessions)
+    assert app.post("/login", data={"token": TOKEN}, headers=OWN).status_code == 429
+    assert app.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 429
 
 
 def test_a_login_ends(sessions: sessionmaker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
