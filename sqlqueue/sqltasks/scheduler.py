@@ -47,9 +47,10 @@ def handle_sql_tasks(
     Each request is executed on a new connection, in its own transaction, as the user of ``url``, or of the URL in
     ``users`` that its ``run_as`` names.  It is stopped after its ``timeout``, at most the one given here, regardless of
     its session settings.  Its response, its completion and the next run are then written in one commit.  If the worker
-    loses its database between the two commits, it executes the request again.  A crash uses up an attempt, and so does
-    a request that fails: it is discarded, with the database's code and message as its ``error``, unless the model
-    allows more attempts.
+    loses its database between the two commits, it executes the request again, and so it does, ten times at most, if the
+    connection of the request cannot be opened or is lost.  A crash uses up an attempt, and so does a request that
+    fails: it is discarded, with the database's code and message as its ``error``, unless the model allows more
+    attempts.
 
     ``concurrency``: how many requests run at once; ``response_limit``: the maximum characters of a response.
     Raises :class:`.ArgumentError` for URLs whose driver cannot execute requests.
