@@ -29,7 +29,8 @@ class Claim:
     """The number of the attempt, starting at 1."""
     token: int = 0
     """A random number, new for each claiming call and negative if a worker makes it; 0 if no claim with a lease has
-    written one to the row."""
+    written one to the row.  The claims of one call have the same token, so whoever is given one of them could settle
+    the others: claim one at a time for those who must not."""
     claimed_by: str | None = field(default=None, compare=False, repr=False)
     """The name of the claimer, for the history."""
     claimed_at: datetime | None = field(default=None, compare=False, repr=False)

@@ -26,7 +26,10 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help="The database as an SQLAlchemy URL: postgresql+psycopg://user:password@host/name.",
+        help=(
+            "The database as an SQLAlchemy URL: postgresql+psycopg://user@host/name. Prefer the environment variable if"
+            " it contains a password: other users can see command lines."
+        ),
     ),
 ]
 

@@ -23,7 +23,10 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SQLQUEUE_DATABASE_URL",
-        help="The database to use, with a sync driver: postgresql+psycopg://user:password@host/name.",
+        help=(
+            "The database to use, with a sync driver: postgresql+psycopg://user@host/name. Prefer the environment"
+            " variable if the URL contains a password: other users can see command lines."
+        ),
     ),
 ]
 

@@ -75,6 +75,8 @@ def claim_many(
     leaves no trace.  With ``lease=None`` nothing is written: settle the claims before the commit, which otherwise
     raises :class:`.UnsettledClaimError`.
 
+    The claims of one call have the same token: whoever is given one of them, as a value, could settle the others.
+
     ``where``: any criteria on the model; ``options``: any loader options; ``claimed_by``: a name to store, ``host:pid``
     by default.
 

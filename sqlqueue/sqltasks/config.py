@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from .._support.checks import at_once, count, duration
 from .._support.exc import ArgumentError
 
 _DURATIONS = ("poll", "timeout")
+_KINDS: Sequence[tuple[str, Any, str]] = (
+    ("url", str, "a URL"),
+    ("schemas", (tuple, list), "a list of schemas"),
+    ("table", str, "the name of a table"),
+    ("create", bool, "true or false"),
+    ("execute_url", (str, NoneType), "a URL"),
+    ("users", Mapping, "URLs by the names of users"),
+    ("queues", Mapping, "limits by the names of queues"),
+)
+"""Fields, their types, and words for these.  Messages do not repeat a value, which may contain a password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +38,16 @@ class SQLTaskDatabase:
     between two queries for work; ``timeout``: the longest time of a request; ``response_limit``: the maximum size of a
     response in characters; rows beyond it are read, one at a time, and left out.
 
-    Raises :class:`.ArgumentError` for durations, ``concurrency`` and ``response_limit`` that are not positive, and for
-    limits of queues above 10,000.
+    Raises :class:`.ArgumentError` for values of other types, for durations, ``concurrency`` and ``response_limit`` that
+    are not positive, and for limits of queues above 10,000.  ``repr`` leaves out the URLs, which may contain passwords.
     """
 
-    url: str
+    url: str = field(repr=False)
     schemas: tuple[str, ...] = ()
     table: str = "sql_task"
     create: bool = False
-    execute_url: str | None = None
-    users: Mapping[str, str] = field(default_factory=dict)
+    execute_url: str | None = field(default=None, repr=False)
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
     queues: Mapping[str, int] = field(default_factory=dict)
     concurrency: int = 10
     poll: timedelta = timedelta(seconds=3)
@@ -44,6 +55,12 @@ class SQLTaskDatabase:
     response_limit: int = 1_000_000
 
     def __post_init__(self) -> None:
+        for name, kind, wanted in _KINDS:
+            if not isinstance(value := getattr(self, name), kind):
+                raise ArgumentError(f"{name} is of type {type(value).__name__}: give {wanted}")
+        for value in (*self.schemas, *self.users.values()):
+            if not isinstance(value, str):
+                raise ArgumentError(f"schemas or users contain a value of type {type(value).__name__}: give text")
         for name in _DURATIONS:
             duration(name, getattr(self, name))
         count("concurrency", self.concurrency)
@@ -77,7 +94,6 @@ def _database(where: str, table: dict[str, Any]) -> SQLTaskDatabase:
     values = dict(table)
     try:
         values.update((name, timedelta(seconds=values[name])) for name in _DURATIONS if name in values)
-        values["schemas"] = tuple(values.get("schemas", ()))
         return SQLTaskDatabase(**values)
     except (TypeError, ArgumentError) as error:
         raise ArgumentError(f"{where}: {error}") from error

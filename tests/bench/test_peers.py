@@ -99,6 +99,17 @@ def test_contenders_take_turns_and_leave_no_tables(sync_db: Database, tmp_path: 
 
 
 @pytest.mark.requires("notifies")
+def test_no_command_line_contains_the_password(sync_db: Database, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.py"
+    asked.write_text("import os, sys\nraise SystemExit(f'{sys.argv} {os.environ[\"SQLQUEUE_BENCH_URL\"]}')")
+    found = measure_peers(sync_db.engine, PLAN, tmp_path, lambda _: None, [PeerContender(name="asked", script=asked)])
+    arguments, _, url = found.missing["asked"].rpartition("] ")
+    assert sync_db.url.password
+    assert sync_db.url.password in url
+    assert sync_db.url.password not in arguments
+
+
+@pytest.mark.requires("notifies")
 def test_a_schema_that_exists_is_left_alone(sync_db: Database, tmp_path: Path) -> None:
     tried = named("psycopg by hand")
     with sync_db.engine.begin() as connection:

@@ -19,8 +19,8 @@ from sqlalchemy import String, column, create_engine, insert, select, table, tex
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from sqlqueue import ArgumentError, Every, enqueue, limits
-from sqlqueue.sqltasks import SQLTaskDatabase, SQLTaskScheduler, read_config, sql_task_models
+from sqlqueue import Every, enqueue, limits
+from sqlqueue.sqltasks import SQLTaskDatabase, SQLTaskScheduler, sql_task_models
 from tests.support.engines import PASSWORD
 from tests.support.harness import Database
 from tests.support.rows import clock
@@ -234,41 +234,6 @@ def test_the_command(tmp_path: Path) -> None:
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("", r"give one or more tables \[\[database\]\]"),
-        ("url = 1", r"give one or more tables \[\[database\]\]"),
-        ("[[database]]\ncreate = true", "database 1: url is missing"),
-        ('[[database]]\nurl = "sqlite://"\ncolour = 1', "database 1: unknown key colour"),
-        ('[[database]]\nurl = "sqlite://"\npoll = 0', "database 1: poll="),
-        ('[[database]]\nurl = "sqlite://"\nconcurrency = 0', "database 1: concurrency="),
-        (
-            '[[database]]\nurl = "sqlite://"\nqueues = {mail = 10_001}',
-            "database 1: queues: mail=10001: give an integer",
-        ),
-        ("[[database", "Expected"),
-    ],
-)
-def test_invalid_configurations_are_rejected(tmp_path: Path, content: str, complaint: str) -> None:
-    config = tmp_path / "tasks.toml"
-    config.write_text(content)
-    with pytest.raises(ArgumentError, match=complaint):
-        read_config(config)
-
-
-@pytest.mark.parametrize("where", ["url", "execute_url", "users"])
-def test_an_unreachable_url_is_rejected(where: str) -> None:
-    given = {"url": "sqlite://", where: {"owner": "mysql://h:p/x"} if where == "users" else "mysql://h:p/x"}
-    with pytest.raises(ArgumentError, match="the port of the URL is not a number"):
-        SQLTaskScheduler([SQLTaskDatabase(**given)])  # type: ignore[arg-type]
-
-
-def test_an_asyncio_driver_executes_no_requests() -> None:
-    with pytest.raises(ArgumentError, match="asyncio driver"):
-        SQLTaskScheduler([SQLTaskDatabase(url="sqlite+aiosqlite://")])
 
 
 def test_plain_inserts_start_at_their_time(tasks: Database) -> None:

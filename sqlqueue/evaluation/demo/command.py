@@ -24,7 +24,11 @@ URL = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Use this database instead of a SQLite file: postgresql+psycopg://user:password@host/name.",
+        envvar="SQLQUEUE_DEMO_URL",
+        help=(
+            "Use this database instead of a SQLite file: postgresql+psycopg://user@host/name. Prefer the environment"
+            " variable if the URL contains a password: other users can see command lines."
+        ),
     ),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the tables for inspection.")]

@@ -127,7 +127,7 @@ class _Turn:
         self._command = command
         concurrency = plan.threads if contender.in_threads else plan.batch
         schema = contender.schema
-        self._arguments = (_within(engine.url, schema), schema, str(concurrency), contender.form)
+        self._arguments = (schema, str(concurrency), contender.form)
 
     def take(self) -> None:
         """Measure all parts."""
@@ -146,7 +146,7 @@ class _Turn:
                 self._results.pickups.append(self._pickup(client))
 
     def _process(self, role: str) -> Any:
-        return script(*self._command, role, *self._arguments)
+        return script(*self._command, role, *self._arguments, url=_within(self._engine.url, self._contender.schema))
 
     def _sql(self, statement: str) -> Any:
         with self._engine.begin() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -66,11 +67,18 @@ class Script:
 
 
 @contextmanager
-def script(*command: str) -> Iterator[Script]:
-    """Start a script, and yield it once it has reported its version; kill it afterwards."""
+def script(*command: str, url: str) -> Iterator[Script]:
+    """Start a script for a database, and yield it once it has reported its version; kill it afterwards."""
+    environment = {**os.environ, "SQLQUEUE_BENCH_URL": url}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=environment,
         )
         try:
             yield Script(process, errors)

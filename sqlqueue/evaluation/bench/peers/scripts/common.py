@@ -85,9 +85,12 @@ def say(answer: object) -> None:
 
 
 def main(peer: type[Peer]) -> None:
-    """Run a script: its arguments are the role, the URL, the schema, the concurrency, and the form of the handler."""
-    role, url, schema, concurrency, form = sys.argv[1:]
-    made = peer(url, schema, int(concurrency), form)
+    """Run a script: its arguments are the role, the schema, the concurrency, and the form of the handler.
+
+    The URL comes from the environment: other users can see command lines.
+    """
+    role, schema, concurrency, form = sys.argv[1:]
+    made = peer(os.environ["SQLQUEUE_BENCH_URL"], schema, int(concurrency), form)
     say({"version": version(peer.distribution), "is_done": made.is_done, "clear": made.clear})
     made.run({"client": _client, "worker": _worker}[role](made))
 

@@ -6,7 +6,8 @@ const { Logger, makeWorkerUtils, run } = require("graphile-worker");
 const { Pool } = require("pg");
 const { version } = require("./node_modules/graphile-worker/package.json");
 
-const [role, url, schema, concurrency] = process.argv.slice(2);
+const [role, schema, concurrency] = process.argv.slice(2);
+const url = process.env.SQLQUEUE_BENCH_URL;
 const pgPool = new Pool({ connectionString: url, max: 20 });
 const logger = new Logger(() => () => {});
 const marks = [];
