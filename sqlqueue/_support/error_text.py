@@ -7,6 +7,8 @@ import io
 import unicodedata
 from collections.abc import Sequence
 
+from sqlalchemy.exc import SQLAlchemyError, StatementError
+
 from .exc import ArgumentError
 
 _LONGEST = 2000
@@ -20,8 +22,9 @@ UNREADABLE = "cannot be read: "
 def error_text(error: BaseException | str) -> str:
     """Return ``"TypeName: message"`` for an exception, or the string.  Works even if the exception's ``__str__`` fails.
 
-    NUL and lone surrogates, which engines reject, are escaped; text that is too long is truncated with an ellipsis.
-    Raises :class:`.ArgumentError` for other types.
+    Neither the SQL nor the parameters of a statement are included, see :func:`message_of`.  NUL and lone surrogates,
+    which engines reject, are escaped; text that is too long is truncated with an ellipsis.  Raises
+    :class:`.ArgumentError` for other types.
     """
     if not isinstance(error, (str, BaseException)):
         raise ArgumentError(f"error={error!r}: give an exception or a string")
@@ -75,10 +78,24 @@ def _text_of(value: object) -> str:
         return f"({type(value).__qualname__} whose str() raises {type(error).__qualname__})"
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, without the SQL and the parameters that SQLAlchemy adds to it.
+
+    They contain the data that the statement reads or writes, and the message is shown to more people than those who
+    may see the data.  Raises what the ``__str__`` of the exception raises.
+    """
+    if isinstance(error, StatementError) and error.args:
+        return str(error.args[0])
+    message = str(error)
+    if isinstance(error, SQLAlchemyError):  # a PendingRollbackError quotes another one
+        return message.partition("\n[SQL: ")[0]
+    return message
+
+
 def _described(error: BaseException) -> str:
     name = type(error).__qualname__
     try:
-        message = str(error)
+        message = message_of(error)
     except Exception:  # the __str__ of an exception may itself raise
         return f"{name}: (its message is not available)"
     return f"{name}: {message}" if message else name

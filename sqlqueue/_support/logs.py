@@ -8,7 +8,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from .error_text import readable
+from sqlalchemy.exc import SQLAlchemyError
+
+from .error_text import message_of, readable
 
 ALL_FRAMES = "sqlqueue_all_frames"
 """A record attribute that keeps all frames of the traceback, for errors that may be the library's own."""
@@ -44,12 +46,18 @@ class _MakeReadable(logging.Filter):
 def traceback_text(error: BaseException, *, whole: bool = False) -> str:
     """Return the traceback of ``error`` and its causes, escaped, with only the application's frames unless ``whole``.
 
+    The messages contain neither the SQL nor the parameters of statements, see :func:`.message_of`.
+
     The application's frames are those in files that belong neither to Python nor to an installed package.  If the
     application is itself an installed package, it is the one of the outermost frame outside Python, sqlqueue,
     SQLAlchemy and greenlet.
     """
     told = traceback.TracebackException.from_exception(error, compact=True)
-    chain = list(_chain(told))
+    chain = []
+    for each, raised in _chain(told, error):
+        chain.append(each)
+        if isinstance(raised, SQLAlchemyError):
+            each._str = message_of(raised)  # type: ignore[attr-defined]  # the text that it formats
     if not whole:
         application = _application(error)
         for each in chain:
@@ -69,11 +77,17 @@ def clear_frames(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def _chain(told: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    yield told
-    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
-        if other is not None:
-            yield from _chain(other)
+def _chain(
+    told: traceback.TracebackException, error: BaseException
+) -> Iterator[tuple[traceback.TracebackException, BaseException]]:
+    """Yield the parts of the traceback and their exceptions."""
+    yield told, error
+    others = [(told.__cause__, error.__cause__), (told.__context__, error.__context__)]
+    if isinstance(error, BaseExceptionGroup):
+        others += zip(told.exceptions or (), error.exceptions, strict=False)
+    for part, raised in others:
+        if part is not None and raised is not None:
+            yield from _chain(part, raised)
 
 
 def _application(error: BaseException) -> str | None:

@@ -20,6 +20,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy.exc import IntegrityError
 
 from sqlqueue import ArgumentError, Discard, Worker
 from sqlqueue.worker.reporting import health as health_module
@@ -108,6 +109,19 @@ def test_a_failure_is_an_error_of_its_span_and_a_signal_is_not(sync_db: Database
     spans = {span.status.is_ok: span for span in SPANS.get_finished_spans()}
     assert [event.name for event in spans[False].events] == ["exception"]
     assert spans[True].events == ()
+
+
+def test_a_span_has_no_parameters_of_a_statement(sync_db: Database, workers: Workers) -> None:
+    sync_db.insert(Task, [{}])
+    worker = workers.make()
+    worker.handler(Task)(raising(sync_db, IntegrityError("insert", {"key": "hunter2"}, ValueError("taken"))))
+    workers.start(worker)
+    (span,) = eventually(SPANS.get_finished_spans)
+    (found,) = span.events
+    message, trace = (str((found.attributes or {})[f"exception.{each}"]) for each in ("message", "stacktrace"))
+    assert message == "IntegrityError: (builtins.ValueError) taken"
+    assert "in write" in trace
+    assert "hunter2" not in message + trace
 
 
 def test_outcomes_and_times_are_measured(sync_db: Database, workers: Workers) -> None:

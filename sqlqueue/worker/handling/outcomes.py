@@ -110,15 +110,15 @@ def outcome_of(error: BaseException, *, is_last: bool = False) -> Outcome:
     return Outcome("failed", error_text(error), cause=type(error), is_last=is_last)
 
 
-def plain_failure(outcome: Outcome | None, error: BaseException, attempt: int) -> Outcome:
+def plain_failure(outcome: Outcome, error: BaseException, attempt: int) -> Outcome:
     """Return what to write instead of ``outcome``, which cannot be written because of ``error``.
 
     It is a failure that every database can store, and depends on nothing that the application provides: the text is
     ASCII, the delay is that of the default policy, and there is no traceback.
     """
-    told = outcome and outcome.error
-    kind: OutcomeKind = outcome.kind if outcome and outcome.kind in _KEPT else "failed"
-    return Outcome(kind, ascii_text(told or error_text(error)), DEFAULT_RETRY(attempt) if kind == "failed" else None)
+    kind: OutcomeKind = outcome.kind if outcome.kind in _KEPT else "failed"
+    text = ascii_text(outcome.error or error_text(error))
+    return Outcome(kind, text, DEFAULT_RETRY(attempt) if kind == "failed" else None)
 
 
 _KEPT: Collection[OutcomeKind] = ("discarded", "suspected", "crashed")

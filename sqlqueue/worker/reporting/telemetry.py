@@ -14,6 +14,8 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from ..._support.error_text import error_text
+from ..._support.logs import traceback_text
 from ..._support.tracing import HEADER
 from ...operations import QueueStats
 from ...operations.upkeep import Crashed
@@ -93,7 +95,12 @@ class Telemetry(Reports):
                 yield
             except Exception as error:
                 if not is_signal(error):
-                    span.record_exception(error)
+                    # without the SQL and its parameters, which str() of the exception contains
+                    text = {
+                        "exception.message": error_text(error),
+                        "exception.stacktrace": traceback_text(error, whole=True),
+                    }
+                    span.record_exception(error, text)
                     span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
 

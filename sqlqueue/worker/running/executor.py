@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,7 @@ from ...dialects.base import Adapter
 from ...lifecycle.kind import keeps_results
 from ...model.history import history_of
 from ...operations.recording import stored_traceback
-from ...queue.retries import delay_after
+from ...queue.retries import DEFAULT_RETRY, delay_after
 from ...transaction.claims import is_unsettled
 from ...transaction.ledger import carry, may_have_written
 from ..concurrency.event_loop import soon
@@ -31,7 +32,7 @@ from ..database.base import Database
 from ..database.deadlines import Deadline, NoResponse, transaction_limit
 from ..handling.handlers import Handler
 from ..handling.jobs import Job
-from ..handling.outcomes import Ended, Outcome, completed, outcome_of, plain_failure
+from ..handling.outcomes import Ended, Outcome, completed, outcome_of
 from ..reporting.reports import Reports
 from .call_context import CallContext
 from .started import StartedTasks
@@ -85,7 +86,8 @@ class Executor:
             else:
                 self.reports.finished(job, ended.outcome, ended.error)
         except Exception as error:  # for example from an exporter of the application
-            self.reports.broken(f"report the end of {job}", error)
+            with suppress(Exception):
+                self.reports.broken(f"report the end of {job}", error)
         return None if ended.is_written else ended.outcome
 
     def attempt(self, job: Job) -> Ended:
@@ -126,8 +128,10 @@ class Executor:
         try:
             return Ended(self.judge(job, error), error)
         except BaseException as broken:  # whatever it is, the failure is recorded
-            self.reports.broken(f"determine the outcome of {job}", broken)
-            return Ended(plain_failure(None, broken, job.attempt.number), error)
+            with suppress(Exception):
+                self.reports.broken(f"determine the outcome of {job}", broken)
+            text = f"{type(error).__name__}; determining the outcome raised {type(broken).__name__}"
+            return Ended(Outcome("failed", ascii(text)[1:-1], DEFAULT_RETRY(job.attempt.number)), error)
 
     def _try(self, job: Job) -> Ended:
         """Call the handler with a session, and again after a deadlock."""
