@@ -26,7 +26,15 @@ from ..dialects.parts.schema import LiveIndex
 from ..model.mixins import queues
 from ..queue.spec import QueueSpec
 from .defaults import render_item
-from .operations import AddQueueColumnsOp, SetDefaultsOp, StorageOp, alter_default
+from .operations import (
+    AddQueueColumnsOp,
+    DropQueueColumnsOp,
+    RenameColumnsOp,
+    SavepointOp,
+    SetDefaultsOp,
+    StorageOp,
+    alter_default,
+)
 from .options import options_in
 from .renaming import renamed
 from .tables import of_former_queue, of_queue, was_queue, with_new_names
@@ -68,8 +76,17 @@ class Revision:
         for mending in list(self._mending()):
             self._add(mending)
         self.operations[:] = [piece for op in self.operations for piece in self._pieces(op)]
+        if any(map(self._alters_queue, self.operations)):
+            self.operations[:] = [SavepointOp(begins=True), *self.operations, SavepointOp(begins=False)]
         if self.options.postgresql_storage:
             self.operations += self._storage()
+
+    def _alters_queue(self, op: MigrateOperation) -> bool:
+        """Return whether ``op`` alters an existing table that is, becomes or was a queue."""
+        if isinstance(op, AddQueueColumnsOp | DropQueueColumnsOp | RenameColumnsOp):
+            return True
+        key = self._key(op.schema, op.table_name) if isinstance(op, ModifyTableOps) else None
+        return key in self.queues and key not in self.created
 
     def _add(self, mending: ModifyTableOps) -> None:
         """Append to the table's existing operations, if any: indexes are dropped before columns, created after."""

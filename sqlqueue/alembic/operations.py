@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 from typing import Any, Self
 
 from alembic.autogenerate import renderers
@@ -13,6 +14,7 @@ from sqlalchemy import Column, MetaData, Table
 
 from ..dialects import adapters
 from ..dialects.postgresql.catalog import STORAGE_DIALECT, storage_statement
+from ..dialects.sqlite.definition import DEFINITION_DIALECT, setting_defaults
 from ..queue.status import Status
 from .adoption import Adoption, added, render_default
 from .defaults import render_item
@@ -97,6 +99,21 @@ def _named(name: str, column: Column[Any]) -> Column[Any]:
     return Column(name, column.type, server_default=column.server_default, nullable=column.nullable)
 
 
+class SavepointOp(MigrateOperation):
+    """Begins or ends the part of a revision that SQLite executes completely or not at all."""
+
+    def __init__(self, *, begins: bool) -> None:
+        self.begins = begins
+
+    def reverse(self) -> SavepointOp:
+        """Return the other end."""
+        return SavepointOp(begins=not self.begins)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        """Return which end it is, for ``alembic check``."""
+        return ("savepoint", "begins" if self.begins else "ends")
+
+
 class StorageOp(MigrateOperation):
     """Sets or resets the storage parameters of a queue's table."""
 
@@ -113,11 +130,20 @@ class StorageOp(MigrateOperation):
         return ("storage_parameters", self.table.schema, self.table.name)
 
 
+@renderers.dispatch_for(SavepointOp)
+def _render_savepoint(context: AutogenContext, op: SavepointOp) -> list[str]:
+    prefix = _op(context)
+    statement = "SAVEPOINT migration" if op.begins else "RELEASE SAVEPOINT migration"
+    comment = ["# All or nothing on SQLite, too, whose driver begins no transaction for DDL."] if op.begins else []
+    block = f"if {prefix}get_context().dialect.name == {DEFINITION_DIALECT!r}:"
+    return [*comment, block, f"{prefix}execute({statement!r})", ""]
+
+
 @renderers.dispatch_for(AddQueueColumnsOp)
 def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str]:
     first = added(op.columns, op.adoption)
     adding = [AddColumnOp(op.table_name, column, schema=op.schema) for column in first]
-    lines = [*_comment_on_rows(op), *_render_in_batch(context, op, adding)]
+    lines = [*_comment_on_rows(op), *_render_natively(context, adding)]
     target = Table(op.table_name, MetaData(), schema=op.schema)
     changed = [
         alter_default(target, column, each.server_default)
@@ -132,14 +158,25 @@ def _render_addition(context: AutogenContext, op: AddQueueColumnsOp) -> list[str
 
 @renderers.dispatch_for(SetDefaultsOp)
 def _render_defaults(context: AutogenContext, op: SetDefaultsOp) -> list[str]:
-    header, *altering = _render_in_batch(context, op, op.ops)
-    existing = (render_default(context, each.existing_server_default) for each in op.ops)  # type: ignore[attr-defined]
+    altering = [each for each in op.ops if isinstance(each, AlterColumnOp)]
+    existing = (render_default(context, each.existing_server_default) for each in altering)
     # Alembic does not render it, but needs it on SQL Server, where a default is a constraint that it has to drop
     complete = (
         f"{line[:-1]},\n           existing_server_default={each})"
-        for line, each in zip(altering, existing, strict=False)
+        for line, each in zip(_render_natively(context, altering), existing, strict=True)
     )
-    return [header, *complete, ""]
+    context.imports.add("import re")
+    table = Table(op.table_name, MetaData(), schema=op.schema)
+    columns: list[Column[Any]] = [
+        Column(each.column_name, server_default=each.modify_server_default or None) for each in altering
+    ]
+    return [
+        f"if {_op(context)}get_context().dialect.name != {DEFINITION_DIALECT!r}:",
+        *complete,
+        "else:",
+        indent(setting_defaults(_op(context), table, columns), "    ").lstrip(),
+        "",
+    ]
 
 
 @renderers.dispatch_for(RenameColumnsOp)
@@ -156,7 +193,7 @@ def _render_renaming(context: AutogenContext, op: RenameColumnsOp) -> list[str]:
         )
         for name, column in op.columns.items()
     ]
-    return _render_in_batch(context, op, renaming)
+    return _render_natively(context, renaming)
 
 
 def alter_default(table: Table, column: Column[Any], existing: Any) -> AlterColumnOp:
@@ -176,33 +213,38 @@ def _comment_on_rows(op: AddQueueColumnsOp) -> list[str]:
     if op.adoption is None:
         return []
     status, becomes, moment = op.adoption.status, op.adoption.becomes, op.adoption.available_at
+    # names of the live database: as literals, since a line break would end the comment
     if becomes == Status.AVAILABLE:
-        return [f"# The existing rows of {op.table_name} become {becomes}: workers will claim all of them."]
+        return [f"# The existing rows of {op.table_name!r} become {becomes}: workers will claim all of them."]
     return [
-        f"# The existing rows of {op.table_name} become {becomes}: no worker will claim them. finished_at is NULL, so",
-        "# prune() does not delete them, whatever the model's retention. To have workers claim some of them, add",
-        f"# an UPDATE below that sets {status} to 'available' and {moment} to a time in the past.",
+        f"# The existing rows of {op.table_name!r} become {becomes}: no worker will claim them. finished_at is NULL,",
+        "# so prune() does not delete them, whatever the model's retention. To have workers claim some of them, add",
+        f"# an UPDATE below that sets {status!r} to 'available' and {moment!r} to a time in the past.",
     ]
 
 
 @renderers.dispatch_for(DropQueueColumnsOp)
 def _render_drop(context: AutogenContext, op: DropQueueColumnsOp) -> list[str]:
-    columns = list(reversed(op.addition.columns))
-    dropping = [DropColumnOp.from_column_and_tablename(op.addition.schema, op.addition.table_name, c) for c in columns]
-    lines = _render_in_batch(context, op.addition, dropping)
-    with_default = {f"batch_op.drop_column({c.name!r})" for c in columns if c.server_default is not None}
+    columns, table = list(reversed(op.addition.columns)), op.addition.table_name
+    lines = _render_natively(
+        context, [DropColumnOp.from_column_and_tablename(op.addition.schema, table, column) for column in columns]
+    )
     # SQL Server cannot drop a column that has a default
-    return [f"{line[:-1]}, mssql_drop_default=True)" if line in with_default else line for line in lines]
+    return [
+        line if column.server_default is None else f"{line[:-1]}, mssql_drop_default=True)"
+        for column, line in zip(columns, lines, strict=True)
+    ]
 
 
-def _render_in_batch(
-    context: AutogenContext, op: AddQueueColumnsOp | RenameColumnsOp | ModifyTableOps, ops: Sequence[MigrateOperation]
-) -> list[str]:
-    """Render in batch mode: SQLite cannot alter a column's default, and other engines run plain ALTERs."""
+def _render_natively(context: AutogenContext, ops: Sequence[MigrateOperation]) -> list[str]:
+    """Render one ALTER TABLE for each operation, even if the project uses batch mode.
+
+    In batch mode, Alembic would recreate the table on SQLite, which deletes rows that refer to it.
+    """
     opts = context.opts
-    context.opts = {**opts, "render_as_batch": True, "render_item": render_item(context)}
+    context.opts = {**opts, "render_as_batch": False, "render_item": render_item(context)}
     try:
-        return render_op(context, ModifyTableOps(op.table_name, ops, schema=op.schema))
+        return [line for op in ops for line in render_op(context, op)]
     finally:
         context.opts = opts
 
@@ -216,8 +258,10 @@ def _render_moment_defaults(context: AutogenContext, op: MomentDefaultsOps) -> l
 
 @renderers.dispatch_for(ConcurrentIndexesOps)
 def _render_concurrently(context: AutogenContext, op: ConcurrentIndexesOps) -> list[str]:
-    block = f"with {_op(context)}get_context().autocommit_block():"
-    return [block, *(line for index in op.ops for line in render_op(context, index)), ""]
+    context.imports.add("import contextlib")
+    here = f"{_op(context)}get_context()"
+    block = f"{here}.autocommit_block() if {here}.dialect.name == {STORAGE_DIALECT!r} else contextlib.nullcontext()"
+    return [f"with {block}:", *(line for index in op.ops for line in render_op(context, index)), ""]
 
 
 @renderers.dispatch_for(StorageOp)

@@ -15,11 +15,12 @@ from alembic.operations.ops import (
 )
 
 from ..diagnostics.schema_drift import queue_indexes
+from ..lifecycle.kind import Kind
 from ..queue.spec import QUEUE_ROLES, QueueSpec, index_name
 from ..queue.status import Status
 from .adoption import Adoption
 from .defaults import is_ours
-from .operations import AddQueueColumnsOp, ConcurrentIndexesOps, MomentDefaultsOps, RenameColumnsOp
+from .operations import AddQueueColumnsOp, ConcurrentIndexesOps, MomentDefaultsOps, RenameColumnsOp, SetDefaultsOp
 from .options import MigrationOptions
 
 _KINDS = ("claim", "due")
@@ -49,7 +50,10 @@ def of_queue(
     """Yield the operations on the queue's columns, and then the rest, such as its indexes."""
     names = {column.name for column in spec.columns.values()}
     added = [each for each in op.ops if isinstance(each, AddColumnOp) and each.column.name in names]
-    mended = [each for each in op.ops if isinstance(each, AlterColumnOp) and is_ours(each.modify_server_default)]
+    dropped = [each for each in op.ops if isinstance(each, DropColumnOp) and each.column_name in _roles()]
+    altered = [each for each in op.ops if isinstance(each, AlterColumnOp) and each.column_name in names]
+    mended = [each for each in altered if is_ours(each.modify_server_default)]
+    changed = [each for each in altered if each not in mended and _changes_default(each)]
     if added:
         columns, status = [each.column for each in added], spec["status"].name
         adoption = _adoption(status, spec["available_at"].name, options)
@@ -57,10 +61,26 @@ def of_queue(
         yield AddQueueColumnsOp(op.table_name, columns, adoption if is_adopted else None, schema=op.schema)
     if mended:
         yield MomentDefaultsOps(op.table_name, mended, schema=op.schema)
-    rest = [each for each in op.ops if each not in added and each not in mended]
+    if changed:
+        yield SetDefaultsOp(op.table_name, changed, schema=op.schema)
+    rest = [each for each in op.ops if each not in (*added, *dropped, *mended, *changed)]
     # nothing can be writing to a table that the same revision creates
     concurrently = options.concurrently and not is_new
     yield from _rest(op, rest, {str(index.name) for index in queue_indexes(spec)} if concurrently else ())
+    if dropped:
+        columns = [each.to_column() for each in reversed(dropped)]
+        yield AddQueueColumnsOp(op.table_name, columns, None, schema=op.schema).reverse()
+
+
+def _roles() -> set[str]:
+    """Return the columns that a queue of some kind has, by the names that they have unless the model renames them."""
+    return {*QUEUE_ROLES, *(role for kind in Kind.known for role in kind.columns)}
+
+
+def _changes_default(op: AlterColumnOp) -> bool:
+    """Return whether ``op`` replaces one default by another and changes nothing else."""
+    others = (op.modify_type, op.modify_nullable, op.modify_name, op.modify_comment or None)
+    return bool(op.modify_server_default and op.existing_server_default) and others == (None,) * len(others)
 
 
 def was_queue(op: ModifyTableOps) -> bool:

@@ -33,5 +33,5 @@ class SQLiteSchema(Schema):
         return found
 
     def same_default(self, dialect: Dialect, live: str) -> bool:
-        # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify copying the table
+        # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify writing each row
         return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"
