@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
@@ -91,13 +90,13 @@ def _report(
 
 def _show(server: str, models: Sequence[str], findings: Sequence[Finding]) -> None:
     counts = Counter(finding.severity for finding in findings)
-    if findings:
-        table = Table("", "Queue", "What is wrong", "What to do", box=None, pad_edge=False, padding=(0, 2, 1, 0))
-        for finding in findings:
-            queue = finding.model.__name__ if finding.model else ""
-            style = _STYLES[finding.severity]
-            table.add_row(Text(finding.severity, style), *map(plain, (queue, finding.message, finding.fix)))
-        Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    for finding in findings:
+        about = f" {finding.model.__name__}: " if finding.model else " "
+        message = Text.assemble((finding.severity, _STYLES[finding.severity]), plain(about + finding.message))
+        # never wrapped: statements are copied
+        console.print(message, soft_wrap=True)
+        console.print(plain(f"    fix: {finding.fix}\n"), soft_wrap=True)
     said = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in sorted(counts.items())]
     queues = f"{len(models)} queue{'s' * (len(models) > 1)}"
     say(f"{server}, {queues}: {', '.join(said) or 'no problems found'}.")

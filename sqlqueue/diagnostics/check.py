@@ -29,6 +29,7 @@ from .schema_drift import (
     WrongIndex,
     drift,
     helpful_indexes,
+    lost_indexes,
 )
 from .unadopted import of_contents
 from .unreadable import set_aside
@@ -40,17 +41,18 @@ Target: TypeAlias = Any
 def check(connection: Connection, target: Target) -> Sequence[Finding]:
     """Return the problems of the queues of ``target`` in this database, with this account; empty if there are none.
 
-    ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model.  Findings about
-    the server come first, then those of each table: missing or different parts of the schema, privileges, whether
-    claims use their indexes, whether there are rows that prune() keeps, and rows that cannot be read; then those of the
-    tables of the history and of the workers, and queues that no live worker serves.
+    ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model, for its queue and
+    its slots.  Findings about the server come first, then those of each table: missing or different parts of the
+    schema, privileges, whether claims use their indexes, whether there are rows that prune() keeps, and rows that
+    cannot be read or have an unknown status; then those of the tables of the history, of the workers and of the pauses,
+    and queues that no live worker serves.
 
     Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
     With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
     Raises :class:`.ArgumentError` if there is no queue in ``target``, and :class:`.UnsupportedDialectError` for an
     engine without an adapter (a server that is too old is a finding).
     """
-    specs = specs_of(target)
+    specs = _with_slots(specs_of(target))
     with _left_as_found(connection):
         return list(_findings(connection, specs))
 
@@ -58,7 +60,7 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 def verify_schema(connection: Connection, target: Target) -> None:
     """Raise :class:`.SchemaMismatchError` if the live schema lacks a table, column or index that the queues need.
 
-    That includes the tables of the history and of the workers, if there are models for them.
+    That includes the tables of slots, of the history, of the workers and of the pauses, if there are models for them.
 
     The error's ``differences`` list all of them.  Reads only the catalog, so it is fast enough for the start of a
     program; :func:`check` checks more.  Transactions and other errors are as for :func:`check`, except that a server
@@ -70,16 +72,17 @@ def verify_schema(connection: Connection, target: Target) -> None:
 
 
 def verify_queues(connection: Connection, specs: Sequence[QueueSpec]) -> None:
-    """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables of these queues only."""
+    """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables of these queues and slots."""
     with _left_as_found(connection):
         adapter_for(connection.dialect).server.verify(connection)
-        found = [finding for spec in specs for finding in _of_schema(connection, spec, _columns(connection, spec))]
+        every = _with_slots(specs)
+        found = [finding for spec in every for finding in _of_schema(connection, spec, _columns(connection, spec))]
     _refuse(found)
 
 
 def verify_companions(connection: Connection, metadata: MetaData) -> None:
     """Raise :class:`.SchemaMismatchError` like :func:`verify_schema`, for the tables that accompany queues: those of
-    the history and of the workers."""
+    the history, of the workers and of the pauses."""
     with _left_as_found(connection):
         found = list(of_companions(connection, metadata))
     _refuse(found)
@@ -111,6 +114,12 @@ def specs_of(target: Target) -> list[QueueSpec]:
             " import its module before this call"
         )
     return list(by_table.values())
+
+
+def _with_slots(specs: Sequence[QueueSpec]) -> list[QueueSpec]:
+    """Return ``specs`` and those of their slots, each table once."""
+    slots = [spec_of(spec.options.slots) for spec in specs if spec.options.slots is not None]
+    return list({spec.table: spec for spec in (*specs, *slots)}.values())
 
 
 @contextmanager
@@ -172,6 +181,9 @@ def _of_queue(connection: Connection, adapter: Adapter, spec: QueueSpec) -> Iter
         live = _columns(connection, spec)
         yield from _of_schema(connection, spec, live)
         of_queue = {column.name for column in spec.columns.values()}
+        for name in lost_indexes(connection, spec) if live else ():
+            message = f"{spec.table.fullname} has no index {name}, which the model declares"
+            yield Finding.of(spec, Severity.WARNING, MissingIndex.code, message, "create it in a migration")
         if any(column["name"] in of_queue for column in live):
             yield from adapter.server.table_findings(connection, spec)
             collations = adapter.schema.collations(connection, spec.table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Column, DateTime, Dialect, Integer, Numeric, String
+from sqlalchemy import Column, DateTime, Dialect, Integer, Numeric, String, Uuid
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.types import TypeEngine
 
@@ -74,6 +74,8 @@ def inexact_primary_keys(
         collation = collations.get(column.name)
         if isinstance(column.type, KeyText) or collation is None or collation.lower().endswith(exact):
             continue
+        if issubclass(column.type._type_affinity or type(None), Uuid):
+            continue  # stored as lowercase hexadecimal digits, which every collation distinguishes
         message = (
             f"{spec.table.fullname} compares {column.name} by {collation}: on_conflict= treats tasks as the same"
             " although their keys differ"

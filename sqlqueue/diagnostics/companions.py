@@ -1,4 +1,4 @@
-"""Checks the tables that accompany queues: the history of attempts and the register of workers."""
+"""Checks the tables that accompany queues: the history of attempts, the register of workers and the pauses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from ..dialects import adapter_for
 from ..model.history import history_of
+from ..model.pause import pause_table
 from ..model.registry import worker_table
 from ..queue.findings import MIGRATE, Finding, Severity
 from .column_types import fills_itself, wrong_type
@@ -20,16 +21,18 @@ _ALTER = "in a migration, alter the column to what the model declares"
 
 
 def of_companions(connection: Connection, metadata: MetaData) -> Iterator[Finding]:
-    """Yield findings about the history and the register of workers, if the application has them.
+    """Yield findings about the history, the register of workers and the pauses, if the application has them.
 
-    It is an error if settlements or workers cannot write to a table; a missing index only slows reading and pruning
+    It is an error if settlements or workers cannot use a table; a missing index only slows reading and pruning
     down.
     """
-    history, workers = history_of(metadata), worker_table(metadata)
+    history, workers, pauses = history_of(metadata), worker_table(metadata), pause_table(metadata)
     if history is not None:
         yield from _of_table(connection, history.table, "which keeps the history of attempts")
     if workers is not None:
         yield from _of_table(connection, workers, "in which workers are registered")
+    if pauses is not None:
+        yield from _of_table(connection, pauses, "which stores the paused queues")
 
 
 def _of_table(connection: Connection, table: Table, purpose: str) -> Iterator[Finding]:

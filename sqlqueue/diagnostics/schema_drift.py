@@ -195,6 +195,15 @@ def helpful_indexes(spec: QueueSpec) -> list[Index]:
     return [index for index in spec.table.indexes if index.name == spec.index_name("finished")]
 
 
+def lost_indexes(connection: Connection, spec: QueueSpec) -> list[str]:
+    """Return the names of the model's own indexes that do not exist, compared by name only."""
+    preparer, ours = connection.dialect.identifier_preparer, {index.name for index in queue_indexes(spec)}
+    live = {preparer.quote(name) for name in adapter_for(connection.dialect).schema.index_names(connection, spec.table)}
+    # an index with a condition, from Index.ddl_if(), may be meant for another engine
+    own = [index for index in spec.table.indexes if index.name not in ours and index._ddl_if is None]
+    return sorted(str(index.name) for index in own if preparer.format_index(index) not in live)
+
+
 def _terms(index: Index) -> tuple[Term, ...]:
     return tuple(_term(expression) for expression in index.expressions)
 

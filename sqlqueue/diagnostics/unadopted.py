@@ -1,4 +1,4 @@
-"""Checks of the rows that were in a table before it became a queue."""
+"""Checks of the rows that did not come from the queue: from before the table was one, or with an unknown status."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from ..queue.spec import Criterion, QueueSpec
 from ..queue.status import FINAL, Status
 from ..sql.states import state
 
+RECENT = 10_000
+"""The number of rows whose status is checked, the highest keys first: if keys ascend, these are the newest."""
 SAMPLE = 100
 """The number of rows read, the lowest keys first: if keys ascend, these are from before the table became a queue."""
 
 
 def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
-    """Yield findings about rows that were in the table before it became a queue.  Reads at most 100 rows."""
+    """Yield findings about rows that were in the table before it became a queue, and about unknown statuses.
+
+    Reads at most 10,000 rows.
+    """
+    yield from _of_statuses(connection, spec)
     yield from unintended_tasks(connection, spec)
     rows = _sample(spec)
     final = rows.c.status.in_([state(status) for status in FINAL])
@@ -27,6 +33,18 @@ def of_contents(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
         message = f"{table} has rows from before it became a queue: prune() keeps them, whatever the retention"
         fix = "nothing; to delete them as well: sqlqueue prune --adopted --older-than ..."
         yield Finding.of(spec, Severity.NOTE, "adopted-rows", message, fix)
+
+
+def _of_statuses(connection: Connection, spec: QueueSpec) -> Iterator[Finding]:
+    newest = select(spec["status"].label("status")).order_by(*(key.desc() for key in spec.primary_key)).limit(RECENT)
+    recent = newest.subquery("recent")
+    unknown = select(recent.c.status).where(recent.c.status.not_in([state(status) for status in Status]))
+    found = connection.scalars(unknown.distinct().order_by(recent.c.status)).all()
+    if found:
+        table, several = spec.table.fullname, ", ".join(map(repr, found))
+        message = f"{table} has rows with a status that sqlqueue does not know ({several}): no claim finds them"
+        fix = f"UPDATE {table} SET {spec['status'].name} = 'available' for these rows, or any of {', '.join(FINAL)}"
+        yield Finding.of(spec, Severity.WARNING, "unknown-status", message, fix)
 
 
 def unintended_tasks(connection: Connection, spec: QueueSpec) -> list[Finding]:

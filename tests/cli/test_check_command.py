@@ -139,7 +139,8 @@ def test_classes_of_one_table_are_one_queue() -> None:
 
 def test_all_tables_of_a_model_are_checked() -> None:
     engine = create_engine("sqlite://")
-    Invoice.__table__.create(engine)  # type: ignore[attr-defined]
+    for name in ("invoice", "queue_pause"):
+        Invoice.metadata.tables[name].create(engine)
     with engine.connect() as connection:
         (finding,) = check(connection, Invoice)
         assert (finding.severity, finding.code) == ("error", "missing-table")
@@ -192,6 +193,16 @@ def test_the_exit_status_of_a_deployment(project: Path) -> None:
     told = program(project, "--url", "sqlite:///checked.db", "tests.support.check_models:Base")
     assert (told.returncode, told.stderr) == (0, "")
     assert "1 queue: 1 warning." in told.stdout
+
+
+def test_statements_to_copy_are_not_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "checked.db", "DELETE")
+    monkeypatch.setenv("COLUMNS", "40")
+    arguments = ["check", "--url", f"sqlite:///{tmp_path / 'checked.db'}", "tests.support.check_models:Base"]
+    told = CliRunner().invoke(application(), arguments)
+    message, fix, *_ = told.stdout.splitlines()
+    assert message.startswith("warning the journal mode is delete, in which readers block claims, and claims")
+    assert fix == "    fix: run once, with any SQLite client: PRAGMA journal_mode = WAL"
 
 
 def test_warnings_may_count_as_errors(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_table_that_is_missing(file: Engine) -> None:
     Stop.__table__.drop(file)  # type: ignore[attr-defined]
     with pytest.raises(SchemaMismatchError, match=r"no table stop.*alembic revision") as refused:
         chores(file).run()
-    assert refused.value.differences == ("missing table stop",)
+    assert refused.value.differences == ("there is no table stop, which stores the paused queues",)
 
 
 def test_a_temporarily_unreadable_table_is_tolerated(file: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,9 @@ class ListedSchema(Schema):
         terms = select(STATISTICS.c.index_name, STATISTICS.c.column_name).where(STATISTICS.c.collation == "D")
         return {(index, name) for index, name in connection.execute(terms.where(is_of(connection, table)))}
 
+    def index_names(self, connection: Connection, table: Table) -> Collection[str]:
+        return connection.scalars(select(STATISTICS.c.index_name).where(is_of(connection, table)).distinct()).all()
+
     def collations(self, connection: Connection, table: Table) -> Mapping[str, str | None]:
         found = select(COLUMNS.c.column_name, COLUMNS.c.collation_name).where(is_of(connection, table, COLUMNS))
         return {each[0]: each[1] for each in connection.execute(found)}

@@ -97,6 +97,12 @@ class Schema:
             for index in reflected
         }
 
+    def index_names(self, connection: Connection, table: Table) -> Collection[str]:
+        """Return the names of all existing indexes of ``table``, also of those that are not reflected."""
+        inspector, schema = inspect(connection), connection.schema_for_object(table)
+        found = (*inspector.get_indexes(table.name, schema), *inspector.get_unique_constraints(table.name, schema))
+        return {str(each["name"]) for each in found}
+
     def descending(
         self, connection: Connection, table: Table, reflected: Collection[ReflectedIndex]
     ) -> Collection[tuple[Any, str]]:

@@ -25,6 +25,7 @@ _CLASS = table(
     "pg_class",
     column("oid"),
     column("relname"),
+    column("relispartition", Boolean),
     column("reloptions", postgresql.ARRAY(postgresql.TEXT)),
     schema="pg_catalog",
 )
@@ -36,6 +37,14 @@ def invalid_indexes(connection: Connection, of: Table) -> Collection[str]:
     """Return the names of invalid indexes, which a failed CREATE INDEX CONCURRENTLY leaves behind."""
     names = select(_CLASS.c.relname).join_from(_INDEX, _CLASS, _CLASS.c.oid == _INDEX.c.indexrelid)
     return connection.scalars(names.where(_INDEX.c.indrelid == _oid(connection, of), ~_INDEX.c.indisvalid)).all()
+
+
+def partitioned_indexes(connection: Connection, names: Collection[str]) -> set[str]:
+    """Return the names of the indexes of partitioned tables that the indexes ``names``, of partitions, belong to."""
+    root = _CLASS.alias("root")
+    belongs = root.c.oid == cast(func.pg_partition_root(_CLASS.c.oid), postgresql.OID)
+    roots = select(root.c.relname).join_from(_CLASS, root, belongs)
+    return set(connection.scalars(roots.where(_CLASS.c.relname.in_(names), _CLASS.c.relispartition)))
 
 
 def storage_statement(of: Table, *, give: bool) -> str:

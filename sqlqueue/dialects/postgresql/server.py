@@ -28,6 +28,7 @@ from ...queue.spec import Identity, QueueSpec
 from ..naming import live_name
 from ..parts.plans import Plans, QueryPlan, explain
 from ..parts.server import Server, read_only
+from .catalog import partitioned_indexes
 
 _SESSIONS = table(
     "pg_stat_activity",
@@ -145,8 +146,9 @@ class PostgreSQLPlans(Plans):
 def _plan(connection: Connection, statement: Select[Any]) -> QueryPlan:
     (found,) = explain(connection, "EXPLAIN (FORMAT JSON)", statement).scalar_one()
     nodes = list(_nodes(found["Plan"]))
+    names = {node["Index Name"] for node in nodes if "Index Name" in node}
     return QueryPlan(
-        indexes=frozenset(node["Index Name"] for node in nodes if "Index Name" in node),
+        indexes=frozenset(names | partitioned_indexes(connection, names)),
         sorted=sum(node["Plan Rows"] for node in nodes if "Sort" in node["Node Type"]),
     )
 

@@ -32,6 +32,11 @@ class SQLiteSchema(Schema):
             )
         return found
 
+    def index_names(self, connection: Connection, table: Table) -> Collection[str]:
+        schema = connection.schema_for_object(table)
+        named = func.pragma_index_list(table.name, *([schema] if schema else [])).table_valued("name")
+        return connection.scalars(select(named.c.name)).all()
+
     def same_default(self, dialect: Dialect, live: str) -> bool:
         # CURRENT_TIMESTAMP is in UTC as well; fractions of a second do not justify writing each row
         return super().same_default(dialect, live) or live == "CURRENT_TIMESTAMP"

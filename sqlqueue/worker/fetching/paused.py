@@ -19,10 +19,7 @@ from ...transaction.notifications import channel_of, spread, subscribe
 from ..concurrency.event_loop import happens_within, soon
 from ..database.base import Database
 from ..database.deadlines import SHORTEST_MAINTENANCE
-from ..database.tables import verify_table
 from ..reporting.reports import Reports, logger
-
-_PURPOSE = "which stores the paused queues"
 
 
 class PausedQueues:
@@ -64,13 +61,6 @@ class PausedQueues:
         if spec not in self._where:
             self._where[spec] = not_paused(adapter_for(place[0].dialect), spec, self._paused.get(place, ()))
         return self._where[spec]
-
-    async def verify(self) -> None:
-        """Raise :class:`.SchemaMismatchError` if the table of pauses is missing; otherwise read it."""
-        for (_, table), spec in self._sources():
-            verify = partial(verify_table, spec=spec, table=table, purpose=_PURPOSE)
-            await self._database.run(verify, SHORTEST_MAINTENANCE)
-        await self.look()
 
     async def look(self) -> None:
         """Read what is paused now, and wake the fetchers if that has changed."""

@@ -61,7 +61,7 @@ class Preparation:
         engine = self._context.database.engine
         for spec in {(engine(spec), spec.table.metadata): spec for spec in self._specs}.values():
             await run(partial(_check_companions, spec=spec), within)
-        await self._context.paused.verify()
+        await self._context.paused.look()
 
     async def _warn(self, spec: QueueSpec, within: timedelta) -> None:
         """Log findings that do not keep the worker from starting, and nor does an error while they are looked for."""

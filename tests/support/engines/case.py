@@ -166,6 +166,10 @@ class EngineCase:
     """SQLAlchemy reflects which columns of an index are descending."""
     partial_indexes: bool = False
     """An index may have a predicate."""
+    expression_indexes: bool = False
+    """An index may be on an expression."""
+    hash_partitions_sql: Sequence[str] = ()
+    """Creates the partitions of a `{table}` that is divided by hash, each of which has indexes of its own."""
     concurrent_indexes: bool = False
     """Indexes can be created CONCURRENTLY, which may fail halfway."""
     hide_index: str | None = None

@@ -87,6 +87,7 @@ MYSQL = EngineCase(
     odd_mode="SET SESSION sql_mode = ''",
     loose_collation="utf8mb4_general_ci",
     statements_row="on MySQL, MariaDB",
+    expression_indexes=True,
     hide_index="ALTER TABLE {table} ALTER INDEX {index} INVISIBLE",
     sync_driver="mysql+pymysql",
     async_driver="mysql+aiomysql",
@@ -126,6 +127,7 @@ MYSQL = EngineCase(
 MARIADB = replace(
     MYSQL,
     name="mariadb",
+    expression_indexes=False,
     hide_index="ALTER TABLE {table} ALTER INDEX {index} IGNORED",
     sync_driver="mariadb+pymysql",
     async_driver="mariadb+aiomysql",

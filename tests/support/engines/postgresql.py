@@ -111,6 +111,11 @@ POSTGRESQL = EngineCase(
     tells_lock_owners=True,
     statements_row="statements on PostgreSQL",
     partial_indexes=True,
+    expression_indexes=True,
+    hash_partitions_sql=tuple(
+        f"CREATE TABLE {{table}}_{number} PARTITION OF {{table}} FOR VALUES WITH (modulus 2, remainder {number})"
+        for number in range(2)
+    ),
     concurrent_indexes=True,
     storage_parameters=True,
     sync_driver="postgresql+psycopg",

@@ -22,6 +22,7 @@ SQLITE = EngineCase(
     odd_times=("'0'", "5", "'soon'", "''"),
     statements_row="on SQLite",
     partial_indexes=True,
+    expression_indexes=True,
     sync_driver="sqlite+pysqlite",
     async_driver="sqlite+aiosqlite",
     other_drivers=("aiosqlite",),
