@@ -102,9 +102,9 @@ def work(
     Exit status: 0 once it is stopped; 2 for bad usage; 3 if it cannot start, for example because the schema does not
     match the models.
     """
-    log(verbose)
     with _ending_on_sigterm():
         _worker(target)  # reports its problems once, not once per process
+        log(verbose)
         if health is not None and health.port + processes - 1 > LARGEST_PORT:
             raise refusal(f"--health: there are fewer than {processes} ports from {health.port} upwards")
         start = partial(_process, target, verbose, health, app_version)
@@ -135,8 +135,8 @@ def _worker(target: str) -> Worker:
 
 def _process(target: str, verbose: bool, health: Address | None, version: str | None, number: int) -> Worker:
     """Return the worker of process ``number``, with logging and health checks set up."""
-    log(verbose)
     worker = _worker(target)
+    log(verbose)
     worker.version = version or worker.version
     if health is not None:
         serve_health(health._replace(port=health.port + number), worker.health, worker.metrics)
@@ -144,7 +144,10 @@ def _process(target: str, verbose: bool, health: Address | None, version: str | 
 
 
 def log(verbose: bool) -> None:
-    """Log the library's messages to standard error, unless the application has configured logging."""
+    """Log the library's messages to standard error, unless the application has configured logging.
+
+    Applications do so in the module of their worker, which therefore has to be imported before.
+    """
     if not logging.getLogger().handlers and not logging.getLogger("sqlqueue").handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(message)s"))

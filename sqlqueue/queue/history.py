@@ -40,9 +40,10 @@ FAILED = (AttemptOutcome.FAILED, AttemptOutcome.DISCARDED, AttemptOutcome.CRASHE
 class HistoryOptions:
     """The options of a history: ``__history__ = HistoryOptions(...)``.
 
-    ``retention`` The age at which workers, and :func:`.prune_history`, delete attempts; ``None``: workers delete none.
-        ``traceback`` The maximum number of characters of a traceback to store, up to 16,000; the middle of longer ones
-        is left out. With 0, none is stored.
+    - ``retention``: the age at which workers, and :func:`.prune_history`, delete attempts; 30 days by default. With
+      ``None``, workers delete none.
+    - ``traceback``: the maximum number of characters of a traceback to store, up to 16,000, the default; the middle of
+      longer ones is left out. With 0, none is stored.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
     """

@@ -19,27 +19,32 @@ from .schedules import Missed
 class QueueOptions:
     """The options of a queue, read once when its class is defined: ``__queue__ = QueueOptions(...)``.
 
-    ``lease`` How long a claim holds its row, unless the call gives another lease. ``max_attempts`` The number of claims
-        after which a failing task is discarded.  It is stored in each row; rows that other programs insert get the
-        default of the column, which a migration sets. ``max_crashes`` The number of worker processes that a task may
-        crash before it is discarded, at least 2.  Crashes do not count as attempts.  See :doc:`/how-to/retries`.
-        ``retry`` The delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
-        :class:`.LinearBackoff`; or :class:`.RetryByError`. ``on_complete`` ``"keep"`` the completed row, or
-        ``"delete"`` it. ``retention`` The age at which ``prune``, and thus each worker, deletes rows that the queue has
-        finished, but no rows from before the table became a queue.  Adds an index for this, which :func:`.timeline`
-        uses too.  ``None``: ``prune`` must be given an age, and workers delete nothing. ``discarded_retention`` The
-        same for dead letters, if it differs.  ``None``: the ``retention``. ``notify`` Whether a transaction that
-        enqueues sends a notification, if the engine has them (PostgreSQL), so that workers of other processes need not
-        wait for their next poll.  Each transaction sends one per queue, at its commit. ``order_by`` The claim order
-        among ready rows, by default ``priority``, ``available_at``: attribute names, or ``sqlalchemy.desc("name")``.
-        The primary key is always added.  The claim index has the same order. ``partitions`` Attributes that divide the
-        queue, such as the type of a message: claims with an equality criterion on one have their own index, as claims
-        by ``topic`` do. ``stages`` The names of the stages of a :class:`.StageMixin`, in order. ``missed`` How a
-        :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by one run
-        (``"once"``), by all (``"all"``), or not at all (``"skip"``). ``slots``, ``limit`` For a :class:`.LimitMixin`:
-        the model of its slots, and how many tasks with the same key may run at once. ``limit`` is the initial limit of
-        a new key, at most 10,000; change it with :func:`.set_limit`. ``columns`` New names for columns of the mixin
-        whose names are taken, ``{"status": "queue_status"}``.
+    - ``lease``: how long a claim holds its row, unless the call gives another lease; 5 minutes by default.
+    - ``max_attempts``: the number of claims after which a failing task is discarded; 5 by default. It is stored in each
+      row; rows that other programs insert get the default of the column, which a migration sets.
+    - ``max_crashes``: the number of worker processes that a task may crash before it is discarded, at least 2; 3 by
+      default. Crashes do not count as attempts. See :doc:`/how-to/retries`.
+    - ``retry``: the delay after a failed attempt: any callable from the attempt's number to a ``timedelta``, such as
+      :class:`.LinearBackoff`; or :class:`.RetryByError`. By default, :class:`.ExponentialBackoff`.
+    - ``on_complete``: ``"keep"`` the completed row, the default, or ``"delete"`` it.
+    - ``retention``: the age at which ``prune``, and thus each worker, deletes rows that the queue has finished, but no
+      rows from before the table became a queue. Adds an index for this, which :func:`.timeline` uses too. ``None``, the
+      default: ``prune`` must be given an age, and workers delete nothing.
+    - ``discarded_retention``: the same for dead letters, if it differs; the ``retention`` by default.
+    - ``notify``: whether a transaction that enqueues sends a notification, if the engine has them (PostgreSQL), so that
+      workers of other processes need not wait for their next poll; true by default. Each transaction sends one per
+      queue, at its commit.
+    - ``order_by``: the claim order among ready rows, by default ``priority``, ``available_at``: attribute names, or
+      ``sqlalchemy.desc("name")``. The primary key is always added. The claim index has the same order.
+    - ``partitions``: attributes that divide the queue, such as the type of a message; none by default. Claims with an
+      equality criterion on one have their own index, as claims by ``topic`` do.
+    - ``stages``: the names of the stages of a :class:`.StageMixin`, in order.
+    - ``missed``: how a :class:`.RecurringMixin` makes up for runs that were missed because no worker was running: by
+      one run (``"once"``, the default), by all (``"all"``), or not at all (``"skip"``).
+    - ``slots``: for a :class:`.LimitMixin`, the model of its slots.
+    - ``limit``: for a :class:`.LimitMixin`, how many tasks with the same key may run at once: the initial limit of a
+      new key, from 1, the default, to 10,000. Change it with :func:`.set_limit`.
+    - ``columns``: new names for columns of the mixin whose names are taken, ``{"status": "queue_status"}``.
 
     Raises :class:`.ArgumentError` for values of the wrong type or range.
     """

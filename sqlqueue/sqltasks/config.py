@@ -30,13 +30,19 @@ _KINDS: Sequence[tuple[str, Any, str]] = (
 class SQLTaskDatabase:
     """One database whose SQL tasks a scheduler executes.
 
-    ``url``: the database of the tasks; ``schemas``: their schemas, by default that of the connection; ``table``: the
-    name of their table; ``create``: whether to create missing tables. ``execute_url``: the user and database of
-    requests without ``run_as``, by default ``url``; ``users``: URLs by the names that ``run_as`` can contain.  Anyone
-    who can insert a row can choose among these. ``queues``: how many tasks of a queue run at once, by name; one for
-    other queues. ``concurrency``: how many tasks of a schema run at once, across its queues. ``poll``: the longest time
-    between two queries for work; ``timeout``: the longest time of a request; ``response_limit``: the maximum size of a
-    response in characters; rows beyond it are read, one at a time, and left out.
+    - ``url``: the database of the tasks.
+    - ``schemas``: the schemas of the tasks, by default that of the connection.
+    - ``table``: the name of their table, ``sql_task`` by default.
+    - ``create``: whether to create missing tables; false by default.
+    - ``execute_url``: the user and database of requests without ``run_as``, by default ``url``.
+    - ``users``: URLs by the names that ``run_as`` can contain; none by default. Anyone who can insert a row can choose
+      among these.
+    - ``queues``: how many tasks of a queue run at once, by name; one for other queues.
+    - ``concurrency``: how many tasks of a schema run at once, across its queues; 10 by default.
+    - ``poll``: the longest time between two queries for work; 3 seconds by default.
+    - ``timeout``: the longest time of a request; an hour by default.
+    - ``response_limit``: the maximum size of a response in characters, a million by default; rows beyond it are read,
+      one at a time, and left out.
 
     Raises :class:`.ArgumentError` for values of other types, for durations, ``concurrency`` and ``response_limit`` that
     are not positive, and for limits of queues above 10,000.  ``repr`` leaves out the URLs, which may contain passwords.

@@ -43,6 +43,16 @@ def test_a_worker_without_its_table_logs_this_once(jobs: Path) -> None:
     assert "the schema does not match the models: there is no table task. To fix it, migrate: alembic" in line
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_an_application_that_configures_logging_logs_each_line_once(jobs: Path, processes: str) -> None:
+    configured = 'import logging\nlogging.basicConfig(format="own format: %(message)s")\n'
+    (jobs / "jobs_of_test.py").write_text(configured + JOBS)
+    told = work(jobs, "--processes", processes)
+    lines = [line for line in told.stderr.splitlines() if "the schema does not match" in line]
+    assert lines
+    assert all(line.startswith("own format: ") for line in lines)
+
+
 @pytest.mark.parametrize(
     ("status", "arguments", "said"),
     [

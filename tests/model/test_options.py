@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from sqlqueue import ArgumentError, ExponentialBackoff, QueueOptions
+from sqlqueue import ArgumentError, ExponentialBackoff, HistoryOptions, QueueOptions, Worker
+from sqlqueue.sqltasks import SQLTaskDatabase
 
 
 @pytest.mark.parametrize(
@@ -57,3 +60,10 @@ def test_delays_of_a_backoff() -> None:
     shaken = {ExponentialBackoff(timedelta(seconds=10), jitter=0.1)(1).total_seconds() for _ in range(200)}
     assert 9 <= min(shaken) < 9.5
     assert 10.5 < max(shaken) <= 11
+
+
+@pytest.mark.parametrize("documented", [QueueOptions, HistoryOptions, Worker, Worker.handler, SQLTaskDatabase])
+def test_each_option_is_an_item_of_the_documentation(documented: Any) -> None:
+    options = [name for name in inspect.signature(documented).parameters if name not in {"self", "entity", "where"}]
+    items = re.findall(r"^- (.*?):", inspect.getdoc(documented) or "", re.MULTILINE)
+    assert re.findall(r"``(\w+)``", " ".join(items)) == options

@@ -38,11 +38,13 @@ THREADS = 32
 class Worker:
     """Claims tasks and calls handlers until it is stopped.  Survives database outages and errors in handlers.
 
-    ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, for sessions of any class. ``name``:
-    stored in ``claimed_by`` of the tasks it claims; ``host:pid`` by default. ``poll``: the longest time between two
-    queries for work when no notification arrives. ``grace``: how long a stopping worker waits for running handlers.
-    ``notify``: whether to listen for notifications on engines that have them.  LISTEN does not work through a pooler in
-    transaction mode. ``version``: the application's version, for the register of workers, see :class:`.WorkerMixin`.
+    - ``sessions``: the application's ``sessionmaker`` or ``async_sessionmaker``, for sessions of any class.
+    - ``name``: stored in ``claimed_by`` of the tasks it claims; ``host:pid`` by default.
+    - ``poll``: the longest time between two queries for work when no notification arrives; 3 seconds by default.
+    - ``grace``: how long a stopping worker waits for running handlers; 30 seconds by default.
+    - ``notify``: whether to listen for notifications on engines that have them, true by default. LISTEN does not work
+      through a pooler in transaction mode.
+    - ``version``: the application's version, for the register of workers, see :class:`.WorkerMixin`.
     """
 
     def __init__(
@@ -109,17 +111,21 @@ class Worker:
         :class:`.Cancel` to choose another outcome.  A transaction that loses a deadlock or fails to serialize is run
         again at once, without counting an attempt.
 
-        ``concurrency``: how many calls run at a time; functions in threads, coroutines on the event loop. ``timeout``:
-        a coroutine is cancelled and its attempt fails; for a function in a thread it is only logged, see ``isolation``.
-        ``lease``: the model's by default; extended as long as the worker lives. ``batch``: the maximum number of tasks
-        in one claim; the longer tasks run, the fewer are claimed ahead. ``mode``: ``"lock"`` holds the task by its row
-        lock, in one transaction from claim to completion, without a lease; ``"at-most-once"`` completes the task before
-        the handler is called. ``options``: loader options with which each task is loaded.  A detached task has no other
-        relationships. ``isolation``: ``"process"`` calls the handler in child processes, one for each call that runs at
-        a time.  They import the worker, which must be a global variable of a module.  A call that exceeds ``timeout``
-        is killed, and its attempt fails with :class:`TimeoutError`; a child that dies fails only its own task, with
-        :class:`.ProcessDiedError`. ``max_tasks``, ``max_memory``: how many tasks a child runs, and how much memory in
-        MiB it may use after one, before it is replaced.
+        - ``concurrency``: how many calls run at a time, 10 by default; functions in threads, coroutines on the event
+          loop.
+        - ``timeout``: how long a call may run, unlimited by default. A coroutine is then cancelled and its attempt
+          fails; for a function in a thread it is only logged, see ``isolation``.
+        - ``lease``: the model's by default; extended as long as the worker lives.
+        - ``batch``: the maximum number of tasks in one claim; the longer tasks run, the fewer are claimed ahead.
+        - ``mode``: ``"lease"``, the default; ``"lock"`` holds the task by its row lock, in one transaction from claim
+          to completion, without a lease; ``"at-most-once"`` completes the task before the handler is called.
+        - ``options``: loader options with which each task is loaded. A detached task has no other relationships.
+        - ``isolation``: ``"process"`` calls the handler in child processes, one for each call that runs at a time. They
+          import the worker, which must be a global variable of a module. A call that exceeds ``timeout`` is killed, and
+          its attempt fails with :class:`TimeoutError`; a child that dies fails only its own task, with
+          :class:`.ProcessDiedError`.
+        - ``max_tasks``, ``max_memory``: how many tasks a child runs, and how much memory in MiB it may use after one,
+          before it is replaced; unlimited by default.
 
         Raises :class:`.ArgumentError` for invalid arguments, and if another function of this worker is registered for
         the same tasks: for equal criteria, or for criteria that include these.
