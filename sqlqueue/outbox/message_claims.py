@@ -85,7 +85,7 @@ def claim_messages(
         return messages
     set_aside(adapter, session, spec, unreadable, claimed=True)
     # those that follow one of these in its key must wait for it
-    ready = _without_gaps(lines, taken - {each.identity for each in unreadable})
+    ready = set(_without_gaps(lines, taken - {each.identity for each in unreadable}))
     settle_some(session, [each for each in messages if spec.identity_of(each) not in ready], Returning())
     return [each for each in messages if spec.identity_of(each) in ready]
 

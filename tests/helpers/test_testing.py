@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlqueue import ArgumentError, Cancel, Discard, HandlerNotFoundError, Retry, Snooze, Worker, current_job
 from sqlqueue.testing import assert_enqueued, drain, perform
+from tests.suite.test_unreadable_rows import signs, states
 from tests.support.harness import Database
-from tests.support.models import Base, Job, Ledger, Mail, Task
+from tests.support.models import Base, Job, Ledger, Mail, Sign, Task
 from tests.support.rows import TOMORROW, count
 from tests.support.workers import with_session, without_session
 
@@ -252,3 +253,12 @@ def test_assert_enqueued_finds_waiting_tasks(db: Database) -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 session.pass_to(assert_enqueued, what, **values)
+
+
+def test_drain_passes_over_rows_that_cannot_be_read(db: Database) -> None:
+    signs(db, "rose", "dove", "rose")
+    worker = Worker(db.sessions())
+    worker.handler(Sign)(without_session(db))
+    with db.begin() as session:
+        assert session.pass_to(lambda session: drain(worker, session)) == {"completed": 2}
+    assert states(db) == {1: "completed", 2: "scheduled", 3: "completed"}

@@ -16,6 +16,7 @@ from sqlqueue.outbox import Relay
 from sqlqueue.worker.fetching import poller
 from tests.outbox.messages import Notes, claim, fill, relay_of
 from tests.outbox.relays import STRAIGHT_ON, drained, states
+from tests.suite.test_unreadable_rows import riddles
 from tests.support.harness import Database
 from tests.support.models import Dispatch, Outgoing
 from tests.support.workers import AT_ONCE, LEASE, LONG, PATIENCE, Workers, eventually
@@ -119,3 +120,12 @@ def test_a_relay_may_have_handlers_too(sync_db: Database, workers: Workers) -> N
     workers.start(relay, engine=engine)
     sync_db.insert(Dispatch, [{"year": 1, "number": 1, "payload": "x"}])
     eventually(lambda: len(notes.published) == 1)
+
+
+def test_a_message_that_cannot_be_read_holds_up_its_key_alone(db: Database, workers: Workers) -> None:
+    a1, b1, a2, b2 = fill(db, "a", "b", "a", "b")
+    notes = Notes()
+    with riddles(Outgoing, a1):
+        workers.start(relay_of(db, notes))
+        eventually(lambda: states(db) == {a1: "scheduled", a2: "available"})
+    assert notes.published == [b1, b2]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, func, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import joinedload, selectinload
 
 from sqlqueue import claim_in_turns
 from sqlqueue.operations import unreadable
@@ -17,7 +19,7 @@ from sqlqueue.outbox import claim_messages
 from sqlqueue.sql.clock import representable
 from tests.outbox.messages import fill
 from tests.support.harness import Database
-from tests.support.models import Listing, Outgoing, Sign, Spool, Task, Visit
+from tests.support.models import Account, Listing, Mail, Notice, Outgoing, Sign, Spool, Task, Visit
 from tests.support.rows import PAST, clock
 
 PREFIX = "cannot be read: "
@@ -266,3 +268,53 @@ def test_one_line_is_logged_for_each_row(db: Database, caplog: pytest.LogCapture
         again(db)
     assert len(caplog.records) == 2
     assert {record.identity for record in caplog.records} == {(1,), (2,)}  # type: ignore[attr-defined]
+
+
+def test_a_claiming_block(db: Database) -> None:
+    signs(db, "dove", "rose")
+    with db.begin() as actor:
+        with actor.claiming(Sign) as task:
+            assert task.id == 2
+        with actor.claiming(Sign) as task:
+            assert task is None
+    assert states(db) == {1: "scheduled", 2: "completed"}
+
+
+@pytest.mark.parametrize("lease", ["default", None])
+def test_an_unknown_polymorphic_identity(db: Database, lease: Any) -> None:
+    db.insert(Notice, [{"id": n, "kind": "notice"} for n in (1, 2, 3)])
+    with db.engine.begin() as connection:
+        connection.execute(text("UPDATE notice SET kind = 'unheard of' WHERE id = 2"))
+    with db.begin() as actor:
+        assert [task.id for task in actor.claim_many(Notice, limit=10, lease=lease)] == [1, 3]
+        actor.complete([task for task in actor.sync_session if isinstance(task, Notice)])
+    assert states(db, Notice)[2] == "scheduled"
+
+
+@pytest.mark.parametrize("loading", [joinedload, selectinload])
+def test_the_parent_of_an_eager_relationship(db: Database, loading: Any) -> None:
+    db.insert(Account, [{"id": n, "name": "x"} for n in (1, 2)])
+    db.insert(Mail, [{"id": n, "account_id": 1 + n % 2} for n in range(1, 5)])
+    with riddles(Account, 2), db.begin() as actor:
+        mails = actor.claim_many(Mail, limit=10, options=[loading(Mail.account)])
+        assert [(mail.id, mail.account.id) for mail in mails] == [(2, 1), (4, 1)]
+    assert states(db, Mail) == {1: "scheduled", 2: "running", 3: "scheduled", 4: "running"}
+
+
+def test_errors_that_are_not_about_a_row_are_raised(db: Database) -> None:
+    """They would set every row aside."""
+    db.insert(Sign, [{"id": 1}])
+
+    def fail(*_: Any) -> None:
+        raise ValueError("not about a row")
+
+    with db.session() as actor:
+        event.listen(db.session_engine, "before_cursor_execute", fail)
+        try:
+            with pytest.raises(ValueError, match="not about a row"):
+                actor.claim(Sign)
+        finally:
+            event.remove(db.session_engine, "before_cursor_execute", fail)
+    with db.session() as actor, pytest.raises(SQLAlchemyError):
+        actor.claim(Sign, options=[joinedload(Mail.account)])
+    assert states(db) == {1: "available"}
