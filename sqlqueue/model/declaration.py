@@ -130,16 +130,23 @@ _FIELD: dict[str, Any] = {"default_factory": lambda: None, "kw_only": True, "rep
 
 
 def _refuse_collisions(cls: type[Any], attributes: dict[str, str]) -> None:
+    taken: dict[str, type[Any]] = {}
     for role, name in attributes.items():
-        owner = next((base for base in cls.__mro__ if _defines(base, name)), None)
-        if owner is None:
-            continue
-        fix = dict(cls.__queue__.columns) | {role: f"queue_{role}"}
-        raise ConfigurationError(
-            f"{cls.__name__}: the queue needs a column {name!r}, but {owner.__name__}.{name} is the model's own."
-            f" Rename the queue's column: __queue__ = QueueOptions(columns={fix!r})",
-            model=cls,
-        )
+        if (owner := next((base for base in cls.__mro__ if _defines(base, name)), None)) is not None:
+            taken[role] = owner
+    if not taken:
+        return
+    needed = " and ".join(repr(attributes[role]) for role in taken)
+    own = " and ".join(f"{owner.__name__}.{attributes[role]}" for role, owner in taken.items())
+    fix = dict(cls.__queue__.columns) | {role: f"queue_{role}" for role in taken}
+    a_column, is_own, its_column = "a column", "is", "column"
+    if len(taken) > 1:
+        a_column, is_own, its_column = "columns", "are", "columns"
+    raise ConfigurationError(
+        f"{cls.__name__}: the queue needs {a_column} {needed}, but {own} {is_own} the model's own."
+        f" Rename the queue's {its_column}: __queue__ = QueueOptions(columns={fix!r})",
+        model=cls,
+    )
 
 
 def _defines(base: type[Any], name: str) -> bool:

@@ -47,6 +47,20 @@ def test_a_collision_names_both_and_shows_the_fix(base: Any, attributes: dict[st
     assert ("error" in options.columns) == ("__queue__" in attributes)
 
 
+def test_all_collisions_are_named_at_once(base: Any) -> None:
+    with pytest.raises(ConfigurationError) as collision:
+        _own(base, status=mapped_column(String(10)), created_at=mapped_column(Integer))
+    assert "columns 'status' and 'created_at', but Thing.status and Thing.created_at are" in str(collision.value)
+    _, _, fix = str(collision.value).partition("__queue__ = ")
+    model = _own(
+        base,
+        status=mapped_column(String(10)),
+        created_at=mapped_column(Integer),
+        __queue__=eval(fix, {"QueueOptions": QueueOptions}),
+    )
+    assert {"status", "created_at", "queue_status", "queue_created_at"} <= columns(model)
+
+
 def test_the_suggested_fix_works(base: Any) -> None:
     model = _own(base, status=mapped_column(String(10)), __queue__=QueueOptions(columns={"status": "queue_status"}))
     assert columns(model) == COLUMNS | {"id", "queue_status"}
