@@ -23,6 +23,7 @@ from tests.support.workers import (
     Workers,
     all_are,
     eventually,
+    nothing,
     with_session,
     without_session,
 )
@@ -49,6 +50,16 @@ def test_a_worker_with_more_room_than_the_limit(
     blocking.release()
     eventually(all_are(db, "completed", Visit))
     assert blocking.max_running == 3
+
+
+def test_a_suspect_that_only_its_lock_holds_leaves_its_slot_until_it_runs_alone(db: Database, workers: Workers) -> None:
+    set_limit(db, 1)
+    visits(db, "a", crashes=1)
+    worker = workers.make()
+    worker.handler(Visit, mode="lock")(with_session(db, nothing))
+    workers.start(worker)
+    eventually(all_are(db, "completed", Visit))
+    assert count(db, Slot, Slot.status == "running") == 0
 
 
 def test_a_worker_learns_of_tasks_cancelled_elsewhere(

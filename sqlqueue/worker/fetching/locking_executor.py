@@ -140,7 +140,8 @@ class LockingExecutor(Executor):
             if not tasks or self.ending:  # the claim may have waited, on a thread that cannot be stopped
                 return False
             goes_on = self._run_all(transaction, tasks, alone=alone)
-            transaction.context.run(self._commit, transaction)
+            if transaction.started or transaction.ends:  # otherwise, a commit would leave a suspect's slot held
+                transaction.context.run(self._commit, transaction)
             return goes_on
         finally:
             close(session)
