@@ -87,6 +87,7 @@ class AsyncQueueSession(AsyncSession):
     retry = _awaited(operations.retry)
     rerun = _awaited(operations.rerun)
     run_now = _awaited(operations.run_now)
+    promote = _awaited(operations.promote)
     rescue = _awaited(operations.rescue)
     prune = _awaited(operations.prune)
     set_limit = _awaited(operations.set_limit)

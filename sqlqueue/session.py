@@ -36,6 +36,7 @@ class QueueSession(Session):
     retry = operations.retry
     rerun = operations.rerun
     run_now = operations.run_now
+    promote = operations.promote
     rescue = operations.rescue
     prune = operations.prune
     set_limit = operations.set_limit

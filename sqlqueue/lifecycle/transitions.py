@@ -187,8 +187,27 @@ def returning(fence: Fence, crashes: ColumnElement[int]) -> list[Assignment]:
     The task was claimed before those that are waiting, and must not wait behind them again.  The claim has overwritten
     the original ``available_at``; the task's creation replaces it, which is never later.
     """
-    created, now = fence.spec["created_at"], utcnow()
-    return _unsettled(fence, Status.AVAILABLE, case((created < now, created), else_=now), crashes)
+    return _unsettled(fence, Status.AVAILABLE, _before_others(fence.spec), crashes)
+
+
+def abandoned(fence: Fence) -> list[Assignment]:
+    """Return the assignments that release tasks whose lease has expired, see :func:`taking_over` and
+    :func:`returning`."""
+    spec = fence.spec
+    (_, budget), suspect = taking_over(spec)
+    return [
+        *_restarting(fence, budget),
+        suspect,
+        (spec["status"], state(Status.AVAILABLE)),
+        (spec["available_at"], _before_others(spec)),
+        (spec["claimed_by"], null()),
+        (spec["claimed_at"], null()),
+    ]
+
+
+def _before_others(spec: QueueSpec) -> ColumnElement[datetime]:
+    created, now = spec["created_at"], utcnow()
+    return case((created < now, created), else_=now)
 
 
 def _unsettled(

@@ -21,6 +21,7 @@ from .running_now import run_now
 from .settling import cancel, complete, discard, fail, heartbeat, release, snooze
 from .statistics import QueueOverview, QueueStats, hung, overview, stats, stats_by
 from .timeline import Bucket, Durations, timeline
+from .upkeep import promote
 from .why import Explanation, why
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "overview",
     "pause",
     "paused",
+    "promote",
     "prune",
     "prune_history",
     "release",

@@ -26,8 +26,8 @@ from ..transaction.claims import claim_of, settle
 from ..transaction.connection import AnySession, open_, open_to_claim, session_of
 from ..transaction.ledger import Hold, guard, ledger_of
 from .claim_query import ClaimQuery, Lease, OrderBy, check_claim, claimer_name, scoped
-from .recording import record
-from .taking import ABANDONED, take
+from .recording import ABANDONED, record
+from .taking import take
 
 _taking = lru_cache(CACHE_SIZE)(taking)
 

@@ -38,6 +38,9 @@ class Told(NamedTuple):
     traceback: str | None = None
 
 
+ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
+
+
 def stored_traceback(traced: Traced, options: HistoryOptions) -> str | None:
     """Return the traceback as it is stored: the application's frames, without the middle if it is too long."""
     if traced is None or not options.traceback:

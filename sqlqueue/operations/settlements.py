@@ -19,6 +19,7 @@ from ..lifecycle.fence import Fence
 from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.kind import keeps_results, kinds_of, renewed
 from ..lifecycle.transitions import (
+    abandoned,
     earlier_attempts,
     extending,
     failing,
@@ -34,7 +35,7 @@ from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment, raised
 from .attempts import Attempt
-from .recording import Told, Traced, stored_traceback
+from .recording import ABANDONED, Told, Traced, stored_traceback
 
 
 class Settlement:
@@ -245,6 +246,20 @@ class ReleasingCrashed(Settlement):
 
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
+
+
+class Abandoning(Settlement):
+    """Release tasks whose claimers left them until the lease expired; the attempt counts as if a claim took them
+    over."""
+
+    how, like = "released", "abandoned"
+    outcome = AttemptOutcome.CRASHED
+
+    def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
+        return abandoned(fence)
+
+    def told(self, options: HistoryOptions) -> Told:
+        return ABANDONED
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,13 @@ from ..dialects.base import Adapter
 from ..dialects.parts.claims import Taking
 from ..dialects.parts.rows import Parameters
 from ..model.history import history_of
-from ..queue.history import AttemptOutcome
 from ..sql.changes import Assignment
 from ..sql.states import is_held
 from ..transaction.connection import open_to_claim
 from ..transaction.ledger import ledger_of
 from .claim_query import ClaimQuery, check_order
-from .recording import HUNG, Told, last_claims, record
+from .recording import ABANDONED, last_claims, record
 from .unreadable import set_aside
-
-ABANDONED = Told(AttemptOutcome.CRASHED, HUNG)
 
 
 def take(

@@ -23,10 +23,11 @@ from ..queue.status import Status
 from ..sql.changes import write
 from ..sql.clock import representable, utcnow
 from ..sql.selection import Pick, exhausted_picks, picks
-from ..sql.states import has_attempts, has_come, is_available, is_due, is_early, present_status, state
+from ..sql.states import has_attempts, is_available, is_due, is_early, present_status, state
 from ..transaction.connection import Access, AnySession, open_, session_of
+from .recording import last_claims
 from .session_criteria import within
-from .settlements import Extending
+from .settlements import Abandoning, Extending
 from .settling import settle_some
 
 
@@ -94,21 +95,35 @@ def _result(available: datetime | None, scheduled: datetime | None, now: datetim
 
 
 def promote(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
-    """Make up to ``limit`` due tasks that satisfy ``where``, scheduled or retryable, ``available``.
+    """Make up to ``limit`` due tasks that satisfy ``where`` ``available``: scheduled and retryable tasks whose time has
+    come, and tasks whose claimer has crashed, so that their lease has ended.  Return how many.
 
-    Return how many.  They keep the time at which they came due, which orders them.  Claims take due tasks too, but only
-    if there are not enough available ones; under load, promotion puts them in the position that their priority gives
-    them.  Skips locked rows.
+    Claims take due tasks only if there are not enough available ones.  While there always are, due tasks wait until
+    they are promoted, which gives them the position of their priority.  Those that came due keep their time, which
+    orders them; those of crashed claimers come first, as they did when they were claimed.
+
+    Workers promote once a second.  A loop that claims without a worker does so from time to time, in a transaction of
+    its own.  Skips locked rows.
     """
     spec = spec_of(entity)
     session = session_of(session)
     count("limit", limit)
     adapter = open_(session, spec, Access.CLAIM)
     _, due = picks(spec, within(session, spec, where), ())
-    waits = (*_waits(spec), has_come(spec), present_status(spec) != state(Status.RUNNING))
-    pick = replace(due(limit), state=waits)
+    pick = due(limit)
     keys = adapter.claims.lock(session, pick)
-    return sum(_become(Status.AVAILABLE, session, adapter, pick, some) for some in adapter.keys.batches(spec, keys))
+    return sum(_promote(session, adapter, pick, some) for some in adapter.keys.batches(spec, keys))
+
+
+def _promote(session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
+    """Promote the tasks of ``keys``, whose rows ``pick`` has locked; return how many."""
+    spec = pick.spec
+    waiting = replace(pick, state=(*pick.state, present_status(spec) != state(Status.RUNNING)))
+    changed = _become(Status.AVAILABLE, session, adapter, waiting, keys)
+    held = [key for key in keys if key not in changed]
+    claims = last_claims(adapter, session, spec, adapter.keys.key_in(spec, held)) if held else []
+    lost = settle_some(session, claims, Abandoning(), waits=False)
+    return len(changed) + len(claims) - len(lost)
 
 
 def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit: int = 1_000) -> int:
@@ -133,16 +148,16 @@ def postpone(session: AnySession, entity: type[QueueMixin], *where: Where, limit
         named = (adapter.keys.key_in(spec, some),)
         pick = Pick(spec=spec, state=(is_early(spec),), where=named, order=(), limit=len(some), index=None, exact=True)
         locked = adapter.claims.lock(session, pick)
-        postponed += _become(Status.SCHEDULED, session, adapter, pick, locked) if locked else 0
+        postponed += len(_become(Status.SCHEDULED, session, adapter, pick, locked)) if locked else 0
     return postponed
 
 
-def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> int:
-    """Give the rows of ``keys``, which ``pick`` has locked, another status; return how many."""
+def _become(status: Status, session: Session, adapter: Adapter, pick: Pick, keys: Sequence[Identity]) -> set[Identity]:
+    """Give the rows of ``keys`` that ``pick`` has locked another status; return their keys."""
     # not by key alone: on a small table, MySQL would scan, and wait for, all rows
     named = and_(adapter.keys.key_in(pick.spec, keys), *pick.state)
     statement = write(pick.spec, named, [(pick.spec["status"], state(status))])
-    return len(adapter.rows.change(session, pick.spec, statement, keys))
+    return adapter.rows.change(session, pick.spec, statement, keys)
 
 
 class Crashed(NamedTuple):

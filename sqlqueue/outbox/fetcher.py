@@ -37,7 +37,7 @@ class RelayFetcher(BaseFetcher):
         self._free.set()
         self._jobs: Sequence[Job] = ()
         self._publishing: asyncio.Task[None] | None = None
-        self._readiness = Readiness(handler.entity, context)
+        self._readiness = Readiness(handler, context)
 
     @property
     def is_idle(self) -> bool:
@@ -91,7 +91,7 @@ class RelayFetcher(BaseFetcher):
         if self._jobs:
             await self._settle(outcomes)
             self._poller.refresh()
-            await self._readiness.now_and_then(self._context.paused.where(self._handler.spec) or ())
+            await self._readiness.now_and_then()
         elif not self._draining:
             await self._poller.wait()
 

@@ -24,11 +24,10 @@ from ..dialects.parts.rows import Unreadable
 from ..kinds import OutboxMixin
 from ..lifecycle.transitions import taking
 from ..model.history import history_of
-from ..operations.recording import last_claims, record
+from ..operations.recording import ABANDONED, last_claims, record
 from ..operations.session_criteria import within
 from ..operations.settlements import Returning
 from ..operations.settling import settle_some
-from ..operations.taking import ABANDONED
 from ..operations.unreadable import set_aside
 from ..queue.spec import Criterion, Identity, QueueSpec, Where, spec_of
 from ..sql.changes import Assignment, write

@@ -21,7 +21,7 @@ from sqlalchemy import delete, event, insert, text
 from sqlalchemy.engine.interfaces import CacheStats
 
 from sqlqueue import Claim, claim_of, utcnow
-from sqlqueue.operations.upkeep import extend, promote
+from sqlqueue.operations.upkeep import extend
 from sqlqueue.worker.process import registration
 from tests.support.fleet import Errand, Fleet, FleetWorker, fleet
 from tests.support.harness import Actor, Database
@@ -147,7 +147,7 @@ def setups() -> Iterator[tuple[str, Setup]]:
     yield "Spool: consume 10", plainly(lambda session, _: session.consume_many(Spool, limit=10), claims(Spool, 10))
     yield from enqueueing()
     yield "next_due", plainly(lambda session, _: session.run(next_due, Task))
-    yield "promote", plainly(lambda session, _: session.run(promote, Mail), claims(Mail, 10, "scheduled"))
+    yield "promote", plainly(lambda session, _: session.promote(Mail), claims(Mail, 10, "scheduled"))
     yield "rescue", plainly(lambda session, _: session.rescue(Task))
     yield "retry", plainly(lambda session, number: session.retry(Task, Task.number == number))
     yield "rerun", plainly(lambda session, number: session.rerun(Task, Task.number == number))

@@ -11,7 +11,6 @@ from sqlqueue import Claim, Status
 from sqlqueue.diagnostics.query_plans import unserved_claims
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.upkeep import promote
 from sqlqueue.sql.clock import NEVER
 from tests.suite.reading import DUE, FEW, HOUR, MANY, OLD, READY, Call, efforts, growing, key_of, stored, to_be_found
 from tests.support.harness import Actor, Database
@@ -44,7 +43,7 @@ CLAIMS: Mapping[str, Call] = {
     "next_due": lambda session, model: session.run(next_due, model),
 }
 UPKEEP: Mapping[str, Call] = {
-    "promote": lambda session, model: session.run(promote, model),
+    "promote": lambda session, model: session.promote(model),
     "rescue": lambda session, model: session.rescue(model),
     "prune": lambda session, model: session.prune(model, HOUR, limit=OLD) if model is Mail else None,
 }

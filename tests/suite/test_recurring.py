@@ -15,7 +15,6 @@ from sqlqueue import ArgumentError
 from sqlqueue.model import declaration
 from sqlqueue.operations import rescheduling as planning
 from sqlqueue.operations import row_checks
-from sqlqueue.operations.upkeep import promote
 from sqlqueue.queue import schedules
 from tests.suite.recurring import HOUR, HOURLY, claim, make_due, recurring
 from tests.support.harness import Actor, Database
@@ -172,7 +171,7 @@ def test_a_run_keeps_its_plan_however_often_it_is_tried(db: Database, lease: Any
     task = recurring(db, max_attempts=9)
     planned = row(db, task)["available_at"]
     with db.begin() as actor:
-        assert actor.run(promote, Report) == 1
+        assert actor.promote(Report) == 1
     for back in BACK.values():
         with db.begin() as actor:
             run = actor.claim(Report, lease=lease)

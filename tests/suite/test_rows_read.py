@@ -10,7 +10,7 @@ import pytest
 from sqlqueue import Status
 from sqlqueue.dialects import adapter_for
 from sqlqueue.operations.paging import page
-from sqlqueue.operations.upkeep import exhausted, promote
+from sqlqueue.operations.upkeep import exhausted
 from tests.suite.reading import DUE, FEW, HOUR, MANY, READY, Call, efforts, growing, stored, to_be_found
 from tests.support.harness import Database
 from tests.support.models import Job, Task
@@ -66,7 +66,7 @@ def test_calls_of_unknown_functions_are_not_read(sync_db: Database, counted: Cal
         "claim ready calls": lambda session, model: session.claim_many(model, known, limit=READY),
         "claim due calls": lambda session, model: session.claim_many(model, known, limit=READY + DUE),
         "next_due": lambda session, model: session.run(next_due, model, known),
-        "promote": lambda session, model: session.run(promote, model, known),
+        "promote": lambda session, model: session.promote(model, known),
     }
     ways = ("ready", "scheduled", "retryable", "expired")
     unknown = calls_of("b", MANY, *ways, priority=-1)  # before all others in the order of claims

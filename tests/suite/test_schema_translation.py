@@ -130,7 +130,7 @@ def every_operation(begin: Callable[[], AbstractContextManager[Actor]]) -> None:
         actor.complete(chore)
         assert actor.reschedule(Chore, schedule="PT2H") == 1
         assert actor.unschedule(Chore) == 1
-        assert actor.rescue(Chore) == 0
+        assert actor.promote(Chore) == actor.rescue(Chore) == 0
     with begin() as actor:
         assert len(actor.run(claim_messages, Card, limit=2)) == 2
         assert [each.topic for each in actor.paused(Parking)] == [None]

@@ -13,7 +13,6 @@ from sqlalchemy import Identity, Integer, String, event
 from sqlalchemy.orm import Mapped, Session, mapped_column, with_loader_criteria
 
 from sqlqueue import LimitMixin, QueueMixin, QueueOptions, RecurringMixin, SlotMixin, TopicMixin, UniqueMixin
-from sqlqueue.operations.upkeep import promote
 from sqlqueue.outbox import OutboxMixin, claim_messages
 from tests.support.harness import Actor, Database
 from tests.support.models import Base
@@ -165,7 +164,7 @@ def test_upkeep(db: Database) -> None:
     with tenant(db, 5) as actor:
         assert actor.run(next_due, Letterbox) is None
     with tenant(db) as actor:
-        assert actor.run(promote, Letterbox, limit=9) == 1
+        assert actor.promote(Letterbox, limit=9) == 1
     for model in (Letterbox, Round):
         fill(db, model, 1, "expired", max_attempts=1)
         with tenant(db) as actor:

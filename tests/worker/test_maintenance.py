@@ -1,4 +1,4 @@
-"""Maintenance by workers: promote, rescue, prune; in small steps, and by several workers at once."""
+"""Maintenance by workers: rescue, prune; in small steps, and by several workers at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from sqlqueue.operations.upkeep import promote
 from sqlqueue.sql.clock import NEVER
-from sqlqueue.worker.fetching import fetcher, readiness
 from sqlqueue.worker.process import maintenance
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task
@@ -38,43 +36,6 @@ def start_two(db: Database, workers: Workers, model: Any) -> None:
         worker = workers.make(name=name, poll=LONG)
         worker.handler(model)(without_session(db))
         workers.start(worker)
-
-
-def promoted(db: Database, limit: int = 10) -> int:
-    with db.begin() as actor:
-        return actor.run(promote, Task, limit=limit)
-
-
-def test_promote(db: Database) -> None:
-    db.insert(Task, rows(3, "scheduled", "retryable", "expired"))
-    db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}])
-    assert promoted(db, limit=1) == 1
-    assert promoted(db) == 1
-    assert promoted(db) == 0
-    assert sorted(statuses(db).values()) == ["available", "available", "running", "scheduled"]
-    assert count(db, Task, Task.status == "available", Task.available_at == PAST) == 2
-
-
-@pytest.mark.requires("locks_rows")
-def test_promote_skips_locked_rows(db: Database) -> None:
-    db.insert(Task, rows(3, "scheduled"))
-    holder = db.session()
-    assert holder.claim(Task, lease=None) is not None
-    assert promoted(db) == 2
-    holder.rollback()
-
-
-def test_due_tasks_take_their_place_under_load(db: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "EVERY", 0.0)
-    monkeypatch.setattr(fetcher, "AHEAD", 0.0)
-    db.insert(Task, rows(30, "ready", name="ordinary"))
-    db.insert(Task, rows(1, "retryable", name="urgent", priority=-1))
-    order: list[str] = []
-    worker = workers.make()
-    worker.handler(Task, concurrency=1)(without_session(db, lambda task: order.append(task.name)))
-    workers.start(worker)
-    eventually(all_are(db, "completed"))
-    assert order.index("urgent") < 10
 
 
 @pytest.mark.usefixtures("often")

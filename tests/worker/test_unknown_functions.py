@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sqlqueue.operations.upkeep import promote
 from tests.support.harness import Database
 from tests.support.models import Job, Ledger
 from tests.support.polling import next_due
@@ -64,7 +63,7 @@ def test_maintenance_leaves_unknown_calls_alone(db: Database) -> None:
     with db.begin() as session:
         assert session.run(next_due, Job, known) == timedelta(0)
     with db.begin() as session:
-        assert session.run(promote, Job, known) == 4
+        assert session.promote(Job, known) == 4
     with db.begin() as session:
         assert session.run(next_due, Job, Job.task.in_(["x", "y"])) is None
     assert stored(db, Job.task == "b") == untouched

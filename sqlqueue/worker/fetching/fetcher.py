@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
+from ...lifecycle.kind import holding_slots
 from ...operations.claim_query import ClaimQuery
 from ...operations.claiming import claim_matching
 from ...operations.consuming import consume_matching
@@ -66,7 +67,8 @@ class Fetcher(BaseFetcher):
         self._durations = CallDurations()
         self._enough = 0
         """The number of jobs left at which claiming more is worth a statement."""
-        self._readiness = Readiness(handler.entity, context)
+        self._readiness = Readiness(handler, context)
+        self._is_limited = holding_slots(handler.spec) is not None
         parts = handler, context.database, self._adapter, context.reports
         children = context.children.get(handler)
         executor = Executor(*parts, context.started) if children is None else IsolatedExecutor(*parts, children)
@@ -144,10 +146,11 @@ class Fetcher(BaseFetcher):
             self._poller.refresh()
         if self._draining:
             return
+        # a key at its limit has available tasks even if a claim found too few
+        if len(tasks) == wanted or self._is_limited:
+            await self._readiness.now_and_then()
         if len(tasks) < wanted:
             await self._poller.wait()
-        elif (query := self._context.claim_query(self.handler)) is not None:
-            await self._readiness.now_and_then(query.where)
 
     async def _room_for_claim(self) -> int:
         """Wait until claiming is worth a statement.  Returns how many tasks to claim."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 
+from ...lifecycle.kind import holding_slots
 from ...queue.spec import Identity
-from ..concurrency.event_loop import soon
+from ..concurrency.event_loop import happens_within, soon
 from ..concurrency.threads import DaemonThreads
 from ..handling.handlers import Handler
 from ..reporting.reports import logger
@@ -16,6 +17,7 @@ from .base import BaseFetcher
 from .context import WorkerContext
 from .locking_executor import LockingExecutor
 from .poller import Poller
+from .readiness import EVERY, Readiness
 
 
 class LockModeFetcher(BaseFetcher):
@@ -32,6 +34,8 @@ class LockModeFetcher(BaseFetcher):
         self.slots = handler.concurrency
         self._work, self._none = asyncio.Event(), asyncio.Event()
         self._draining = False
+        self._claims = False
+        """Whether tasks have been claimed since they were last promoted."""
         self._busy = 0
         self._failure: BaseException | None = None
         """The error of a loop that has failed."""
@@ -79,13 +83,19 @@ class LockModeFetcher(BaseFetcher):
         self._work.set()
         self._start()
         backoff = self._context.claim_backoff(self._handler)
+        readiness, is_limited = Readiness(self._handler, self._context), holding_slots(self._handler.spec) is not None
         while not self._draining:
-            await self._none.wait()
+            none = await happens_within(self._none, EVERY)
             if self._failure is not None:
                 raise self._failure
             self._none.clear()
             try:
-                await self._poller.wait()
+                # a key at its limit has available tasks even if a claim found none
+                if self._claims and (is_limited or not none):
+                    self._claims = False
+                    await readiness.now_and_then()
+                if none:
+                    await self._poller.wait()
                 backoff.reset()
             except Exception as error:
                 await backoff.pause_after(error)
@@ -114,6 +124,7 @@ class LockModeFetcher(BaseFetcher):
         def found() -> bool:
             backoff.reset()
             self._poller.refresh()
+            self._claims = True
             return number < self.slots
 
         while not self._draining and number < self.slots:

@@ -1,0 +1,179 @@
+"""`promote`: due tasks and those of crashed claimers become available, whatever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from sqlqueue import ClaimLostError, claim_of, utcnow
+from tests.suite.attempts import outcomes
+from tests.support import history
+from tests.support.harness import Database
+from tests.support.models import Base, Listing, Report, Slot, Task, Visit
+from tests.support.rows import PAST, TOMORROW, count, rows
+from tests.support.workers import statuses
+
+pytestmark = pytest.mark.asyncio_once
+
+OF_WORKER = -77
+"""The token of a claim that a worker has made."""
+
+
+@pytest.fixture
+def recorded(db: Database) -> Iterator[None]:
+    for _ in history.kept_tables_in(db):
+        yield
+
+
+def promoted(db: Database, model: Any = Task, **options: Any) -> int:
+    with db.begin() as actor:
+        number: int = actor.promote(model, **options)
+        return number
+
+
+def crash(db: Database, model: type[Base], *where: Any, **values: Any) -> None:
+    """Let the leases of running tasks end."""
+    with db.engine.begin() as connection:
+        ended = {"available_at": utcnow(-timedelta(hours=1)), **values}
+        connection.execute(update(model).where(model.__table__.c.status == "running", *where).values(ended))
+
+
+def stored(db: Database, model: Any = Task, name: str = "") -> Any:
+    with db.engine.connect() as connection:
+        named = [model.name == name] if name else []
+        return connection.execute(select(model.__table__).where(*named)).one()
+
+
+def test_due_tasks(db: Database) -> None:
+    db.insert(Task, rows(2, "scheduled", "retryable"))
+    db.insert(Task, [{"status": "scheduled", "available_at": TOMORROW}])
+    assert promoted(db, limit=1) == 1
+    assert promoted(db) == 1
+    assert promoted(db) == 0
+    assert sorted(statuses(db).values()) == ["available", "available", "scheduled"]
+    assert count(db, Task, Task.status == "available", Task.available_at == PAST) == 2
+
+
+@pytest.mark.requires("locks_rows")
+def test_locked_rows_are_skipped(db: Database) -> None:
+    db.insert(Task, rows(3, "scheduled", "expired", "expired"))
+    holder = db.session()
+    assert len(holder.claim_many(Task, limit=2, lease=None)) == 2
+    assert promoted(db) == 1
+    holder.rollback()
+    assert promoted(db) == 2
+
+
+def test_tasks_of_crashed_claimers_account_for_the_crash_as_a_claim_does(db: Database) -> None:
+    tokens = {"loop": 77, "worker": OF_WORKER}
+    db.insert(
+        Task,
+        [
+            {"name": f"{by} {when}", "claim_token": token, "created_at": PAST, "available_at": at, **claim}
+            for by, token in tokens.items()
+            for when, at, claim in (
+                ("promoted", PAST, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
+                ("claimed", PAST, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
+                ("alive", TOMORROW, {"status": "running", "attempt": 1, "max_attempts": 3, "claimed_at": PAST}),
+                ("exhausted", PAST, {"status": "running", "attempt": 3, "max_attempts": 3, "claimed_at": PAST}),
+            )
+        ],
+    )
+    with db.begin() as actor:
+        assert actor.promote(Task, Task.name.like("% promoted") | Task.name.like("% exhausted")) == 3
+        assert actor.promote(Task, Task.name.like("% alive")) == 0
+        assert len(actor.claim_many(Task, Task.name.like("% claimed"), limit=2)) == 2
+    for by in tokens:
+        ours = stored(db, name=f"{by} promoted")
+        assert (ours.status, ours.claimed_by, ours.claimed_at) == ("available", None, None)
+        assert ours.available_at == ours.created_at, "it stands where it stood before"
+        as_claimed = stored(db, name=f"{by} claimed")
+        assert (ours.max_attempts, ours.crashes) == (as_claimed.max_attempts, as_claimed.crashes)
+        assert ours.attempt + 1 == as_claimed.attempt
+    assert stored(db, name="worker exhausted").status == "available"  # a worker's crash is no attempt
+    assert stored(db, name="loop exhausted").status == "running"  # `rescue` discards it
+
+
+def test_the_crashed_claim_is_lost(db: Database) -> None:
+    db.insert(Task, rows(1))
+    with db.begin() as actor:
+        claim = claim_of(actor.claim(Task))
+    crash(db, Task)
+    assert promoted(db) == 1
+    with db.session() as zombie, pytest.raises(ClaimLostError):
+        zombie.complete(claim)
+    with db.begin() as actor:
+        assert actor.claim(Task).attempt == 2
+
+
+def test_a_task_that_was_enqueued_again_while_it_ran_has_all_its_attempts(db: Database) -> None:
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a", max_attempts=5))
+    with db.begin() as actor:
+        assert actor.claim(Listing) is not None
+    with db.begin() as actor:
+        actor.enqueue(Listing(unique_key="a"), on_conflict="rerun")
+    crash(db, Listing)
+    assert promoted(db, Listing) == 1
+    found = stored(db, Listing)
+    assert (found.status, found.max_attempts - found.attempt) == ("available", Listing.__queue__.max_attempts)
+
+
+def test_a_recurring_task_keeps_its_planned_time(db: Database) -> None:
+    db.insert(Report, [{"schedule": "PT1H", "status": "scheduled", "available_at": PAST}])
+    with db.begin() as actor:
+        assert actor.claim(Report) is not None
+    crash(db, Report)
+    assert promoted(db, Report) == 1
+    with db.begin() as actor:
+        assert actor.claim(Report).scheduled_for == PAST
+
+
+def test_slots_of_crashed_tasks_are_freed(db: Database) -> None:
+    db.insert(Visit, [{"limit_key": "a"}] * 3)
+    with db.begin() as actor:
+        assert len(actor.claim_many(Visit, limit=3)) == 2
+    crash(db, Visit)
+    assert promoted(db, Visit) == 2
+    assert count(db, Slot, Slot.status == "running") == 0
+    with db.begin() as actor:
+        assert len(actor.claim_many(Visit, limit=3)) == 2
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_crashed_attempt_is_recorded(db: Database) -> None:
+    with db.begin() as actor:
+        actor.add(history.Parcel())
+    with db.begin() as actor:
+        task = actor.claim(history.Parcel, claimed_by="gone")
+    crash(db, history.Parcel)
+    assert promoted(db, history.Parcel) == 1
+    with db.begin() as actor:
+        (attempt,) = actor.history(task)
+        assert outcomes([attempt]) == [(1, "crashed", "crashed: its lease expired without a settlement")]
+        assert (attempt.claimed_by, attempt.started_at is not None) == ("gone", True)
+
+
+def test_a_loop_without_a_worker_reaches_them(db: Database) -> None:
+    """The loop finds available tasks all the time, so its claims alone never take a due one."""
+    db.insert(Task, rows(3, "scheduled", "retryable", "expired", priority=-1, name="urgent"))
+    seen: list[str] = []
+
+    def claim_one() -> None:
+        with db.begin() as actor:
+            actor.add(Task())
+            task = actor.claim(Task)
+            seen.append(task.name)
+            actor.complete(task)
+
+    for _ in range(5):
+        claim_one()
+    assert "urgent" not in seen
+    assert promoted(db) == 3
+    for _ in range(3):
+        claim_one()
+    assert seen[-3:] == ["urgent"] * 3
