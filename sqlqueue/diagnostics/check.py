@@ -21,6 +21,7 @@ from .column_types import inexact_keys, inexact_primary_keys, misfits
 from .companions import of_companions
 from .query_plans import unserved_claims
 from .registry import of_workers
+from .schedules import of_schedules
 from .schema_drift import (
     Difference,
     MissingIndex,
@@ -43,9 +44,9 @@ def check(connection: Connection, target: Target) -> Sequence[Finding]:
 
     ``target`` is a declarative base or its ``MetaData``, for all its queues, or a single queue model, for its queue and
     its slots.  Findings about the server come first, then those of each table: missing or different parts of the
-    schema, privileges, whether claims use their indexes, whether there are rows that prune() keeps, and rows that
-    cannot be read or have an unknown status; then those of the tables of the history, of the workers and of the pauses,
-    and queues that no live worker serves.
+    schema, privileges, whether claims use their indexes, whether there are rows that prune() keeps, rows that cannot be
+    read or have an unknown status, and recurring tasks without a next run; then those of the tables of the history, of
+    the workers and of the pauses, and queues that no live worker serves.
 
     Writes nothing and locks no rows.  An open transaction is used and left open; otherwise none is left open.
     With an asyncio connection: ``await connection.run_sync(sqlqueue.check, target)``.
@@ -153,6 +154,7 @@ def _findings(connection: Connection, specs: Sequence[QueueSpec]) -> Iterator[Fi
             yield from unserved_claims(connection, adapter, spec)
             yield from of_contents(connection, spec)
             yield from set_aside(connection, spec)
+            yield from of_schedules(connection, spec)
     beside = list(of_companions(connection, specs[0].table.metadata))
     yield from beside
     if not any(finding.severity is Severity.ERROR for finding in beside):

@@ -18,7 +18,7 @@ from ..lifecycle.reactivation import fresh_budget, revived
 from ..lifecycle.transitions import clearing, ending
 from ..model.columns import optional
 from ..model.mixins import QueueMixin
-from ..queue.schedules import Cron, Every, Schedule, parse, text_of
+from ..queue.schedules import Cron, Every, Schedule, is_known_here, parse, text_of
 from ..queue.spec import Criterion, Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment
@@ -62,9 +62,10 @@ class Recurring(SeveralLives):
         return and_(is_available(spec), spec["schedule"].is_not(None), as_created, first)
 
     def skip(self, fenced: FencedClaims, tasks: Sequence[Any]) -> set[Identity]:
-        """Postpone missed runs if the model's options say so, and tasks that have not been scheduled yet."""
+        """Postpone missed runs if the model's options say so, tasks that have not been scheduled yet, and tasks that
+        only other hosts can schedule."""
         spec = fenced.spec
-        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _may_be_unplanned(spec, task)]
+        doubtful = tasks if spec.options.missed == "skip" else [task for task in tasks if _is_doubtful(spec, task)]
         keys = {spec.identity_of(task) for task in doubtful}
         return Renewals(fenced.of([claim for claim in fenced.claims if claim.identity in keys])).skip()
 
@@ -82,14 +83,15 @@ def _set_schedule(task: object, value: object, *_: object) -> object:
     return text_of(value) if isinstance(value, (str, Every, Cron)) else value
 
 
-def _may_be_unplanned(spec: QueueSpec, task: object) -> bool:
-    """Return whether another program may have inserted the task with a schedule but without a time."""
+def _is_doubtful(spec: QueueSpec, task: object) -> bool:
+    """Return whether another program may have inserted the task with a schedule but without a time, or this host cannot
+    evaluate its schedule."""
     shown = instance_state(task).dict
     needed = {role: spec.attributes[role] for role in ("schedule", "created_at", "scheduled_for", "available_at")}
     if not shown.keys() >= set(needed.values()):
         return True  # loader options have excluded one of the attributes
     schedule, created_at, *planned = (shown[name] for name in needed.values())
-    return schedule is not None and created_at in planned
+    return schedule is not None and (created_at in planned or not is_known_here(schedule))
 
 
 RECURRING = Recurring(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import func, literal, null, select
+from sqlalchemy import func, literal, literal_column, null, select
 
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
@@ -15,7 +15,7 @@ from .._support.logs import logger_of
 from ..lifecycle.fence import Fence
 from ..lifecycle.fenced import FencedClaims
 from ..lifecycle.transitions import clearing, tries
-from ..queue.schedules import is_missed, next_run, parse
+from ..queue.schedules import UnknownHereError, is_known_here, is_missed, next_run, parse
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
 from ..sql.changes import Assignment
@@ -23,6 +23,8 @@ from ..sql.clock import utcnow
 from ..sql.states import state
 
 logger = logger_of("sqlqueue")
+ELSEWHERE = timedelta(seconds=10)
+"""How long a task that this host cannot schedule waits for another one."""
 
 
 class Run(NamedTuple):
@@ -57,6 +59,8 @@ class Run(NamedTuple):
             return None
         try:
             return next_run(self.schedule, self.planned, self.now, drift=bool(self.drift), missed=spec.options.missed)
+        except UnknownHereError:  # another host has the next run
+            raise
         except ArgumentError as error:  # an invalid schedule ends this task only; others must still run
             logger.error("a task of %s has no next run: %s", spec.entity.__name__, error)
             return None
@@ -84,6 +88,20 @@ def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
         (spec["max_attempts"], fence.fresh_budget),
         (spec["attempts_before"], fence.attempt),
         clearing(spec),
+        *fence.written(),
+    ]
+
+
+def leaving(fence: Fence) -> list[Assignment]:
+    """Return the assignments that leave tasks to another host: the attempt does not count, and the plan stays."""
+    spec = fence.spec
+    one = literal_column("1")
+    return [
+        (spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"])),
+        (spec["status"], state(Status.SCHEDULED)),
+        (spec["available_at"], utcnow(ELSEWHERE)),
+        (spec["max_attempts"], spec["max_attempts"] + one),
+        (spec["attempts_before"], spec["attempts_before"] + one),
         *fence.written(),
     ]
 
@@ -123,22 +141,29 @@ class Renewals:
         return set(runs), rest
 
     def skip(self) -> set[Identity]:
-        """Reschedule tasks that must not run now: missed runs, and tasks before their first run.
+        """Reschedule tasks that must not run now: missed runs, tasks before their first run, and tasks with a schedule
+        that this host cannot evaluate.
 
         Return the primary keys of the rescheduled tasks.
         """
         skips = self._spec.options.missed == "skip"
         groups: defaultdict[datetime | None, list[Claim]] = defaultdict(list)
+        left: list[Claim] = []
         runs = self._runs()
         for claim in self._fenced.claims:
             run = runs.get(claim.identity)
-            if run is not None and run.first is not None:
+            if run is None:
+                continue
+            if run.schedule is not None and not is_known_here(run.schedule):
+                left.append(claim)
+            elif run.first is not None:
                 groups[run.first].append(claim)
-            elif run is not None and skips and run.is_missed:
+            elif skips and run.is_missed:
                 groups[run.next(self._spec)].append(claim)
         for moment, group in groups.items():
             self._fenced.of(group).write(renewing(self._fence, moment))
-        return {claim.identity for group in groups.values() for claim in group}
+        self._fenced.of(left).write(leaving(self._fence))
+        return {claim.identity for group in (left, *groups.values()) for claim in group}
 
     def _what_next(self, run: Run) -> datetime | str:
         if not self._fence.only_locked and run.claimed_at is None:

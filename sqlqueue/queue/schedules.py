@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from .._support.checks import duration
 from .._support.exc import ArgumentError
+from .._support.logs import logger_of
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 
@@ -19,7 +20,12 @@ _INTERVAL = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?=\d)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
 )
 _FIELDS = 5
+logger = logger_of("sqlqueue")
 _SHORTEST = timedelta(seconds=1)
+
+
+class UnknownHereError(ArgumentError):
+    """A schedule that this host cannot evaluate, because it lacks a package or time zone that other hosts may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Cron:
         try:
             from cronsim import CronSim, CronSimError  # noqa: PLC0415
         except ImportError as error:
-            raise ArgumentError("cron expressions need cronsim: pip install 'sqlalchemy-queue[cron]'") from error
+            raise UnknownHereError("cron expressions need cronsim: pip install 'sqlalchemy-queue[cron]'") from error
         zone = _zone(self.timezone)
         try:
             times = CronSim(self.expression, moment.astimezone(zone))
@@ -127,6 +133,35 @@ def _parse(text: str) -> Schedule:
     raise ArgumentError(_NOT_A_SCHEDULE.format(text))
 
 
+unknown_here: dict[str, str] = {}
+"""The stored schedules that this process has met and cannot evaluate, and why."""
+
+
+def is_known_here(text: str) -> bool:
+    """Return whether this host can evaluate a stored schedule, or nobody can: a text that is no schedule is known to be
+    none."""
+    try:
+        _parse(text)
+    except UnknownHereError as error:
+        if text not in unknown_here:
+            unknown_here[text] = str(error)
+            logger.warning("tasks with the schedule %r are left to workers on other hosts: %s", text, error)
+        return False
+    except ArgumentError:
+        pass
+    unknown_here.pop(text, None)
+    return True
+
+
+def lacks_zones() -> bool:
+    """Return whether this host can evaluate no cron expression in a time zone."""
+    try:
+        Cron("0 0 * * *", "Europe/London")
+    except UnknownHereError:
+        return True
+    return False
+
+
 def text_of(schedule: Schedule | str) -> str:
     """Return the stored text of a schedule.  Raises :class:`.ArgumentError` if it is not one."""
     parse(schedule)
@@ -144,7 +179,12 @@ def is_same(stored: str, declared: str) -> bool:
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, TypeError, AttributeError, OSError) as error:
+    except (ZoneInfoNotFoundError, OSError) as error:
+        raise UnknownHereError(
+            f"{name!r} is not a time zone that this host knows: give a name from the IANA database, such as"
+            " 'Europe/Berlin' or 'UTC', or update the host's: pip install --upgrade tzdata"
+        ) from error
+    except (ValueError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"{name!r} is not a time zone: give a name from the IANA database, such as 'Europe/Berlin' or 'UTC'"
         ) from error

@@ -7,15 +7,18 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ..._support.error_text import error_text
 from ...diagnostics.check import verify_companions, verify_queues
 from ...diagnostics.unadopted import unintended_tasks
 from ...dialects import adapter_for
+from ...lifecycle.kind import recurs
 from ...operations.attempts import brief
 from ...operations.crashes import Crash, recover
 from ...queue.findings import Finding
+from ...queue.schedules import is_known_here, lacks_zones
 from ...queue.spec import QueueSpec
 from ..database.backoff import Backoff, passes, until_success
 from ..database.deadlines import SHORTEST_MAINTENANCE, maintenance_limit
@@ -96,6 +99,10 @@ def _check_queue(session: Session, spec: QueueSpec, *, needs_locks: bool) -> Non
     if needs_locks:
         adapter_for(connection.dialect).server.check_locks(connection)
     verify_queues(connection, [spec])
+    if recurs(spec) and lacks_zones():  # is logged for each schedule, instead of when its task is claimed
+        in_use = select(spec["schedule"]).where(spec["schedule"].is_not(None), spec["finished_at"].is_(None)).distinct()
+        for schedule in connection.scalars(in_use):
+            is_known_here(schedule)
 
 
 def _unintended_tasks(session: Session, spec: QueueSpec) -> list[Finding]:

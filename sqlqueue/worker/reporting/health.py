@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from ..._support.exc import ArgumentError
+from ...queue.schedules import lacks_zones, unknown_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,8 @@ class Health:
     """Whether its event loop runs, its heartbeat thread is alive, and not all of its threads are waiting for the
     database in calls that nothing can interrupt.  If not, only a new process will help."""
     ready: bool
-    """Whether its database also responds, and claims succeed: neither has failed for a lease, or for 30 seconds."""
+    """Whether its database also responds, and claims succeed: neither has failed for a lease, or for 30 seconds.  A
+    worker that has met a cron schedule is not ready on a host without time zones or without cronsim."""
     stalled_seconds: float
     """Seconds since the event loop last ran."""
     away_seconds: float
@@ -33,6 +35,8 @@ class Health:
     queue is left out."""
     running: int
     """The number of tasks it holds."""
+    unknown_schedules: Mapping[str, str]
+    """The schedules that this host cannot evaluate, and why: their tasks are left to workers on other hosts."""
     counts: Mapping[str, int]
     """Counts since it started: ``claimed``, ``completed``, ``failed`` (to be retried), ``discarded`` (dead
     letters), ``cancelled``, ``released``, ``snoozed``, ``lost``, ``overdue``, ``retries``, ``database_errors``,
@@ -108,11 +112,14 @@ class Liveness:
         alive = beats and stalled < STALLED
         return Health(
             alive=alive,
-            ready=alive and max(away, *failing.values(), 0) < self.ready_within,
+            ready=alive
+            and max(away, *failing.values(), 0) < self.ready_within
+            and not (unknown_here and lacks_zones()),
             stalled_seconds=round(stalled, 3),
             away_seconds=round(away, 3),
             failing_seconds={queue: round(seconds, 3) for queue, seconds in failing.items()},
             running=running,
+            unknown_schedules=dict(unknown_here),
             counts=dict(counts),
         )
 
