@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import func, literal, literal_column, null, select
+from sqlalchemy import ColumnElement, func, literal, literal_column, null, select
 
 from .._support.claim import Claim
 from .._support.exc import ArgumentError
@@ -95,7 +95,7 @@ def renewing(fence: Fence, moment: datetime | None) -> list[Assignment]:
 def leaving(fence: Fence) -> list[Assignment]:
     """Return the assignments that leave tasks to another host: the attempt does not count, and the plan stays."""
     spec = fence.spec
-    one = literal_column("1")
+    one: ColumnElement[int] = literal_column("1")
     return [
         (spec["scheduled_for"], func.coalesce(spec["scheduled_for"], spec["available_at"])),
         (spec["status"], state(Status.SCHEDULED)),

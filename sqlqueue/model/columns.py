@@ -17,7 +17,7 @@ from ..lifecycle.kind import Check, ColumnMaker, kinds_of
 from ..queue.options import QueueOptions
 from ..queue.spec import QueueSpec
 from ..queue.status import Status
-from ..sql.clock import utcdefault, utcnow
+from ..sql.clock import utcdefault, utcinsertion
 
 LONGEST_NAME = 200
 """The maximum length of a claimer's name, in characters."""
@@ -48,7 +48,7 @@ def _moment(_: QueueOptions) -> dict[str, Any]:
     # the server default is for rows that other programs insert; this library always sets the time
     return {
         "type_": timestamp_type(),
-        "insert_default": utcnow(),
+        "insert_default": utcinsertion(),
         "server_default": utcdefault(),
         "nullable": False,
     }

@@ -255,7 +255,7 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
     spec: QueueSpec = task.__queue_spec__
     status, available_at = spec.attributes["status"], spec.attributes["available_at"]
     if getattr(task, available_at, None) is None and kinds_of(spec):
-        first = first_moment(spec, instance_state(task).dict, lambda: connection.execute(select(utcnow())).scalar_one())
+        first = first_moment(spec, instance_state(task).dict, lambda: _now(task, spec))
         if first is not None:
             setattr(task, available_at, first)
     moment = getattr(task, available_at, None)
@@ -263,6 +263,13 @@ def schedule(mapper: Mapper[Any], connection: Connection, task: Any) -> None:
         aware(moment)
     if moment is not None and getattr(task, status, None) is None:
         setattr(task, status, Status.SCHEDULED.value)
+
+
+def _now(task: Any, spec: QueueSpec) -> datetime:
+    session = instance_state(task).session
+    assert session is not None  # it is being flushed
+    now: datetime = session.execute(select(utcnow()), bind_arguments=spec.bind_arguments).scalar_one()
+    return now
 
 
 def first_moment(spec: QueueSpec, values: Mapping[str, Any], now: Callable[[], datetime]) -> datetime | None:

@@ -22,6 +22,7 @@ from .recording import ABANDONED, last_claims, record
 from .unreadable import set_aside
 
 
+
 def take(
     session: Session,
     query: ClaimQuery,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import DateTime, Float, bindparam, case
+from sqlalchemy import DateTime, Float, bindparam, case, literal_column
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from .._support.exc import ArgumentError
 from .wrapped_types import WrappedType
@@ -61,6 +63,10 @@ def aware(value: datetime) -> datetime:
     return value.astimezone(UTC)
 
 
+clock_ahead: ContextVar[float] = ContextVar("sqlqueue.clock_ahead", default=0.0)
+"""The seconds by which :class:`utcnow` is later than the database's clock, in tests."""
+
+
 class utcnow(FunctionElement[datetime]):
     """The database's current time in UTC, plus ``seconds`` if given; each adapter compiles it for its engine.
 
@@ -69,6 +75,7 @@ class utcnow(FunctionElement[datetime]):
 
     name = "utcnow"
     inherit_cache = True
+    _traverse_internals = [*FunctionElement._traverse_internals, ("_ahead", InternalTraversal.dp_plain_obj)]  # noqa: RUF012
     type = UTCDateTime.wrapping(DateTime, timezone=True)
 
     def __init__(self, seconds: ColumnElement[float] | timedelta | None = None) -> None:
@@ -78,8 +85,24 @@ class utcnow(FunctionElement[datetime]):
 
     @property
     def seconds(self) -> ColumnElement[float] | None:
-        """The seconds to add; ``None`` if not given."""
-        return next(iter(self.clauses), None)
+        """The seconds to add to the database's clock; ``None`` if there are none."""
+        given: ColumnElement[float] | None = next(iter(self.clauses), None)
+        if self._ahead is None:
+            return given
+        ahead = literal_column(repr(self._ahead), Float(53))
+        return ahead if given is None else ahead + given
+
+    @property
+    def _ahead(self) -> float | None:
+        """The value of ``clock_ahead``; a part of the key under which compiled statements are cached."""
+        return clock_ahead.get() or None
+
+
+class utcinsertion(utcnow):
+    """The default of a column, which is not part of that key: always the database's clock."""
+
+    inherit_cache = True
+    _ahead = None
 
 
 class utcdefault(FunctionElement[datetime]):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, overload
 
-from sqlalchemy import literal, select
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy import event, func, literal, select
+from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmaker
 
 from .. import operations
 from .._support.checks import count, duration
@@ -19,10 +19,9 @@ from .._support.exc import ArgumentError, ClaimLostError, HandlerNotFoundError
 from ..dialects.base import Adapter
 from ..lifecycle.kind import keeps_results
 from ..model.mixins import QueueMixin
-from ..queue.spec import Identity, QueueSpec, spec_of
+from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
-from ..sql.changes import write
-from ..sql.clock import NEVER, utcnow
+from ..sql.clock import NEVER, clock_ahead, utcnow
 from ..sql.criteria import only
 from ..sql.states import state
 from ..transaction.claims import claim_of, is_unsettled
@@ -55,8 +54,8 @@ def perform(worker: Worker, session: Any, task: QueueMixin, *, raise_errors: boo
     """Call the worker's handler for ``task`` in the session's transaction, within a savepoint, and settle the task.
 
     ``task`` is a row of this session; it is claimed now if it was not claimed before.  Returns its outcome:
-    ``"completed"``, or after an exception ``"failed"``, ``"snoozed"``, ``"discarded"`` or ``"cancelled"``.  Nothing is
-    committed.
+    ``"completed"``, or after an exception ``"failed"``, ``"snoozed"``, ``"discarded"`` or ``"cancelled"``; the last
+    attempt that fails is ``"discarded"``.  Nothing is committed, and ``task`` shows the outcome.
 
     An exception rolls back to the savepoint, is recorded as the task's failure, and is raised; with
     ``raise_errors=False`` it is only recorded.  Signals of the handler (:class:`.Retry` and the like) are not raised.
@@ -104,9 +103,11 @@ def drain(
     ``session``: a session, in whose transaction everything happens; or a ``sessionmaker`` (by default the worker's),
     with a committed transaction for each task.  ``models``: run tasks of these models only.  Tasks run one after the
     other, as with :func:`perform`: those of one handler in claim order, handlers in the order of their registration.
-    Returns the number of tasks by outcome.
+    Returns the number of tasks by outcome; a task that fails in its last attempt counts as ``"discarded"``.
 
-    ``ahead``: how much time to simulate for scheduled and retryable tasks, jumping from one due task to the next.
+    ``ahead``: how much time passes for the queue meanwhile: whatever comes due until then runs, at its time, by a
+    simulated clock that jumps from one due task to the next.  That is the clock of this package's operations in the
+    session during this call, and of :func:`.utcnow`; each call begins at the present.
     ``limit``: the maximum number of tasks; beyond it :class:`AssertionError` is raised, since a task probably enqueues
     itself endlessly.  Raises errors as :func:`perform` does, and :class:`.ArgumentError` if ``session`` is missing and
     the worker's sessions are asyncio ones.
@@ -164,18 +165,26 @@ class _Drain:
     ahead: timedelta
     limit: int
     counts: Counts = field(default_factory=Counter)
+    passed: timedelta = timedelta(0)
+    """How far the simulated clock is ahead of the database's."""
 
     def next(self, session: Session, handed: Any) -> _Performed | None:
         """Claim and run one task; ``None`` if there is none."""
         while True:
-            for handler in self.handlers:
-                task = operations.claim(
-                    session, handler.entity, *handler.where, options=handler.options, claimed_by=_NAME
-                )
-                if task is not None:
-                    return _perform(session, handed, handler, task)
-            if not self.ahead or not self._wait(session):
+            with _clock_of(session, self.passed):
+                if (performed := self._next_due(session, handed)) is not None:
+                    return performed
+                step = self._until_next(session) if self.ahead else None
+            if step is None or self.passed + step > self.ahead:
                 return None
+            self.passed += step
+
+    def _next_due(self, session: Session, handed: Any) -> _Performed | None:
+        for handler in self.handlers:
+            task = operations.claim(session, handler.entity, *handler.where, options=handler.options, claimed_by=_NAME)
+            if task is not None:
+                return _perform(session, handed, handler, task)
+        return None
 
     def note(self, ended: _Performed | None) -> bool:
         """Count an outcome.  Returns whether there may be more tasks."""
@@ -186,26 +195,54 @@ class _Drain:
             raise AssertionError(f"more than {self.limit} tasks, so far {dict(self.counts)}: does one enqueue itself?")
         return True
 
-    def _wait(self, session: Session) -> bool:
-        """Advance all waiting tasks until the first is due.  Returns whether the remaining time was enough."""
-        waiting = [each for spec in {handler.spec for handler in self.handlers} for each in _waiting(session, spec)]
-        step = min((left for _, _, _, left in waiting), default=None)
-        if step is None or step > self.ahead:
-            return False
-        self.ahead -= step
-        for spec, identity, moment, _ in waiting:
-            earlier = write(spec, spec.key(identity), [(spec["available_at"], moment - step)])
-            open_(session, spec).rows.count(session, spec, earlier)
-        return True
+    def _until_next(self, session: Session) -> timedelta | None:
+        """Return the time until the next task comes due, if any is waiting."""
+        steps = (_until_next(session, spec) for spec in {handler.spec for handler in self.handlers})
+        return min((step for step in steps if step is not None), default=None)
 
 
-def _waiting(session: Session, spec: QueueSpec) -> list[tuple[QueueSpec, Identity, datetime, timedelta]]:
-    """Return the rows that are not due yet: their spec, key, due time, and the time until then."""
-    waits = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)])
-    asked = select(utcnow(), spec["available_at"], *spec.primary_key).where(waits, spec["available_at"] > utcnow())
-    asked = asked.where(spec["available_at"] < literal(NEVER, spec["available_at"].type))
-    rows: Iterable[Any] = open_(session, spec).rows.execute(session, spec, asked)
-    return [(spec, tuple(key), moment, max(moment - now, timedelta(0))) for now, moment, *key in map(tuple, rows)]
+@contextmanager
+def _clock_of(session: Session, ahead: timedelta) -> Iterator[None]:
+    """Let the session's statements see a clock that is ``ahead`` of the database's; no other session sees it."""
+    seconds, compiled, before = ahead.total_seconds(), dict[Any, Any](), list[float]()
+
+    def execute(state: ORMExecuteState) -> Any:
+        state.update_execution_options(compiled_cache=compiled)  # not the engine's: the clock is part of the SQL
+        token = clock_ahead.set(seconds)
+        try:
+            return state.invoke_statement()
+        finally:
+            clock_ahead.reset(token)
+
+    def flushing(*_: object) -> None:
+        before.append(clock_ahead.get())
+        clock_ahead.set(seconds)
+
+    def flushed(*_: object) -> None:
+        if before:
+            clock_ahead.set(before.pop())
+
+    listeners: dict[str, Callable[..., Any]] = {
+        "do_orm_execute": execute,
+        "before_flush": flushing,
+        "after_flush": flushed,
+        "after_soft_rollback": flushed,  # of a flush that has failed
+    }
+    for name, listener in listeners.items():
+        event.listen(session, name, listener)
+    try:
+        yield
+    finally:
+        for name, listener in listeners.items():
+            event.remove(session, name, listener)
+
+
+def _until_next(session: Session, spec: QueueSpec) -> timedelta | None:
+    waits, moment = spec["status"].in_([state(Status.SCHEDULED), state(Status.RETRYABLE)]), spec["available_at"]
+    asked = select(utcnow(), func.min(moment)).where(waits, moment > utcnow(), moment < literal(NEVER, moment.type))
+    row: Any = open_(session, spec).rows.execute(session, spec, asked).one()
+    now, first = row
+    return None if first is None else max(first - now, timedelta(microseconds=1))
 
 
 def _said(ended: _Performed, raise_errors: bool) -> OutcomeKind:
@@ -268,8 +305,19 @@ def _perform(session: Session, handed: Any, handler: Handler, task: Any) -> _Per
             return _Performed("completed", error)
         outcome = outcome_of(error)
         write_outcomes(session, [(held, outcome)])
-        return _Performed(outcome.kind, None if is_signal(error) else error)
+        status = _reload(session, task)
+        kind = "discarded" if outcome.kind == "failed" and status == Status.DISCARDED else outcome.kind
+        return _Performed(kind, None if is_signal(error) else error)
+    _reload(session, task)
     return _Performed("completed", None)
+
+
+def _reload(session: Session, task: Any) -> str | None:
+    """Load the outcome, since asyncio cannot do so when the test reads it; return the status, if the row exists."""
+    spec = spec_of(type(task))
+    row = select(spec.entity).where(spec.key(spec.identity_of(task))).execution_options(populate_existing=True)
+    found = session.scalars(row, bind_arguments=spec.bind_arguments).unique().one_or_none()
+    return None if found is None else getattr(found, spec.attributes["status"])
 
 
 def _call(session: Session, handed: Any, handler: Handler, task: Any) -> object:

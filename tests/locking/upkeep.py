@@ -28,8 +28,14 @@ def _sweep(name: str, do: Do, /, *, waits: bool = True, **matches: Sequence[Any]
 
 
 def _promoting() -> Sequence[Script]:
-    """Promote due tasks while others claim them or work on claimed tasks."""
-    come = _sweep("promote", lambda session, _: promote(session, Task), waits=False, status=("scheduled", "retryable"))
+    """Promote due and crashed tasks while others claim them or work on claimed tasks."""
+    come = Step(
+        "promote",
+        lambda session, _: promote(session, Task),
+        matches=lambda row: row["status"] != "available" and can_be_claimed(row),
+        never_waits=True,
+        keeps_to_its_rows=True,
+    )
     return [
         (come, COMMIT, come, COMMIT),
         (claim(Task, limit=2), COMMIT, FAIL, COMMIT),

@@ -37,7 +37,9 @@ def due(**values: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", ["lease", "lock"])
 @pytest.mark.parametrize(
-    ("model", "values"), [(Task, {}), (Mail, {"topic": "a"}), (Visit, {"limit_key": "a"})], ids=["plain", "topic", "limited"]
+    ("model", "values"),
+    [(Task, {}), (Mail, {"topic": "a"}), (Visit, {"limit_key": "a"})],
+    ids=["plain", "topic", "limited"],
 )
 def test_they_take_their_turn_before_the_backlog_ends(
     db: Database, workers: Workers, model: Any, values: dict[str, Any], mode: Any

@@ -14,8 +14,8 @@ from sqlqueue.sql.clock import NEVER
 from sqlqueue.worker.process import maintenance
 from tests.support.harness import Database
 from tests.support.models import Attachment, Mail, Task
-from tests.support.rows import PAST, TOMORROW, count, rows
-from tests.support.workers import LONG, Workers, all_are, eventually, statuses, without_session
+from tests.support.rows import PAST, TOMORROW, count
+from tests.support.workers import LONG, Workers, all_are, eventually, without_session
 
 pytestmark = pytest.mark.asyncio_once
 
