@@ -97,6 +97,7 @@ def test_the_clock_of_handlers_is_that_of_their_tasks(db: Database) -> None:
     with db.session() as session:
         for name, hours in (("snoozes", 1), ("fails", 2), ("later", 100)):
             session.enqueue(Task(name=name, max_attempts=3), delay=hours * HOUR)
+        session.commit()
         session.pass_to(lambda session: drain(worker, session, ahead=10 * HOUR))
     assert seen == [("snoozes", 1), ("fails", 2), ("fails", 5), ("snoozes", 6), ("follows", 9)]
     assert [round((moment - start) / HOUR) for moment in times] == [7, 9]

@@ -120,7 +120,7 @@ def test_a_worker_says_so_and_leaves_it_alone(
     worker = workers.make()
     worker.handler(Report)(without_session(db))
     workers.start(worker)
-    health = eventually(worker.health)
+    health = eventually(lambda: (state := worker.health()) is not None and state.unknown_schedules and state)
     assert list(health.unknown_schedules) == [NIGHTLY]
     assert health.alive
     assert not health.ready
