@@ -22,7 +22,6 @@ from .recording import ABANDONED, last_claims, record
 from .unreadable import set_aside
 
 
-
 def take(
     session: Session,
     query: ClaimQuery,
