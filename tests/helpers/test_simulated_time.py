@@ -113,6 +113,7 @@ def test_nothing_else_sees_the_simulated_clock(db: Database) -> None:
     worker.handler(Task, Task.name == "first")(with_session(db, handle))
     with db.session() as session:
         session.enqueue(Task(name="first"), delay=DAY)
+        session.commit()
         assert session.pass_to(lambda session: drain(worker, session, ahead=2 * DAY)) == {"completed": 1}
         session.commit()
     with db.begin() as session:
