@@ -1,5 +1,6 @@
 """Durable queues made of the application's own SQLAlchemy models, in the database it already has."""
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
 from . import operations
@@ -110,6 +111,8 @@ __all__ = [
     "verify_schema",
 ]
 __all__ += operations.__all__
+if not TYPE_CHECKING and _find_spec("greenlet") is None:  # without it, "from sqlqueue import *" would fail
+    __all__.remove("AsyncQueueSession")
 
 
 def __getattr__(name: str) -> object:

@@ -55,15 +55,22 @@ _TEXT = 24
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0, one_line: bool = False
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: int = 0,
+    one_line: bool = False,
+    keeps_lines: bool = False,
 ) -> None:
     """Print a table as wide as the terminal; columns that do not fit follow below, with the first one repeated.
 
     ``numbers`` columns, starting with the second, are right-aligned.  A last column that does not fit is wrapped, or
-    truncated if ``one_line``.
+    truncated if ``one_line``.  Line breaks are escaped, unless the last column ``keeps_lines``.
     """
     console = Console(highlight=False)
-    columns = list(zip(*[[plain(each) for each in line] for line in (headings, *rows)], strict=True))
+    last = len(headings) - 1 if keeps_lines else None
+    cells = [[plain(each, lines=place == last) for place, each in enumerate(line)] for line in (headings, *rows)]
+    columns = list(zip(*cells, strict=True))
     widths = [max(map(width, column)) for column in columns]
     first = min(widths[0], console.width // 2)
     for number, part in enumerate(_parts(widths, console.width - first)):
@@ -118,10 +125,10 @@ def refusal(text: str) -> typer.BadParameter:
     return typer.BadParameter(readable(text, lines=True))
 
 
-def plain(value: object) -> Text:
-    """Return ``value`` as text, with control characters escaped."""
+def plain(value: object, *, lines: bool = True) -> Text:
+    """Return ``value`` as text, with control characters escaped, and line breaks unless ``lines``."""
     text = _moment(value) if isinstance(value, datetime) else "" if value is None else value
-    return Text(readable(text, lines=True))
+    return Text(readable(text, lines=lines))
 
 
 def _moment(value: datetime) -> str:

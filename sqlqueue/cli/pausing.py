@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
+from .._support.error_text import readable
 from ..model.columns import LONGEST_NAME
 from ..operations import pausing
 from ..operations.pausing import Pause
@@ -95,7 +96,7 @@ def _change(url: str, spec: QueueSpec, topic: str | None, change: Callable[[Sess
 def _described(spec: QueueSpec, found: Pause) -> str:
     what = spec.entity.__name__ if found.topic is None else f"{spec.entity.__name__}, topic {found.topic},"
     why = f": {found.reason}" if found.reason else ""
-    return f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}."
+    return readable(f"{what} has been paused since {plain(found.paused_at)} by {found.paused_by}{why}.")
 
 
 def _account() -> str:

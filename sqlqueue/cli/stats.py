@@ -153,7 +153,12 @@ def errors(
         print_json([_failed(group) for group in found])
     elif found:
         rows = [[_example(each) or "", _count(each), each.last_seen, each.message] for each in found]
-        print_table(["Example", "attempts" if found[0].attempts else "tasks", "last seen", "error"], rows, numbers=1)
+        print_table(
+            ["Example", "attempts" if found[0].attempts else "tasks", "last seen", "error"],
+            rows,
+            numbers=1,
+            keeps_lines=True,
+        )
         if found[0].capped:
             order = "" if found[0].attempts else " by primary key"
             say(f"+ means at least: only the last {LAST:,} failures{order} are counted. --exact counts all.")

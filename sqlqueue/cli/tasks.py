@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from .. import operations
 from .._support.claim import Claim
-from .._support.error_text import key_text
+from .._support.error_text import key_text, readable
 from ..lifecycle.reasons import Reason, moment_text
 from ..model.history import history_of
 from ..operations.attempts import spoken
@@ -26,7 +26,7 @@ from ..sql.clock import utcnow
 from ._database import refusals, transact
 from ._filters import Age, Equal, ErrorLike, Filters, Hung, Ids, Statuses, Topic, order
 from ._list import columns_of, print_tasks
-from ._output import AsJson, print_json, print_table, say
+from ._output import AsJson, plain, print_json, print_table, say
 from ._queue import Queue, queue_of
 from ._target import Target, Url
 from .stats import Most
@@ -115,7 +115,9 @@ def show(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: As
     elif found:
         (facts,) = found
         own = facts.pop("columns")
-        print_table(["", ""], [*({**facts, "lease": _lease(facts, now)} | own).items()])
+        facts["lease"] = _lease(facts, now)
+        shown = {name: each if name == "error" else plain(each, lines=False) for name, each in (facts | own).items()}
+        print_table(["", ""], [*shown.items()], keeps_lines=True)
         _print_past(past or ())
     else:
         say(f"There is no {spec.entity.__name__} {key}.")
@@ -150,7 +152,7 @@ def why(target: Target, key: Key, *, url: Url, queue: Queue = None, as_json: AsJ
     else:
         say(f"{spec.entity.__name__} {key_text(found.identity)}, {found.status or 'missing'}:")
         for reason in found.reasons:
-            say(f"  - {reason.text}")
+            say(f"  - {readable(reason.text)}")
 
 
 def _reason(reason: Reason) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def _past(session: Session, spec: QueueSpec, key: Identity) -> list[PastAttempt]
 def _print_past(past: Sequence[PastAttempt]) -> None:
     for each in past:
         took = "" if each.took is None else f", after {spoken(each.took)}"
-        by = "" if each.claimed_by is None else f" on {each.claimed_by}"
+        by = "" if each.claimed_by is None else f" on {readable(each.claimed_by)}"
         reason = "" if each.error is None else f": {each.error.partition(chr(10))[0]}"
         say(f"\nAttempt {each.attempt} {each.outcome}{by} at {moment_text(each.finished_at)}{took}{reason}")
         for line in (each.traceback or "").splitlines():

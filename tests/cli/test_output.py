@@ -144,6 +144,23 @@ def test_pauses_are_shown_and_resumed(url: str) -> None:
     assert out("resume", model="Mail") == "Mail is not paused.\nIt was not paused."
 
 
+def test_line_breaks_in_values_cannot_forge_a_line(url: str) -> None:
+    forged = "x\nforged: y\rforged: z"
+    put(url, Mail, {"topic": forged, "subject": forged, "status": "running", "claimed_by": forged})
+    said = [
+        *(out(command, "1", model="Mail") for command in ("show", "why")),
+        out("list", "--columns", "topic,subject,claimed_by", model="Mail"),
+        out("pause", "--topic", forged, "--by", forged, "--reason", forged, model="Mail"),
+        out("pause", "--by", forged, model="Mail"),
+        out("resume", model="Mail"),
+        out("stats", "--by", "topic", model="Mail"),
+    ]
+    for text in said:
+        assert "x" in text
+        assert not [line for line in text.splitlines() if line.strip().startswith("forged")]
+    assert "x\\nforged: y\\rforged: z" in said[0]
+
+
 def test_prune_continues_until_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("cli.pruning", "operations.mass_changes"):
         monkeypatch.setattr(f"sqlqueue.{module}.BATCH", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -191,6 +192,13 @@ def test_a_coroutine_is_rejected_where_it_could_not_run(monkeypatch: pytest.Monk
     for register in (worker.handler(Task), worker.task(Job)):
         with pytest.raises(ArgumentError, match=r"needs greenlet.*pip install 'SQLAlchemy\[asyncio\]'"):
             register(awaiting)
+
+
+def test_all_public_names_can_be_imported_without_greenlet() -> None:
+    code = (
+        "import sys; sys.modules['greenlet'] = None; from sqlqueue import *; Worker, 'AsyncQueueSession' in globals()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_partials_and_callable_objects_count_as_coroutine_functions(sync_db: Database, workers: Workers) -> None:
