@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from .._support import checks
 from ..dialects.base import Adapter
@@ -86,7 +87,7 @@ def _end_running(session: Session, spec: QueueSpec, chosen: Criterion, values: S
         ended += len(changed) + (len(end(list(rest), chosen)) if rest else 0)
     if ended:
         announce(session, spec)
-        _expire(session, spec)
+        _reread(session, adapter, spec)
     return ended
 
 
@@ -137,15 +138,28 @@ def _renew_crashed(
 
 
 def change(session: Session, spec: QueueSpec, criterion: Criterion, assignments: Any) -> int:
-    """Update all rows that satisfy ``criterion``, and expire their instances in this session.  Return how many."""
+    """Update all rows that satisfy ``criterion``, and read the instances of this session anew.  Return how many."""
     adapter = open_(session, spec, Access.CHANGE)  # with an old snapshot, MariaDB and PostgreSQL change no row
     with translating(adapter, spec):
         changed = adapter.rows.sweep(session, spec, write(spec, criterion, assignments))
-    _expire(session, spec)
+    _reread(session, adapter, spec)
     return changed
 
 
-def _expire(session: Session, spec: QueueSpec) -> None:
-    for task in session:
-        if isinstance(task, spec.entity):
-            session.expire(task, list(spec.attributes.values()))
+def _reread(session: Session, adapter: Adapter, spec: QueueSpec) -> None:
+    """Show the new values in the instances of this session, any of which may have changed: asyncio cannot load them
+    lazily."""
+    status = spec.attributes["status"]
+    tasks = {spec.identity_of(task): task for task in session.identity_map.values() if isinstance(task, spec.entity)}
+    loaded = [key for key, task in tasks.items() if status in instance_state(task).dict]
+    names = [spec.attributes[role] for role in spec.columns]
+    for some in adapter.keys.batches(spec, loaded):
+        read = select(*spec.primary_key, *spec.columns.values()).where(adapter.keys.key_in(spec, some))
+        rows: Any = adapter.rows.execute(session, spec, adapter.keys.by_key(spec, read))
+        width = len(spec.primary_key)
+        for row in rows:
+            task = tasks.pop(tuple(row[:width]))
+            for name, value in zip(names, row[width:], strict=True):
+                set_committed_value(task, name, value)
+    for task in tasks.values():
+        session.expire(task, names)

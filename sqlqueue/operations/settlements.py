@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import literal_column, null
 from sqlalchemy.orm import Session
@@ -17,7 +17,7 @@ from .._support.exc import ArgumentError
 from .._support.json_values import check_json
 from ..lifecycle.fence import Fence
 from ..lifecycle.fenced import FencedClaims
-from ..lifecycle.kind import keeps_results, kinds_of, renewed
+from ..lifecycle.kind import keeps_results, kinds_of, recurs, renewed
 from ..lifecycle.transitions import (
     abandoned,
     earlier_attempts,
@@ -33,7 +33,7 @@ from ..queue.history import AttemptOutcome, HistoryOptions
 from ..queue.retries import DEFAULT_RETRY, RetryPolicy, delay_after, policy_for
 from ..queue.spec import Identity, QueueSpec
 from ..queue.status import Status
-from ..sql.changes import Assignment, raised
+from ..sql.changes import LARGEST, Assignment, raised
 from .attempts import Attempt
 from .recording import ABANDONED, Told, Traced, stored_traceback
 
@@ -61,6 +61,38 @@ class Settlement:
     def told(self, options: HistoryOptions) -> Told:
         """Return what the history records about the attempts."""
         return Told(self.outcome)
+
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what changes in an instance that shows these values, with the number of the attempt, by role.
+
+        ``UNKNOWN`` stands for values that only the database knows; ``None`` if those are all.  A task that was enqueued
+        again while it ran is not recognized.
+        """
+        return None
+
+
+UNKNOWN: Final = object()
+"""A value that only the database knows, such as its time."""
+
+
+def _claimed(fence: Fence, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a claim with ``lease=None``, which its settlement writes."""
+    if not fence.only_locked:
+        return {}
+    planned = {"scheduled_for": UNKNOWN} if recurs(fence.spec) else {}
+    return {"claimed_by": fence.claimed_by, "claimed_at": UNKNOWN, "attempt": shown["attempt"], **planned}
+
+
+def _ended(fence: Fence, shown: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Return the values of :meth:`Settlement.shows` for tasks that become final."""
+    ended: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "finished_at": UNKNOWN}
+    ended |= _claimed(fence, shown)
+    if status is not Status.DISCARDED:
+        ended["crashes"] = 0
+    if "unique_key" in fence.spec.columns:
+        key = shown.get("unique_key", UNKNOWN)
+        ended |= {"unique_key": None, "former_key": shown.get("former_key", UNKNOWN) if key is None else key}
+    return ended
 
 
 @dataclass(frozen=True)
@@ -93,6 +125,12 @@ class Completing(Settlement):
         if lives is None:  # rows that were skipped as locked may be free by now: do not write to them
             return going_on | gone
         return going_on | gone | fenced.without(gone).update(self.assignments, like=like, only=lives)
+
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if earlier_attempts(fence.spec) is not None:
+            return None  # it may have a next stage or run
+        result = {} if self.result is None else {"result": UNKNOWN}  # as JSON returns it
+        return _ended(fence, shown, Status.COMPLETED) | result
 
     def _kept(self, spec: QueueSpec) -> list[Assignment]:
         return [] if self.result is None else [(spec["result"], self.result)]
@@ -147,6 +185,20 @@ class Failing(Settlement):
         informed = replace(self, last={*self.last, *_last(fenced)})
         return going_on | fenced.update(informed.assignments)
 
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        spec = fence.spec
+        if "max_attempts" not in shown:
+            return None
+        is_given_up = self.retry_in is None and policy_for(spec.options.retry, self.cause) is None
+        if not is_given_up and shown["attempt"] < shown["max_attempts"]:
+            waiting = {"status": Status.RETRYABLE.value, "available_at": UNKNOWN, "crashes": 0, "error": self.text}
+            return waiting | _claimed(fence, shown)
+        if recurs(spec):
+            return None
+        # a failure after the last attempt clears the suspicion, which giving up at once does not
+        crashes = {} if is_given_up else {"crashes": 0}
+        return _ended(fence, shown, Status.DISCARDED) | {"error": self.text} | crashes
+
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
 
@@ -180,6 +232,9 @@ class Discarding(Settlement):
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return finishing(fence, Status.DISCARDED, error=self.text)
 
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return _ended(fence, shown, Status.DISCARDED) | {"error": self.text}
+
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text, stored_traceback(self.traceback, options))
 
@@ -193,6 +248,9 @@ class Cancelling(Settlement):
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return finishing(fence, Status.CANCELLED)
 
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return _ended(fence, shown, Status.CANCELLED)
+
 
 class Releasing(Settlement):
     """Return tasks unfinished, without counting the attempt."""
@@ -202,6 +260,17 @@ class Releasing(Settlement):
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return handing_back(fence, None)
+
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return _handed_back(fence, shown, Status.AVAILABLE)
+
+
+def _handed_back(fence: Fence, shown: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    back: dict[str, Any] = {"status": status.value, "available_at": UNKNOWN, "crashes": 0}
+    if fence.only_locked:
+        return back | ({"scheduled_for": UNKNOWN} if recurs(fence.spec) else {})
+    budget = min(shown["max_attempts"] + 1, LARGEST) if "max_attempts" in shown else UNKNOWN
+    return back | {"max_attempts": budget, "claimed_by": None, "claimed_at": None}
 
 
 class Returning(Settlement):
@@ -272,6 +341,9 @@ class DiscardingCrashed(Discarding):
         going_on, fenced = renewed(fenced, [(fenced.spec["error"], self.text)])
         return going_on | super().apply(fenced)
 
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return None if recurs(fence.spec) else super().shows(fence, shown)
+
 
 @dataclass(frozen=True)
 class Snoozing(Settlement):
@@ -294,6 +366,13 @@ class Snoozing(Settlement):
     def told(self, options: HistoryOptions) -> Told:
         return Told(self.outcome, self.text)
 
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        back = _handed_back(fence, shown, Status.SCHEDULED)
+        if self.text is None:
+            return back
+        counted = {"max_attempts": UNKNOWN, **_claimed(fence, shown)} if fence.only_locked else {}
+        return back | {"error": self.text} | counted
+
 
 @dataclass(frozen=True)
 class Extending(Settlement):
@@ -302,6 +381,9 @@ class Extending(Settlement):
     how = None
     lease: timedelta | None
     """The new lease; the model's if ``None``."""
+
+    def shows(self, fence: Fence, shown: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {"available_at": UNKNOWN}
 
     def assignments(self, fence: Fence, claims: Sequence[Claim]) -> Sequence[Assignment]:
         return extending(fence, self.lease or fence.spec.options.lease)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, overload
 
 from sqlalchemy import and_
 from sqlalchemy.orm import InstanceState, Session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from .._support.checks import duration
 from .._support.claim import Claim
@@ -31,6 +32,7 @@ from ..transaction.notifications import announce
 from .bulk import cancel_where, discard_where
 from .recording import record
 from .settlements import (
+    UNKNOWN,
     Cancelling,
     Completing,
     Discarding,
@@ -52,6 +54,9 @@ def complete(session: AnySession, tasks: Tasks, result: object = None, *, stage:
     :class:`.StageMixin` moves to its next stage, or to ``stage``; a task of a :class:`.RecurringMixin` to its next run.
 
     ``result`` is stored as JSON by models that derive from :class:`.ResultMixin`.
+
+    An instance then shows the new state without a query, also with asyncio; the times, the next stage and the next run
+    are loaded when they are read.  Whether the task was enqueued again while it ran, only a refresh shows.
 
     Runs in the session's transaction, in one statement for up to a few thousand tasks.  Raises :class:`.ClaimLostError`
     if a row no longer belongs to the claim: in that case, roll the transaction back, so that nothing done for a lost
@@ -206,7 +211,7 @@ def settle_some(session: AnySession, tasks: Tasks, settlement: Settlement, *, wa
     if lost:
         gone = set(lost)
         holds = [(hold, state) for hold, state in holds if hold.claim not in gone]
-    _note(session, holds, settlement.how)
+    _note(session, holds, settlement)
     if holds and (_is_news(spec, settlement.how) or _runs_again(session, adapter, spec, holds, settlement.how)):
         announce(session, spec)
     return lost
@@ -253,9 +258,12 @@ def _runs_again(session: Session, adapter: Adapter, spec: QueueSpec, holds: Hold
     return any(adapter.rows.exists(session, spec, each) for each in available)
 
 
-def _note(session: Session, holds: Holds, how: str | None) -> None:
-    """Record the settlement in the ledger, and expire the instances' attributes that it has written."""
-    present = [(hold, state) for hold, state in holds if state is not None]
+def _note(session: Session, holds: Holds, settlement: Settlement) -> None:
+    """Record the settlement in the ledger, and show in the instances what it has written.
+
+    Attributes with a value that only the database knows expire.
+    """
+    how, present = settlement.how, [(hold, state) for hold, state in holds if state is not None]
     if how is not None:
         settled = [(state, hold._replace(settled=how)) for hold, state in present]
         ledger_of(session).remember(session, settled)
@@ -264,16 +272,38 @@ def _note(session: Session, holds: Holds, how: str | None) -> None:
     for hold, state in present:
         task = state.obj()
         if task is not None and state.session is session:
-            session.expire(task, _written(spec_of(hold.claim.entity), how, locked=hold.locked_by is not None))
+            _show(session, task, hold, settlement)
+
+
+def _show(session: Session, task: object, hold: Hold, settlement: Settlement) -> None:
+    spec, shown = spec_of(hold.claim.entity), instance_state(task).dict
+    values = {role: shown[name] for role, name in spec.attributes.items() if name in shown}
+    fence = Fence(spec=spec, claimed_by=hold.locked_by)
+    changes = settlement.shows(fence, {**values, "attempt": hold.claim.attempt})
+    if changes is None:
+        session.expire(task, _written(spec, locked=fence.only_locked))
+        return
+    unknown = list(_generated(spec))
+    for role, value in changes.items():
+        if value is UNKNOWN:
+            unknown.append(spec.attributes[role])
+        else:
+            set_committed_value(task, spec.attributes[role], value)
+    session.expire(task, unknown)
 
 
 @lru_cache
-def _written(spec: QueueSpec, how: str | None, *, locked: bool) -> Sequence[str]:
-    """Return the attributes to expire.  Others stay loaded, since asyncio cannot load them lazily."""
+def _written(spec: QueueSpec, *, locked: bool) -> Sequence[str]:
+    """Return the attributes that a settlement may write.  Others stay loaded, since asyncio cannot load them lazily."""
     untouched = {*_UNTOUCHED, *(role for kind in kinds_of(spec) for role in kind.untouched)}
-    roles = ["available_at"] if how is None else [role for role in spec.columns if role not in untouched]
-    written = [spec.attributes[role] for role in roles if role != "attempt" or locked]
-    mapper = spec.mapper
-    if mapper.version_id_col is not None and not mapper.version_id_generator:  # the server generates each version
-        written.append(mapper.get_property_by_column(mapper.version_id_col).key)
-    return written
+    roles = [role for role in spec.columns if role not in untouched and (role != "attempt" or locked)]
+    return [*(spec.attributes[role] for role in roles), *_generated(spec)]
+
+
+@lru_cache
+def _generated(spec: QueueSpec) -> Sequence[str]:
+    """Return the attribute of the version that the server generates on each write, if there is one."""
+    column = spec.mapper.version_id_col
+    if column is None or spec.mapper.version_id_generator:
+        return []
+    return [spec.mapper.get_property_by_column(column).key]
