@@ -21,7 +21,7 @@ from ..model.mixins import QueueMixin
 from ..queue.spec import QueueSpec, spec_of
 from ..queue.status import Status
 from ..sql.clock import utcnow
-from ..transaction.connection import Access, AnySession, check_engine, open_, session_of
+from ..transaction.connection import Access, AnySession, check_engine, is_flushing, open_, session_of
 from ..transaction.notifications import announce
 from .conflicts import Conflicts
 from .copying import copy_rows
@@ -95,6 +95,9 @@ def enqueue(
     parents' collections. Raises :class:`.ArgumentError` for children, and for a parent that is detached or belongs to
     another session.
 
+    In a listener of a flush (``before_flush``, ``after_flush``), instances are only added, as by ``session.add()``: the
+    session's next flush inserts them, at the latest that of the commit.
+
     Handling a conflict waits for a row that an open transaction is claiming or settling; a plain insert does not wait.
     Transactions that enqueue the same keys in different orders can deadlock; on MySQL and MariaDB, where a row can
     conflict on other unique keys as well, they can deadlock even in the same order.
@@ -159,7 +162,8 @@ def _add(session: Session, spec: QueueSpec, tasks: list[Any], delay: timedelta |
     given = [values_of(spec, task) for task in tasks]  # before the server generates keys
     with translating(adapter, spec, given):
         session.add_all(tasks)
-        session.flush()
+        if not is_flushing(session):
+            session.flush()
 
 
 def _delayed(spec: QueueSpec, delay: timedelta | None) -> Row:

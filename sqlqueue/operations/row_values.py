@@ -28,8 +28,14 @@ class Borrowed(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The parent's current value."""
-        return getattr(self.parent, self.attribute)
+        """The parent's value.  Raises :class:`.ArgumentError` if it gets one only by the flush that is going on."""
+        value = getattr(self.parent, self.attribute)
+        if value is None and inspect(self.parent).pending:
+            raise ArgumentError(
+                f"{type(self.parent).__name__} has no key yet, because the session is just flushing it: use"
+                " on_conflict='raise', or enqueue in after_flush"
+            )
+        return value
 
 
 class _Link(NamedTuple):

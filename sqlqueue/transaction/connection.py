@@ -65,8 +65,14 @@ def open_(session: Session, spec: QueueSpec, access: Access = Access.READ) -> Ad
     adapter.server.verify(connection)
     if access is Access.HOLD:
         adapter.server.check_locks(connection)
-    session.flush()
+    if not is_flushing(session):
+        session.flush()
     return adapter
+
+
+def is_flushing(session: Session) -> bool:
+    """Return whether this runs in a listener of a flush, in which the session cannot flush."""
+    return session._flushing
 
 
 def _connect(session: Session, spec: QueueSpec, adapter: Adapter, access: Access, *, fresh: bool) -> Connection:

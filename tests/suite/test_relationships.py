@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Identity, String, Table, select
+from sqlalchemy import Column, ForeignKey, Identity, String, Table, event, select
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
+import sqlqueue
 from sqlqueue import ArgumentError, UniqueMixin
 from tests.support.harness import Database
 from tests.support.models import Base
@@ -212,3 +214,20 @@ def test_a_plain_session_behaves_the_same(sync_db: Database) -> None:
     with Session(sync_db.engine) as session, session.begin():
         enqueue(session, Errand(unique_key="k", client=Client(code="a")), on_conflict="ignore")
     assert found(sync_db) == {"k": clients(sync_db)[0]}
+
+
+def test_a_parent_that_is_just_being_flushed(db: Database) -> None:
+    """Its key is not known before the flush; a plain insert waits for it."""
+    for on_conflict in ("ignore", "raise"):
+        with db.session() as actor:
+
+            @event.listens_for(actor.sync_session, "before_flush", once=True)
+            def enqueue(session: Session, *_: object, how: Any = on_conflict) -> None:
+                (parent,) = session.new
+                sqlqueue.enqueue(session, Errand(unique_key="a", client=parent), on_conflict=how)
+
+            actor.add(Client(code="c"))
+            with pytest.raises(ArgumentError, match="has no key yet") if on_conflict == "ignore" else nullcontext():
+                actor.commit()
+    with db.begin() as actor:
+        assert actor.claim(Errand).client_id is not None
