@@ -122,8 +122,8 @@ class IllegalTransitionError(SQLQueueError):
 class DuplicateTaskError(SQLQueueError):
     """Raised for a task of ``model`` whose key already exists.  ``__cause__`` is the driver's error.
 
-    ``keys`` contains the keys of the tasks to insert, by attribute name, at least one of which exists.  It is empty if
-    the conflict is on the ``unique_key`` of an existing task, or on a unique constraint of the application.
+    ``keys`` contains the keys of the tasks to insert, by attribute name.  One of them exists, or one of the tasks
+    violates a unique constraint of the application.
     """
 
     def __init__(self, message: str, *, model: type[Any], keys: Sequence[Mapping[str, Any]] = ()) -> None:

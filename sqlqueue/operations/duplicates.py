@@ -17,7 +17,7 @@ from ..queue.spec import QueueSpec
 _Key: TypeAlias = tuple[tuple[str, Any], ...]
 """Attribute names and their values."""
 _SHOWN = 3
-_ADVICE = "roll back, or choose on_conflict='ignore', 'replace' or 'rerun'"
+_ADVICE = "choose on_conflict='ignore', 'replace' or 'rerun'"
 
 
 class translating:
@@ -25,17 +25,24 @@ class translating:
 
     ``rows`` are the rows being inserted, keyed by attribute name.  No engine's error code says which key is violated,
     so the error lists the keys of these rows.  Without ``rows``, the violation comes from reactivating a task whose
-    ``unique_key`` another task has.
+    ``unique_key`` another task has.  With ``handled``, existing rows with these keys are no violation.
     """
 
-    def __init__(self, adapter: Adapter, spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
-        self.adapter, self.spec, self.rows = adapter, spec, rows
+    def __init__(
+        self,
+        adapter: Adapter,
+        spec: QueueSpec,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        handled: bool = False,
+    ) -> None:
+        self.adapter, self.spec, self.rows, self.handled = adapter, spec, rows, handled
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, DBAPIError) and self.adapter.errors.is_duplicate(error):
-            raise _duplicate(self.spec, self.rows) from error
+            raise _duplicate(self.spec, self.rows, handled=self.handled) from error
 
 
 def existing(spec: QueueSpec, keys: Sequence[Mapping[str, Any]]) -> DuplicateTaskError:
@@ -49,7 +56,7 @@ def hidden(spec: QueueSpec, row: Mapping[str, Any]) -> DuplicateTaskError:
     """Return the error for a row, keyed by column name, whose key a task has that the session's criteria exclude."""
     given = {key: row[name] for key, name in spec.column_names.items() if name in row}
     keys = list(_keys(spec, given))
-    text = f"the session's criteria exclude the {_text(spec, keys, one=True)}: choose another key"
+    text = f"{_text(spec, keys, one=True)}, but the session's criteria exclude it: choose another key"
     return DuplicateTaskError(text, model=spec.entity, keys=[dict(key) for key in keys])
 
 
@@ -65,16 +72,29 @@ def insert_unless_duplicate(session: Session, adapter: Adapter, spec: QueueSpec,
     return True
 
 
-def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None) -> DuplicateTaskError:
-    name = spec.entity.__name__
-    if rows is None:
-        text = f"another unfinished {name} has the unique_key of one of these tasks: roll back"
-        return DuplicateTaskError(text, model=spec.entity)
-    keys = [key for row in rows for key in _keys(spec, row)]
-    text = _text(spec, keys, one=len(rows) == 1)
-    if _has_others(spec):
-        text += f" (or another unique constraint of {spec.table.fullname} is violated)"
-    return DuplicateTaskError(f"{text}: {_ADVICE}", model=spec.entity, keys=[dict(key) for key in keys])
+def _duplicate(spec: QueueSpec, rows: Sequence[Mapping[str, Any]] | None, *, handled: bool) -> DuplicateTaskError:
+    keys = [key for row in rows or () for key in _keys(spec, row)]
+    if handled or rows is None:
+        text = _beyond(spec, keys, inserts=handled)
+    else:
+        text = _text(spec, keys, one=len(rows) == 1)
+        advice = f"roll back, or {_ADVICE}" if keys else "roll back, and give it other values"
+        if keys and _has_others(spec):
+            text += f", or one of these rows violates another unique constraint of {spec.table.fullname}"
+            advice = f"roll back; then give other values, or, if it is the key that exists, {_ADVICE}"
+        text += f": {advice}"
+    return DuplicateTaskError(text, model=spec.entity, keys=[dict(key) for key in keys])
+
+
+def _beyond(spec: QueueSpec, keys: Sequence[_Key], *, inserts: bool) -> str:
+    """Return the text about a violation that is not of the keys by which rows were found."""
+    name, has_key = spec.entity.__name__, "unique_key" in spec.columns
+    these = f"one of these tasks ({_listed(keys)})" if keys else "one of these tasks"
+    parts = [f"another unfinished {name} has the unique_key of {these}"] if has_key else []
+    if inserts and (_has_others(spec) or not has_key):
+        whose = "it" if has_key else these
+        parts.append(f"{whose} violates another unique constraint of {spec.table.fullname}, whatever on_conflict says")
+    return f"{', or '.join(parts)}: roll back"
 
 
 def _keys(spec: QueueSpec, row: Mapping[str, Any]) -> Iterable[_Key]:
@@ -97,8 +117,12 @@ def _text(spec: QueueSpec, keys: Sequence[_Key], *, one: bool) -> str:
     twice = [key for key, number in Counter(keys).items() if number > 1]
     if twice:
         return f"two of these rows of {name} have {_shown(twice[0])}"
+    return f"{name} with one of these keys exists: {_listed(keys)}"
+
+
+def _listed(keys: Sequence[_Key]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return f"{name} with one of these keys exists: {', '.join(map(_shown, keys[:_SHOWN]))}{more}"
+    return f"{', '.join(map(_shown, keys[:_SHOWN]))}{more}"
 
 
 def _shown(key: _Key) -> str:

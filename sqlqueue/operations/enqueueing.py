@@ -187,7 +187,7 @@ def _enqueue_rows(
     if options.copy or options.on_conflict != "raise":  # otherwise the ORM sets it
         _give_versions(spec, rows)
     announce(session, spec)  # at the start of a transaction, a notification costs no round trip
-    with translating(adapter, spec, rows if options.on_conflict == "raise" else None):
+    with translating(adapter, spec, rows, handled=options.on_conflict != "raise"):
         if options.copy:
             copy_rows(session, adapter, spec, rows)
         elif options.on_conflict == "raise":
