@@ -20,7 +20,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 SQLALCHEMY = {"2.0": "SQLAlchemy~=2.0.38", "2.1": "SQLAlchemy~=2.1.0"}
-GRAMMARS = ["@griffithswaite/ts-plsql-parser", "antlr4@4.13.2"]
+GRAMMARS = ["@griffithswaite/ts-plsql-parser@1.1.1", "antlr4@4.13.2"]
 
 # Its declared requirement excludes SQLAlchemy 2.1, although it works with that version.
 COCKROACHDB = "sqlalchemy-cockroachdb"
@@ -117,7 +117,8 @@ def grammar(session: nox.Session) -> None:
     session.install("-e", f".[{DRIVERS}]", *group("test"), "pythonnet", "dotnetcore2")
     session.install("--no-deps", "mssql-cli==1.0.0")
     node = Path(session.create_tmp()).resolve() / "node"
-    session.run("npm", "install", "--silent", "--legacy-peer-deps", "--prefix", str(node), *GRAMMARS, external=True)
+    options = ("--silent", "--ignore-scripts", "--legacy-peer-deps", "--prefix", str(node))
+    session.run("npm", "install", *options, *GRAMMARS, external=True)
     parsers = {"SQLQUEUE_GRAMMAR_NODE": str(node), "SQLQUEUE_REQUIRE_GRAMMAR": "1"}
     # a parser checks all statements in one call, which takes minutes on a busy machine
     patient = ("-o", "faulthandler_timeout=660")

@@ -1,6 +1,7 @@
 """Oracle SQL and PL/SQL, checked by the ANTLR PL/SQL grammar on Node.js.
 
-    npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2
+    npm install --prefix <directory> --ignore-scripts --legacy-peer-deps \\
+        @griffithswaite/ts-plsql-parser@1.1.1 antlr4@4.13.2
     export SQLQUEUE_GRAMMAR_NODE=<directory>
 
 The parser requires antlr4@4.13.0, which returns the same results but takes four times as long. The grammar is not
@@ -19,7 +20,10 @@ from tests.grammar import ParserMissingError
 
 _DIRECTORY = "SQLQUEUE_GRAMMAR_NODE"
 _PACKAGES = ("@griffithswaite/ts-plsql-parser", "antlr4")
-_INSTALL = "npm install --prefix <directory> --legacy-peer-deps @griffithswaite/ts-plsql-parser antlr4@4.13.2"
+_INSTALL = (
+    "npm install --prefix <directory> --ignore-scripts --legacy-peer-deps @griffithswaite/ts-plsql-parser@1.1.1"
+    " antlr4@4.13.2"
+)
 _SCRIPT = Path(__file__).with_suffix(".mjs")
 
 
