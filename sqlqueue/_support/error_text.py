@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import unicodedata
@@ -11,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError, StatementError
 
 from .exc import ArgumentError
 
+codecs.lookup("utf-16-le")  # now, because a process without free file descriptors could not import it
 _LONGEST = 2000
 """Maximum length in UTF-16 code units, the unit of the strictest engine."""
 

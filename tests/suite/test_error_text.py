@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -80,3 +82,10 @@ def test_characters_that_count_twice(db: Database) -> None:
     text = stored(db, "🙈" * 1500)
     assert text is not None
     assert len(text.encode("utf-16-le")) <= 2 * 2000
+
+
+def test_the_codec_is_loaded_with_the_library() -> None:
+    """A process without free file descriptors cannot load it when an error occurs."""
+    subprocess.run(
+        [sys.executable, "-c", "import sqlqueue, sys; assert 'encodings.utf_16_le' in sys.modules"], check=True
+    )

@@ -61,9 +61,12 @@ def fill(db: Database, *names: str) -> None:
 
 
 RAISED = {"euro": ValueError(EURO), "retry": Retry(reason=EURO), "discard": Discard(EURO)}
+"""What a task of this name raises."""
 
 
 def act(task: Any) -> None:
+    if task.name == "silent":
+        raise Silent
     if task.name in RAISED:
         raise RAISED[task.name]
 
@@ -150,3 +153,18 @@ def test_a_connection_whose_character_set_lacks_the_error(db: Database, workers:
     workers.start(worker)
     eventually(lambda: statuses(db) == {1: "discarded"})
     assert count(db, Task, Task.error == f"ValueError: {ESCAPED}") == 1
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["no session", "session"])
+def test_an_error_that_cannot_be_described_is_recorded(queue: Database, workers: Workers, kind: str) -> None:
+    fill(queue, "fine", "silent", "fine")
+    worker = workers.make()
+    worker.handler(Delivery, concurrency=1)(handler(queue, kind))
+    workers.start(worker)
+    eventually(lambda: statuses(queue, Delivery) == {1: "completed", 2: "discarded", 3: "completed"})
+    assert errors(queue)[2] == "Silent; determining the outcome raised KeyboardInterrupt"

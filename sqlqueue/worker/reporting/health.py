@@ -8,12 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from ..._support.exc import ArgumentError
+from ..._support.logs import logger_of
 from ...queue.schedules import lacks_zones, unknown_here
+
+logger = logger_of("sqlqueue.worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,10 @@ STALLED = 30.0
 LOOPBACK = "127.0.0.1"
 """The default address: health is not exposed to other hosts unless configured."""
 LARGEST_PORT = 65_535
+CONNECTIONS = 32
+"""The maximum number of connections to the health checks."""
+IDLE = 5.0
+"""Seconds for which such a connection may be silent."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The format of Prometheus."""
 
@@ -144,23 +152,60 @@ def serve_health(
     A worker that has not started yet is alive but not ready.  Raises :class:`.ArgumentError` if the address cannot be
     bound.
     """
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        daemon_threads = True
-
     try:
-        server = Server(address, _pages(health, metrics))
+        server = _Server(address, _pages(health, metrics))
     except (OSError, OverflowError) as error:
         raise ArgumentError(f"cannot serve health checks on {address.host} port {address.port}: {error}") from error
     threading.Thread(target=server.serve_forever, name="sqlqueue-health", daemon=True).start()
     return server
 
 
+class _Server(ThreadingHTTPServer):
+    """A server whose clients cannot use up the threads and file descriptors of the worker."""
+
+    daemon_threads = True
+
+    def __init__(self, address: Address, page: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._open: dict[Any, None] = {}
+        """The connections, the oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, page)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread.  If there are too many connections, the oldest ends: a probe takes milliseconds."""
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error, usually a connection that its client has closed; the base class prints a traceback."""
+        logger.debug("a health check failed", exc_info=True)
+
+
 def _pages(health: Callable[[], Health | None], metrics: Callable[[], bytes | None]) -> type[BaseHTTPRequestHandler]:
     """Return the class that answers requests for the pages of :func:`serve_health`."""
 
     class Page(BaseHTTPRequestHandler):
+        timeout = IDLE
+
+        def version_string(self) -> str:
+            """Return what the header ``Server`` says: no versions."""
+            return "sqlqueue"
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             if self.path == "/metrics" and (text := metrics()) is not None:
                 self._answer(200, TEXT, text)
@@ -178,7 +223,8 @@ def _pages(health: Callable[[], Health | None], metrics: Callable[[], bytes | No
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """Do not log probes, which come every few seconds."""
